@@ -1,0 +1,148 @@
+# Everything a person or the CI does here has a target: `make help`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+# How packages get onto the system; empty: they are there already, or are not apt's.
+APT ?= scripts/apt_packages.sh
+# What pip is told to install as torch. Where there is no NVIDIA driver, a build without CUDA is looked for too,
+# and preferred by pip: it is 0.2 GB instead of several.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl),,https://download.pytorch.org/whl/cpu)
+# Only if that index answers: otherwise pip would wait for it again with every package.
+WITH_TORCH = $(TORCH) $(if $(TORCH_INDEX),$(shell $(VENV)/bin/python -c \
+    'from urllib.request import urlopen; urlopen("$(TORCH_INDEX)/torch/", timeout=5)' 2>/dev/null \
+    && echo --extra-index-url $(TORCH_INDEX)))
+# The library whose files and order the loader must agree with; it also keeps numpy below 2.2.
+STREAMING ?= mosaicml-streaming==0.13.0
+
+VENV := .venv
+AS_ROOT = $(if $(filter 0,$(shell id -u)),,sudo)
+PIP_FLAGS := --quiet --disable-pip-version-check --no-input --root-user-action ignore
+
+# Where `make install` puts the daemon: a virtual environment of its own, without torch.
+PREFIX ?= /opt/fusecache
+DAEMON_VENV := $(PREFIX)/venv
+BINDIR ?= /usr/local/bin
+SYSCONFDIR ?= /etc
+UNITDIR ?= $(SYSCONFDIR)/systemd/system
+DESTDIR ?=
+# More for pip, when installing without a network: PIP_INSTALL="--no-index --find-links wheels".
+PIP_INSTALL ?=
+
+DAEMON_PACKAGES := e2fsprogs fuse3 gcc libc6-dev libfuse3-dev pkg-config python3 python3-dev python3-venv
+TEST_PACKAGES := attr ca-certificates openssl procps rsync
+CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
+SYSTEMD_PACKAGES := debootstrap rsync systemd-container
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- setting up
+
+.PHONY: setup
+setup: fuse-device $(VENV)/.installed ## system packages and .venv; asks for root only if packages are missing
+
+.PHONY: fuse-device
+fuse-device:
+	@scripts/require_fuse.sh
+
+$(VENV)/.packages: scripts/apt_packages.sh
+	@$(if $(APT),$(APT) $(DAEMON_PACKAGES) $(TEST_PACKAGES))
+	@mkdir -p $(VENV) && touch $@
+
+$(VENV)/bin/python: | $(VENV)/.packages
+	@echo "virtual environment: $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml Makefile | $(VENV)/bin/python
+	@echo "python packages: $(TORCH)"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(WITH_TORCH)
+	@echo "python packages: fusecache with what its tests need, $(STREAMING)"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test]' $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
+# ---- looking at it
+
+.PHONY: demo
+demo: setup ## a tour on this machine; BUCKET=name and S3_ENDPOINT_URL for a bucket of yours
+	@$(VENV)/bin/python -m examples.demo $(if $(BUCKET),--bucket $(BUCKET))
+
+# ---- testing
+
+.PHONY: test
+test: setup ## all tests that need no other store and no systemd; PYTEST_ARGS for more
+	$(VENV)/bin/python -m pytest tests --ignore=tests/ceph --ignore=tests/systemd $(PYTEST_ARGS)
+
+.PHONY: test-ceph
+test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started for them
+	@$(if $(APT),$(APT) $(CEPH_PACKAGES))
+	$(VENV)/bin/python tests/ceph/ceph.py run -- \
+	    $(VENV)/bin/python -m pytest tests/contract tests/mount -m "not s3server_only" $(PYTEST_ARGS)
+
+.PHONY: test-systemd
+test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
+	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
+	@$(AS_ROOT) tests/systemd/run
+
+.PHONY: check
+check: $(VENV)/.installed ## format, lint, types, layers; under a minute
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py
+
+.PHONY: fmt
+fmt: $(VENV)/.installed ## format, and mend what ruff can
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+# ---- installing the daemon
+
+.PHONY: install
+install: ## the daemon, its command and its unit; PREFIX, DESTDIR
+	@$(if $(APT),$(APT) $(DAEMON_PACKAGES))
+	@echo "fusecache: $(DESTDIR)$(PREFIX)"
+	@$(PYTHON) -m venv $(DESTDIR)$(DAEMON_VENV)
+	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them.
+	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
+	cp -r pyproject.toml README.md LICENSE fusecache loader "$$copy"; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) "$$copy"
+	@# A script names its interpreter; under DESTDIR that is not yet where it will be.
+	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(DESTDIR)$(DAEMON_VENV)/bin/fusecache)
+	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
+	@ln -sfn $(DAEMON_VENV)/bin/fusecache $(DESTDIR)$(BINDIR)/fusecache
+	@install -m 755 systemd/fusecache-mountpoint $(DESTDIR)$(DAEMON_VENV)/bin/
+	@sed -e 's|/usr/local/bin/|$(BINDIR)/|' -e 's|/opt/fusecache/|$(PREFIX)/|' \
+	    -e 's|/etc/fusecache/|$(SYSCONFDIR)/fusecache/|' \
+	    systemd/fusecache@.service > $(DESTDIR)$(UNITDIR)/fusecache@.service
+	@install -m 644 systemd/example.toml $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
+	@$(RELOAD_SYSTEMD)
+
+.PHONY: uninstall
+uninstall: ## what install made; never a config, a cache or a bucket
+	@if [ -z "$(DESTDIR)" ] && $(DAEMON_RUNS); then \
+	    echo "a daemon still runs; first: systemctl disable --now 'fusecache@*'" >&2; exit 1; fi
+	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
+	@rm -f $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
+	@rm -rf $(DESTDIR)$(DAEMON_VENV)
+	@for folder in $(DESTDIR)$(SYSCONFDIR)/fusecache $(DESTDIR)$(PREFIX); do \
+	    if [ -d "$$folder" ]; then rmdir --ignore-fail-on-non-empty "$$folder"; fi; done
+	@$(RELOAD_SYSTEMD)
+
+# Some process is this installation's python, at `fusecache mount`, however that was spelled.
+DAEMON_RUNS = for file in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$$file || true; echo; done 2>/dev/null \
+    | grep -E '^$(DAEMON_VENV)/bin/python[^ ]* (-m |[^ ]*/)fusecache mount ' >/dev/null
+
+# Only where systemd runs, and never for a packager's DESTDIR.
+RELOAD_SYSTEMD = if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+
+.PHONY: clean
+clean: ## caches of the tools, and build/
+	@[ ! -e build/systemd-root ] || $(AS_ROOT) rm -rf build/systemd-root
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find fusecache loader tests -name __pycache__ -type d -prune -exec rm -rf {} +

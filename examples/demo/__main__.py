@@ -1,0 +1,147 @@
+"""Play the demo: `python -m examples.demo [--bucket s3://BUCKET/PREFIX]`. Status 0 only if all of it held.
+
+1. Tokenise real text into MDS shards, through a mount, straight into the bucket.
+2. Node A, 2 ranks: train through the mount, and lose trainers and daemon to SIGKILL mid-epoch.
+3. Node B, 1 rank, another cache: resume from the newest whole checkpoint; stop on SIGTERM. Then a trainer is
+   killed in the middle of overwriting that very checkpoint.
+4. Node C, 4 ranks, another cache: resume from it all the same, and finish the epoch.
+5. Compare every global batch with an uninterrupted run, and every byte in the bucket with what was written.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from examples.demo import history, report, steps
+from examples.demo.bucket import DemoBucket, credentials
+from examples.demo.nodes import unmount_below, wait_until
+from examples.demo.processes import StepError, adopt_orphans, end_everything
+from examples.demo.report import Check
+from examples.demo.steps import say
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "demo"
+LATENCY_SECONDS = 0.005  # of the embedded server: a bucket in the same region
+
+
+def play(bucket: DemoBucket, scratch: Path) -> bool:
+    """Play all steps and write the report; returns whether everything held."""
+    demo = steps.Demo(bucket, scratch, report.Report())
+    demo.logs.mkdir()
+    steps.write_dataset(demo, steps.SAMPLES)
+    with steps.DurableWatch(bucket) as durable:
+        steps.train_and_lose_everything(demo, durable)
+        steps.train_until_notice(demo)
+        steps.finish_epoch(demo)
+        wait_until(
+            "the last checkpoint in the bucket's listing",
+            lambda: steps.SAMPLES // steps.GLOBAL_BATCH_SIZE in durable.seen,
+            steps.STEP_TIMEOUT_SECONDS,
+        )
+    phases = [history.read_phase(demo.logs, name, ranks) for name, ranks in (("A", 2), ("B", 1), ("C", 4))]
+    steps.compare(demo, phases)
+
+    rows: list[report.PhaseRow] = []
+    done: set[int] = set()
+    for phase in phases:
+        delays = history.durable_seconds(phase, phases, durable.seen)
+        rows.append(report.phase_row(phase, done, demo.counters[phase.name], delays, steps.GLOBAL_BATCH_SIZE))
+        done |= phase.steps.keys()
+    demo.report.notes["seconds"] = round(time.monotonic() - steps.BEGAN, 1)
+    OUTPUT.mkdir(exist_ok=True)
+    report.plot_losses(OUTPUT / "loss.png", phases, {"A": "SIGKILL", "B": "SIGTERM"})
+    report.write_report(OUTPUT / "report.json", demo.report, rows, phases)
+    say(report.table(rows))
+    for name in Check:
+        say(f"{'yes' if demo.report.checks.get(name, False) else 'NO '}  {name}")
+    say(f"order identical: {'yes' if demo.report.checks[Check.ORDER] else 'NO'}")
+    say(f"see {OUTPUT / 'report.json'} and {OUTPUT / 'loss.png'}")
+    return demo.report.held()
+
+
+@contextlib.contextmanager
+def open_bucket(url: str | None, scratch: Path) -> Iterator[DemoBucket]:
+    """Yield a fresh prefix of the bucket at `url`, or of a server of our own; empty it again at the end."""
+    name = f"fusecache-demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            from tests.s3server import ServerProcess
+
+            server = stack.enter_context(ServerProcess(scratch / "objects"))
+            server.control.set(latency=LATENCY_SECONDS)
+            stack.enter_context(credentials(server.access_key, server.secret_key, "auto"))
+            bucket = DemoBucket(server.bucket, f"{name}/", server.endpoint_url)
+            say(f"{bucket.url} on a server of our own, {LATENCY_SECONDS * 1e3:.0f} ms away")
+        else:
+            root, _, prefix = url.removeprefix("s3://").partition("/")
+            path = "/".join(part for part in (prefix.strip("/"), name) if part)
+            endpoint = os.environ.get("S3_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL")
+            bucket = DemoBucket(root, f"{path}/", endpoint)
+            say(f"below {bucket.url} only, at {endpoint or 'AWS'}; deleted again at the end")
+        if bucket.objects():
+            raise StepError(f"{bucket.url} is not empty")
+        try:
+            yield bucket
+        finally:
+            say(f"deleted {bucket.delete_everything()} objects below {bucket.url}")
+
+
+def stop(_number: int, _frame: FrameType | None) -> None:
+    """End through every clean-up on the way out; further signals would cut that short, and are ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new folder; at the end, end every process and mount that is left, then remove the folder."""
+    (ROOT / "scratch").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=ROOT / "scratch"))
+    try:
+        yield folder
+    finally:
+        left = end_everything()
+        unmount_below(folder)  # before anything is removed: through a mount, that would reach the bucket
+        shutil.rmtree(folder)
+        if left:
+            raise StepError(f"processes that would not end: {sorted(left)}")
+
+
+def main() -> int:
+    """Play the demo on a fresh prefix and leave only `demo/` behind."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bucket",
+        metavar="[s3://]BUCKET[/PREFIX]",
+        help="a real bucket; S3_ENDPOINT_URL, and AWS's usual credentials",
+    )
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    adopt_orphans()
+    try:
+        with scratch_folder() as scratch, open_bucket(options.bucket, scratch) as bucket:
+            held = play(bucket, scratch)
+    except StepError as exc:
+        say(f"FAILED: {exc}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; nothing is left behind")
+        return 130
+    say("everything held" if held else "NOT everything held")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""The options of a mount: one schema, three sources (a TOML file, the environment, flags), and their checks.
+
+Flags go before the environment, the environment before the file, the file before the defaults.
+Parsing touches nothing but the named file, the environment mapping it is given, and the free space of a disk.
+
+Invariants:
+1. Every option is one field of `MountOptions`; file keys, variables and flags derive from its name.
+2. Every refusal is a ConfigError that names the key, the value and what is allowed.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import hashlib
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusecache.model.errors import ConfigError
+from fusecache.model.nouns import MIB
+from fusecache.option_values import (
+    as_flag,
+    as_names,
+    as_octal,
+    as_path,
+    as_size_or_share,
+    as_source,
+    as_text,
+    as_url,
+    as_whole,
+    number,
+    one_of,
+    parse_size,
+)
+from fusecache.remote.endpoints import choose_endpoint
+
+VARIABLE_PREFIX = "FUSECACHE_"
+# Variables with our prefix that are no options of a mount.
+OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
+
+SMALLEST_CACHE_BYTES = 64 * MIB
+# Of the free space: what is left keeps the journal, the logs and other programs of the node alive.
+DEFAULT_CACHE_SHARE = 0.8
+
+# Names under which programs write before they rename: never published unless they stay.
+TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*")
+# Names that declare other files complete: published after everything that was written before them.
+ORDER_LAST = (
+    ".metadata",
+    "*.metadata",
+    "_metadata*",
+    "metadata.json",
+    "index.json",
+    "*.index.json",
+    "_shard_sizes.json",
+    "trainer_state.json",
+    "latest*",
+    "last.*",
+    "*.symlink",
+    "commit_success.txt",
+    "_SUCCESS",
+    "*.done",
+)
+
+
+def _option(
+    parse: Callable[[object], Any],
+    help_text: str,
+    *,
+    unit: str = "",
+    default_text: str = "",
+    **keywords: Any,
+) -> Any:
+    metadata = {"parse": parse, "help": help_text, "unit": unit, "default_text": default_text}
+    return field(metadata=metadata, **keywords)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOptions:
+    """Everything that a mount can be told. Made by `load_options`, which checks and fills in the rest."""
+
+    source: str = _option(as_source, "what to mount, s3://BUCKET[/PREFIX]")
+    mountpoint: Path = _option(as_path, "an existing directory where it appears")  # noqa: RUF009  # a field
+    endpoint_url: str | None = _option(
+        as_url,
+        "the S3 endpoint",
+        default=None,
+        default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS",
+    )
+    endpoint_is_r2: bool = _option(
+        as_flag, "the endpoint keeps R2's rules although its name does not say so", default=False
+    )
+    region: str | None = _option(
+        as_text, "the region", default=None, default_text="auto for R2, else the AWS chain's"
+    )
+    profile: str | None = _option(
+        as_text, "a profile of ~/.aws for the keys", default=None, default_text="the AWS chain"
+    )
+    write_profile: str | None = _option(
+        as_text,
+        "another profile for writing, if its keys differ",
+        default=None,
+        default_text="as for reading",
+    )
+    cache_dir: Path = _option(  # noqa: RUF009  # a field
+        as_path,
+        "where cached and not yet uploaded files live",
+        default_text="~/.cache/fusecache/…, for root /var/cache/fusecache/…",
+    )
+    cache_size: int = _option(
+        as_size_or_share,
+        "how much of the disk to use",
+        unit="bytes, or % of the free space",
+        default_text="80%",
+    )
+    memory: int = _option(parse_size, "buffers for reads under way", unit="bytes", default=256 * MIB)
+    read_only: bool = _option(as_flag, "refuse every change", default=False)
+    allow_other: bool = _option(as_flag, "let other users see the mount", default=False)
+    uid: int | None = _option(as_whole, "owner of files", default=None, default_text="the mountpoint's owner")
+    gid: int | None = _option(as_whole, "group of files", default=None, default_text="the mountpoint's group")
+    umask: int = _option(as_octal, "permission bits that files lack", unit="octal", default=0o022)
+    log_level: str = _option(one_of("debug", "info", "warning", "error"), "what to log", default="info")
+    settle_seconds: float = _option(
+        number(0, 3600), "how long a closed file rests before its upload", unit="seconds", default=1.0
+    )
+    attribute_seconds: float = _option(
+        number(0, 3600), "how long names and sizes are believed without asking", unit="seconds", default=1.0
+    )
+    fsync: str = _option(
+        one_of("ordered", "remote"), "what fsync waits for: this disk, or the bucket", default="ordered"
+    )
+    immutable: tuple[str, ...] = _option(
+        as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
+    )
+    temp_names: tuple[str, ...] = _option(
+        as_names, "names under which programs write before renaming", unit="list", default=TEMP_NAMES
+    )
+    order_last: tuple[str, ...] = _option(
+        as_names, "names published only after everything before them", unit="list", default=ORDER_LAST
+    )
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self.source.removeprefix("s3://").partition("/")[0]
+
+    @property
+    def prefix(self) -> str:
+        """What every key starts with: empty, or ending in `/`."""
+        inner = self.source.removeprefix("s3://").partition("/")[2].rstrip("/")
+        return f"{inner}/" if inner else ""
+
+
+FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every option but source and mountpoint, which are positional."""
+    for name, item in FIELDS.items():
+        if name in ("source", "mountpoint"):
+            continue
+        flag = "--" + name.replace("_", "-")
+        facts = item.metadata
+        shown = facts["default_text"] or _shown(item.default, facts["unit"])
+        text = f"{facts['help']} [{shown}]".replace("%", "%%")
+        if facts["parse"] is as_flag:
+            parser.add_argument(
+                flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
+        else:
+            parser.add_argument(flag, dest=name, metavar=name.rsplit("_", 1)[-1].upper(), help=text)
+
+
+def load_options(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    *,
+    config_path: Path | None = None,
+    home: Path | None = None,
+    user_id: int = 0,
+    free_bytes: Callable[[Path], int] | None = None,
+) -> MountOptions:
+    """Return the options that flags, environment and file add up to.
+
+    flags: by field name; None means not given. environment: all variables; only ours are looked at.
+    home, user_id, free_bytes: of the user and the disk; given by tests.
+    Raises ConfigError.
+    """
+    chosen: dict[str, tuple[object, str]] = {}
+    if config_path is not None:
+        chosen |= {name: (value, f"{config_path}: {name}") for name, value in _read_file(config_path).items()}
+    chosen |= {
+        name: (value, VARIABLE_PREFIX + name.upper())
+        for name, value in _read_environment(environment).items()
+    }
+    chosen |= {
+        name: (value, name if name in ("source", "mountpoint") else "--" + name.replace("_", "-"))
+        for name, value in flags.items()
+        if value is not None
+    }
+    values: dict[str, Any] = {name: _parse(name, value, label) for name, (value, label) in chosen.items()}
+    for name in ("source", "mountpoint"):
+        if name not in values:
+            raise ConfigError(
+                f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the file"
+            )
+    if "cache_dir" not in values:
+        values["cache_dir"] = default_cache_dir(
+            values["source"],
+            choose_endpoint(environment, endpoint_url=values.get("endpoint_url")).url or "",
+            environment=environment,
+            home=home or Path.home(),
+            user_id=user_id,
+        )
+    values["cache_size"] = _cache_bytes(
+        values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}"),
+        values["cache_dir"],
+        free_bytes or free_bytes_at,
+    )
+    options = MountOptions(**values)
+    _check_together(options)
+    return options
+
+
+def default_cache_dir(
+    source: str, endpoint: str, *, environment: Mapping[str, str], home: Path, user_id: int
+) -> Path:
+    """Return the cache directory of one bucket and prefix: the same for the same source, no other's."""
+    inner = source.removeprefix("s3://").rstrip("/")
+    bucket = inner.partition("/")[0]
+    digest = hashlib.sha256("\n".join((endpoint.rstrip("/"), inner)).encode()).hexdigest()[:12]
+    if user_id == 0:
+        base = Path("/var/cache/fusecache")
+    else:
+        base = Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "fusecache"
+    return base / f"{bucket}-{digest}"
+
+
+def free_bytes_at(path: Path) -> int:
+    """Return the bytes that a cache in `path` may use: its disk's free ones and those it holds already."""
+    held = 0
+    # A cache that is already there counts as free: its size must not shrink with every new mount.
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                held += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free + held
+
+
+def _shown(value: object, unit: str) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if unit == "octal":
+        return f"{value:03o}"
+    return str(value)
+
+
+def _parse(name: str, value: object, label: str) -> Any:
+    try:
+        return FIELDS[name].metadata["parse"](value)
+    except ValueError as exc:
+        raise ConfigError(f"{label} = {value!r}: allowed is {exc}") from None
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+    for name in content:
+        if name not in FIELDS:
+            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, tuple(FIELDS))}")
+    return content
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(VARIABLE_PREFIX) or OTHER_VARIABLES.fullmatch(variable):
+            continue
+        name = variable.removeprefix(VARIABLE_PREFIX).lower()
+        if name not in FIELDS:
+            known = [VARIABLE_PREFIX + each.upper() for each in FIELDS]
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")
+        values[name] = value
+    return values
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean {found[0]!r}?" if found else f": known are {', '.join(known)}"
+
+
+def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path], int]) -> int:
+    if isinstance(value, int):
+        return value
+    return int(free_bytes(cache_dir) * float(value.rstrip("%")) / 100)
+
+
+def _check_together(options: MountOptions) -> None:
+    floor = max(SMALLEST_CACHE_BYTES, options.memory)
+    if options.memory < 16 * MIB:
+        raise ConfigError(
+            f"memory = {options.memory}: allowed is 16 MiB or more, for two buffers of each size"
+        )
+    if options.cache_size < floor:
+        raise ConfigError(
+            f"cache_size = {options.cache_size} bytes is below {floor}, the larger of 64 MiB and the buffers "
+            f"(memory = {options.memory}): free space on the disk of {options.cache_dir}, or choose another "
+            "cache_dir, a larger cache_size, or a smaller memory"
+        )
+    if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
+        raise ConfigError(f"cache_dir = {options.cache_dir} lies inside the mountpoint {options.mountpoint}")

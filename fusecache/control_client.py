@@ -1,0 +1,151 @@
+"""Asks a mount's daemon over its unix socket: status, sync, drain. Not the daemon's side.
+
+`<mount>/.fusecache/socket` holds the socket's path. One JSON line goes there; JSON lines come back, the last
+with `"done": true`. The daemon speaks about twice a second, so silence means that it is stuck.
+"""
+
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusecache.model.errors import MountError
+
+CONTROL_FILE = Path(".fusecache") / "socket"
+SOCKET_VARIABLE = "FUSECACHE_SOCKET"
+# The daemon reports twice a second; a loaded node may be late, a stuck daemon is silent for ever.
+SILENCE_SECONDS = 30.0
+LONGEST_LINE_BYTES = 64 << 20  # a status of many files; a bound, so that garbage cannot fill the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A live mount: its root directory and its daemon's socket."""
+
+    root: Path
+    socket_path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is not in the bucket yet. uploading: names, or whatever else the daemon calls its uploads."""
+
+    pending_files: int
+    pending_bytes: int
+    uploading: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command ended: `durable`, `ok`, `timeout`, `error` or `conflict`. status is for that command."""
+
+    result: str
+    message: str
+    progress: Progress
+    status: dict[str, Any]
+
+
+def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> tuple[Mount, str]:
+    """Return the mount that `path` belongs to, and the path inside it ("" for its root).
+
+    Raises MountError if no directory above has a control file, or its mount is dead.
+    """
+    resolved = Path(os.path.realpath(path))
+    for root in (resolved, *resolved.parents):
+        try:
+            text = (root / CONTROL_FILE).read_text(encoding="utf-8").strip()
+        except OSError as exc:
+            if exc.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+                raise MountError(
+                    f"{root}: the mount is dead, its daemon is gone; clean it with: fusecache unmount {root}"
+                ) from exc
+            continue
+        except UnicodeDecodeError:
+            continue
+        socket_path = Path(text)
+        # A container may see the mount but not the daemon's directory: then the variable names the socket.
+        if not socket_path.exists() and environment.get(SOCKET_VARIABLE):
+            socket_path = Path(environment[SOCKET_VARIABLE])
+        inner = resolved.relative_to(root).as_posix()
+        return Mount(root, socket_path), "" if inner == "." else inner
+    raise MountError(f"{path} is not in a fusecache mount")
+
+
+@contextmanager
+def connect(mount: Mount) -> Iterator[socket.socket]:
+    """Open the control connection. Raises MountError if nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SILENCE_SECONDS)
+        try:
+            connection.connect(os.fspath(mount.socket_path))
+        except OSError as exc:
+            raise MountError(
+                f"{mount.root}: cannot reach the daemon at {mount.socket_path}: {exc.strerror or exc}"
+            ) from exc
+        yield connection
+
+
+def daemon_pid(mount: Mount) -> int | None:
+    """Return the daemon's process id, or None if it is not of our pid namespace."""
+    with connect(mount) as connection:
+        facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", facts)[0]
+    return pid if pid > 0 else None
+
+
+def ask(
+    mount: Mount,
+    command: str,
+    path: str = "",
+    *,
+    timeout_seconds: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Answer:
+    """Send one command and return its end; `on_progress` hears every report on the way.
+
+    Raises MountError if the daemon hangs up, is silent, or says something that is not the protocol.
+    """
+    request = {"command": command, "path": path, "timeout_seconds": timeout_seconds}
+    with connect(mount) as connection:
+        try:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                while line := lines.readline(LONGEST_LINE_BYTES):
+                    row = _row(mount, line)
+                    progress = _progress(row)
+                    if row.get("done"):
+                        return Answer(
+                            str(row.get("result", "error")),
+                            str(row.get("message", "")),
+                            progress,
+                            row.get("status") or {},
+                        )
+                    if on_progress is not None:
+                        on_progress(progress)
+        except TimeoutError as exc:
+            raise MountError(f"{mount.root}: the daemon was silent for {SILENCE_SECONDS:g} s") from exc
+        except OSError as exc:
+            raise MountError(f"{mount.root}: the daemon broke off: {exc.strerror or exc}") from exc
+    raise MountError(f"{mount.root}: the daemon hung up before it was done with {command}")
+
+
+def _row(mount: Mount, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as exc:
+        raise MountError(f"{mount.root}: the daemon's answer is not JSON: {line[:80]!r}") from exc
+    if not isinstance(row, dict):
+        raise MountError(f"{mount.root}: the daemon's answer is not an object: {line[:80]!r}")
+    return row
+
+
+def _progress(row: Mapping[str, Any]) -> Progress:
+    return Progress(
+        int(row.get("pending_files", 0)), int(row.get("pending_bytes", 0)), tuple(row.get("uploading") or ())
+    )

@@ -1,0 +1,291 @@
+"""One mount's life as a process: checks, start, signals, end. The only place where everything is wired.
+
+Invariant: whatever fails before `ready` leaves nothing mounted and nothing lost.
+"""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+import trio
+
+from fusecache import __version__
+from fusecache.config import MountOptions
+from fusecache.control_server import ControlServer
+from fusecache.disk.state_directory import StateDirectory
+from fusecache.engine.filesystem import EngineOptions, FileSystem
+from fusecache.engine.groups import one_failure
+from fusecache.engine.offload import ThreadOffload
+from fusecache.engine.tree import Ownership
+from fusecache.fs.control import ControlDirectory
+from fusecache.fs.kernel import tune
+from fusecache.fs.operations import Operations
+from fusecache.model.errors import AccessDenied, MountError
+from fusecache.mounting import MountState, mount_state
+from fusecache.notify import notify
+from fusecache.remote.endpoints import Endpoint, Transport, choose_endpoint
+from fusecache.remote.remotes import Remote
+from fusecache.remote.s3 import S3Store
+
+log = logging.getLogger(__name__)
+
+# GETs in flight; the pool of buffers bounds them too.
+NETWORK_THREADS = 48
+UPLOAD_THREADS = 12
+# Requests that may wait in handlers: with pyfuse3's 99, a hundred waiting readers would hang every `ls`.
+MAX_TASKS = 4096
+# Idle tasks are kept up to here, so that a burst of requests does not start and end tasks all the time.
+MIN_TASKS = 64
+# With the default of 5 ms a thread that copies a body holds the loop, and so every reader, for as long.
+SWITCH_INTERVAL_SECONDS = 0.0005
+STATUS_SECONDS = 5.0
+
+
+def run(options: MountOptions, ready: Callable[[], None]) -> int:
+    """Mount, serve until unmounted or told to stop, drain; return the exit status.
+
+    `ready` is called once the mount answers. Raises FusecacheError if it cannot start.
+    """
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
+        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    _check_mountpoint(options)
+    endpoint = choose_endpoint(
+        os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
+    )
+    remote = _connect(options, endpoint)
+    identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
+    with StateDirectory(options.cache_dir, identity), one_failure():
+        return trio.run(_Daemon(options, remote, ready).run)
+    raise AssertionError("unreachable: the daemon returns or raises")
+
+
+def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
+    """Make the stores and show that they may do what the mount will ask of them."""
+    transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS)
+    reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
+    reader.list_page(options.prefix, limit=1)
+    if options.read_only:
+        return Remote([reader], None)
+    writer = reader
+    if options.write_profile is not None:
+        writer = S3Store(options.bucket, endpoint, profile=options.write_profile, transport=transport)
+    try:
+        writer.probe_write(options.prefix)
+    except AccessDenied as exc:
+        raise MountError(
+            f"{options.source}: these credentials may read but not write ({exc}); "
+            f"mount with --read-only, or give a key that may write"
+        ) from exc
+    return Remote([reader], writer)
+
+
+def _check_mountpoint(options: MountOptions) -> None:
+    """Raise MountError, saying what to do, unless the mountpoint is an empty directory where nothing is mounted."""
+    path = options.mountpoint
+    if not os.path.lexists(path):
+        raise MountError(f"{path} does not exist: create it first (mkdir -p {path})")
+    match mount_state(path):
+        case MountState.DEAD:
+            raise MountError(
+                f"{path}: the daemon of an earlier mount died here; clear it with `fusecache unmount {path}` "
+                f"and mount again: what it had not uploaded is kept in its cache directory"
+            )
+        case MountState.LIVE:
+            raise MountError(f"{path}: fusecache is mounted here already")
+        case MountState.FOREIGN:
+            raise MountError(f"{path}: another file system is mounted here; choose another directory")
+        case MountState.NONE:
+            pass
+    if not path.is_dir():
+        raise MountError(f"{path} is not a directory")
+    if any(path.iterdir()):
+        raise MountError(f"{path} is not empty: mounting would hide what is in it; choose an empty directory")
+
+
+class _Daemon:
+    def __init__(self, options: MountOptions, remote: Remote, ready: Callable[[], None]) -> None:
+        self._options = options
+        self._remote = remote
+        self._ready = ready
+        self._stop = trio.Event()
+        self._mounted = False
+        self._signals = 0
+        self._signal = trio.Event()
+
+    async def run(self) -> int:
+        options = self._options
+        offload = ThreadOffload(network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS)
+        owner = os.stat(options.mountpoint)
+        ownership = Ownership(
+            owner.st_uid if options.uid is None else options.uid,
+            owner.st_gid if options.gid is None else options.gid,
+            options.umask,
+        )
+        filesystem = FileSystem(
+            self._remote,
+            offload,
+            EngineOptions(
+                directory=options.cache_dir,
+                prefix=options.prefix,
+                ownership=ownership,
+                cache_bytes=options.cache_size,
+                buffer_bytes=options.memory,
+                settle_seconds=options.settle_seconds,
+                fresh_seconds=options.attribute_seconds,
+                immutable=options.immutable,
+                temp_names=options.temp_names,
+            ),
+        )
+        facts = {
+            "version": __version__,
+            "pid": os.getpid(),
+            "source": options.source,
+            "mountpoint": str(options.mountpoint),
+            "read_only": options.read_only,
+        }
+        socket_path = _socket_path(options.cache_dir)
+        server = ControlServer(filesystem, socket_path, facts)
+        statistics: Callable[[], dict[str, Any]] = server.status
+        operations = Operations(
+            filesystem,
+            ControlDirectory(socket_path, statistics, ownership.uid, ownership.gid),
+            read_only=options.read_only,
+        )
+        async with filesystem.running(), trio.open_nursery() as nursery:
+            await nursery.start(self._watch_signals, name="signals")
+            await nursery.start(server.run, name="control")
+            self._mount(operations)
+            try:
+                nursery.start_soon(self._serve, nursery.cancel_scope, name="fuse")
+                await self._announce(filesystem)
+                nursery.start_soon(self._report, filesystem, name="status")
+                await self._stop.wait()
+                await self._drain(filesystem)
+            finally:
+                self._unmount()
+            nursery.cancel_scope.cancel()
+        return 0
+
+    def _mount(self, operations: Operations) -> None:
+        options = self._options
+        words = set(pyfuse3.default_options)
+        words |= {f"fsname={options.source}", "subtype=fusecache"}
+        if options.allow_other:
+            words.add("allow_other")
+        try:
+            pyfuse3.init(operations, str(options.mountpoint), words)
+        except RuntimeError as exc:
+            hint = "is /dev/fuse there, and may you use it?"
+            if options.allow_other and os.geteuid():
+                hint = "--allow-other needs the line user_allow_other in /etc/fuse.conf"
+            raise MountError(f"{options.mountpoint}: the kernel refused the mount ({exc}); {hint}") from exc
+        self._mounted = True
+
+    def _unmount(self) -> None:
+        if self._mounted:
+            self._mounted = False
+            pyfuse3.close(unmount=True)
+
+    async def _serve(self, scope: trio.CancelScope) -> None:
+        """Answer the kernel until the mount is gone, then publish what is left."""
+        await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+        self._stop.set()
+
+    async def _announce(self, filesystem: FileSystem) -> None:
+        """Show that the mount answers, tune the kernel's side of it, and say so."""
+        mountpoint = str(self._options.mountpoint)
+        await trio.to_thread.run_sync(os.stat, mountpoint)
+        settings = await trio.to_thread.run_sync(tune, mountpoint)
+        log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
+        if settings.refused:
+            log.warning(
+                "kernel settings refused, large sequential reads are slower: %s (root may set them)",
+                "; ".join(settings.refused),
+            )
+        pending = filesystem.pending()
+        log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
+        notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
+        self._ready()
+
+    async def _report(self, filesystem: FileSystem) -> None:
+        while True:
+            await trio.sleep(STATUS_SECONDS)
+            notify(STATUS=_status_line(filesystem))
+
+    async def _drain(self, filesystem: FileSystem) -> None:
+        """Publish what is left, saying how far it is; a second signal leaves it to the next mount."""
+        if not len(filesystem.owed):
+            return
+        notify(STOPPING=1, STATUS="uploading what is left")
+
+        async def report() -> None:
+            while True:
+                pending = filesystem.pending()
+                log.info("draining files=%d bytes=%d", pending.files, pending.bytes)
+                notify(STATUS=f"draining: {_status_line(filesystem)}")
+                await trio.sleep(1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(report, name="drain-report")
+            nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
+            with filesystem.publisher.draining():
+                await filesystem.wait_durable("", None)
+            nursery.cancel_scope.cancel()
+        left = filesystem.pending()
+        if left.files:
+            log.warning(
+                "stopped before everything was uploaded files=%d bytes=%d; kept in %s, the next mount goes on",
+                left.files, left.bytes, self._options.cache_dir,
+            )  # fmt: skip
+
+    async def _watch_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("stopping signal=%s", signal.Signals(number).name)
+                self._signals += 1
+                self._stop.set()
+                self._signal.set()
+
+    async def _watch_second_signal(self, scope: trio.CancelScope) -> None:
+        while self._signals < 2:
+            self._signal = trio.Event()
+            await self._signal.wait()
+        scope.cancel()
+
+
+def _status_line(filesystem: FileSystem) -> str:
+    pending = filesystem.pending()
+    failure = filesystem.publisher.failure
+    waiting = f", waiting: {failure}" if failure else ""
+    if not pending.files:
+        return "everything is in the bucket" + waiting
+    return (
+        f"{pending.files} changes, {pending.bytes / 1e6:.1f} MB not in the bucket yet, "
+        f"oldest {pending.oldest_seconds:.0f} s{waiting}"
+    )
+
+
+def _socket_path(cache_dir: Path) -> str:
+    """Return where the control socket goes: short, as addresses of sockets end at 108 bytes."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else tempfile.gettempdir()))
+    folder = base / ("fusecache" if base != Path(tempfile.gettempdir()) else f"fusecache-{os.geteuid()}")
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="fusecache-"))
+    digest = blake2b(str(cache_dir.resolve()).encode(), digest_size=8).hexdigest()
+    return str(folder / f"{digest}.sock")

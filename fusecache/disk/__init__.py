@@ -1,0 +1,1 @@
+"""Files on the node: buffers, cache files, staging files. Blocking, trio-free."""

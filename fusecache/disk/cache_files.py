@@ -1,0 +1,183 @@
+"""The cache's files: one sparse file per object version, named by a number that is never used again.
+
+Layout: `<directory>/files/<number % 256 in hex>/<number in hex>`; byte n of the object is byte n of the
+file, for ever. A file may be up to 4 095 bytes longer than its object (direct I/O writes whole pages).
+Which parts of a file are valid stands in the index, not here.
+
+Blocking and thread-safe: nothing is kept open between calls. Opening costs 10 microseconds, a table of open
+files would cost a limit, a lock and a rule for evicted files.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from fusecache.disk.native import punch_hole
+from fusecache.model.errors import LocalDiskError
+from fusecache.model.nouns import GRANULE_BYTES
+
+CHECKSUM_BYTES = 8
+_PAGE_BYTES = 4096
+_FOLDERS = 256
+
+
+def granule_checksums(memory: memoryview) -> bytes:
+    """Return xxh3_64 (little-endian, 8 bytes) of each 64 KiB of `memory`; the last piece may be shorter."""
+    return b"".join(
+        xxhash.xxh3_64_intdigest(memory[start : start + GRANULE_BYTES]).to_bytes(CHECKSUM_BYTES, "little")
+        for start in range(0, len(memory), GRANULE_BYTES)
+    )
+
+
+class CacheFiles:
+    """Reads, writes and evicts ranges of numbered files by direct I/O where the file system allows it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Use `directory`, creating it if needed. Raises LocalDiskError."""
+        self._directory = directory
+        try:
+            for folder in range(_FOLDERS):
+                (directory / f"{folder:02x}").mkdir(parents=True, exist_ok=True)
+            self._direct = os.O_DIRECT if _direct_io_works(directory) else 0
+        except OSError as exc:
+            raise LocalDiskError(f"the cache folder {directory} cannot be used: {exc}") from exc
+
+    def store(self, number: int, offset: int, memory: memoryview, size: int) -> bytes:
+        """Write `memory[:size]` at `offset` and return its granules' checksums.
+
+        offset: a multiple of 64 KiB. memory: page-aligned, at least `size` rounded up to 4 KiB; what lies
+        beyond `size` is written too, as padding. Raises LocalDiskError.
+        """
+        padded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        checksums = granule_checksums(memory[:size])
+        try:
+            with self._opened(number, os.O_WRONLY | os.O_CREAT) as fd:
+                written = 0
+                while written < padded:
+                    written += os.pwritev(fd, [memory[written:padded]], offset + written)
+                if not self._direct:
+                    os.posix_fadvise(fd, offset, padded, os.POSIX_FADV_DONTNEED)
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be written at {offset}: {exc}") from exc
+        return checksums
+
+    def load(
+        self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes | None
+    ) -> list[int]:
+        """Fill `memory[:size]` from `offset`; return which granules, counted from there, are bad.
+
+        checksums: what the granules should have, or None to trust them. Bytes that are not in the file are
+        bad granules, never made up. memory as in `store`. Raises LocalDiskError.
+        """
+        padded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        got = 0
+        try:
+            with self._opened(number, os.O_RDONLY) as fd:
+                while got < size:
+                    count = os.preadv(fd, [memory[got:padded]], offset + got)
+                    got += count
+                    # Direct I/O ends unaligned only at the end of the file.
+                    if count == 0 or got % _PAGE_BYTES:
+                        break
+                if not self._direct:
+                    os.posix_fadvise(fd, offset, padded, os.POSIX_FADV_DONTNEED)
+        except FileNotFoundError:
+            got = 0
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be read at {offset}: {exc}") from exc
+        granules = -(-size // GRANULE_BYTES)
+        whole = granules if got >= size else got // GRANULE_BYTES
+        bad = list(range(whole, granules))
+        if checksums is not None and whole:
+            found = granule_checksums(memory[: min(size, whole * GRANULE_BYTES)])
+            if found != checksums[: len(found)]:
+                pieces = range(0, len(found), CHECKSUM_BYTES)
+                bad[:0] = [
+                    at // CHECKSUM_BYTES
+                    for at in pieces
+                    if found[at : at + CHECKSUM_BYTES] != checksums[at : at + CHECKSUM_BYTES]
+                ]
+        return bad
+
+    def punch(self, number: int, extents: list[tuple[int, int]]) -> None:
+        """Give (offset, length) ranges of a file back to the disk; a missing file has none. Raises LocalDiskError."""
+        try:
+            fd = os.open(self._path(number), os.O_WRONLY)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
+        try:
+            for offset, length in extents:
+                punch_hole(fd, offset, length)
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be punched: {exc}") from exc
+        finally:
+            os.close(fd)
+
+    def delete(self, number: int) -> None:
+        """Remove a file; a missing one is success. Raises LocalDiskError."""
+        try:
+            self._path(number).unlink(missing_ok=True)
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be removed: {exc}") from exc
+
+    def adopt(self, path: Path, number: int) -> None:
+        """Make the file at `path` cache file `number` by a rename. Raises LocalDiskError (other file system, …)."""
+        try:
+            path.rename(self._path(number))
+        except OSError as exc:
+            raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of all files there are, in no order; foreign names are passed over."""
+        for folder in range(_FOLDERS):
+            with os.scandir(self._directory / f"{folder:02x}") as entries:
+                for entry in entries:
+                    with contextlib.suppress(ValueError):
+                        yield int(entry.name, 16)
+
+    def free_bytes(self) -> int:
+        """Return what the file system still gives to this process. Raises LocalDiskError."""
+        try:
+            facts = os.statvfs(self._directory)
+        except OSError as exc:
+            raise LocalDiskError(f"free space of {self._directory} is unknown: {exc}") from exc
+        return facts.f_bavail * facts.f_frsize
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number % _FOLDERS:02x}" / f"{number:x}"
+
+    @contextlib.contextmanager
+    def _opened(self, number: int, flags: int) -> Iterator[int]:
+        fd = os.open(self._path(number), flags | self._direct | os.O_CLOEXEC, 0o600)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def delete_tree(directory: Path) -> None:
+    """Remove a folder and all in it; what cannot be removed stays, to be tried again at the next start."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _direct_io_works(directory: Path) -> bool:
+    """Say whether files in `directory` can be opened for direct I/O (tmpfs and some network file systems refuse)."""
+    probe = directory / ".direct-io-probe"
+    try:
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        return False
+    else:
+        os.close(fd)
+        return True
+    finally:
+        probe.unlink(missing_ok=True)

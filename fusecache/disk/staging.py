@@ -1,0 +1,167 @@
+"""Staging files: what is written on the mount lives here until the bucket has it.
+
+One file a generation, named by its number. Buffered I/O: the kernel's page cache absorbs a checkpoint at memory speed.
+Not the cache: a staging file is never evicted.
+"""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import xxhash
+
+from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
+from fusecache.model.nouns import GRANULE_BYTES
+
+_CHECK_BYTES = 64 * GRANULE_BYTES
+
+
+class StagingFile:
+    """One open staging file. Writes may come from several threads at once, for different ranges."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        """Open, or create, which fails if there is one. Raises NoSpace or LocalDiskError."""
+        self.path = path
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as exc:
+            raise _model_error(exc, path) from exc
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._fd).st_size
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data`. Raises NoSpace or LocalDiskError."""
+        view = memoryview(data)
+        try:
+            while view:
+                count = os.pwrite(self._fd, view, offset)
+                view, offset = view[count:], offset + count
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes; fewer only at the end of the file."""
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+    def read_nowait(self, offset: int, size: int) -> bytes | None:
+        """Return bytes that the page cache holds already, or None if reading would wait for the disk."""
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError as exc:
+            if exc.errno in {errno.EAGAIN, errno.EOPNOTSUPP}:
+                return None
+            raise _model_error(exc, self.path) from exc
+        # A short count may be the end of the file or of what is in memory: `read` knows.
+        return bytes(buffer) if count == size else None
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros."""
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+    def copy_from(self, source: "StagingFile", size: int) -> None:
+        """Take over the first `size` bytes of another staging file, sharing blocks where the disk can."""
+        offset = 0
+        try:
+            while offset < size:
+                count = os.copy_file_range(source._fd, self._fd, size - offset, offset, offset)
+                if count == 0:
+                    raise Damaged(f"{source.path}: ends at {offset} of {size} bytes")
+                offset += count
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+    def sync(self) -> None:
+        """Return when data and size, and the folder's entry, are on the disk."""
+        try:
+            os.fdatasync(self._fd)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+    def checksums(self) -> bytes:
+        """Return xxh3_64 of each granule, 8 bytes little-endian each, in order."""
+        sums = bytearray()
+        offset = 0
+        while chunk := self.read(offset, _CHECK_BYTES):
+            view = memoryview(chunk)
+            for start in range(0, len(chunk), GRANULE_BYTES):
+                digest = xxhash.xxh3_64_intdigest(view[start : start + GRANULE_BYTES])
+                sums += digest.to_bytes(8, "little")
+            offset += len(chunk)
+        return bytes(sums)
+
+    def close(self) -> None:
+        """Close the file; it stays on disk."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def delete(self) -> None:
+        """Close and remove the file."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def checksum_of_checksums(granule_checksums: bytes) -> str:
+    """Return the one checksum of a whole file that the journal keeps: xxh3_128 hex over its granules' checksums."""
+    return xxhash.xxh3_128_hexdigest(granule_checksums)
+
+
+class StagingDirectory:
+    """The folders `staging/`, `orphans/` and `suspect/` of a cache directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._staging = directory / "staging"
+        self._aside = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
+        for folder in (self._staging, *self._aside.values()):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def create(self, generation: int) -> StagingFile:
+        """Create the file of a new generation."""
+        return StagingFile(self._path(generation), create=True)
+
+    def open(self, generation: int) -> StagingFile:
+        """Open the file of a journaled generation. Raises LocalDiskError if it is missing."""
+        return StagingFile(self._path(generation), create=False)
+
+    def move_aside(self, generation: int, folder: str) -> Path:
+        """Move a generation's file to `orphans` or `suspect`; return where it is now."""
+        target = self._aside[folder] / self._path(generation).name
+        shutil.move(self._path(generation), target)
+        return target
+
+    def delete(self, generation: int) -> None:
+        """Remove a generation's file, if it is there."""
+        self._path(generation).unlink(missing_ok=True)
+
+    def generations(self) -> set[int]:
+        """Return the generations whose files are in `staging/`."""
+        return {int(path.name) for path in self._staging.iterdir() if path.name.isdigit()}
+
+    def bytes_aside(self) -> int:
+        """Return the bytes that orphans and suspects hold."""
+        return sum(path.stat().st_size for folder in self._aside.values() for path in folder.iterdir())
+
+    def _path(self, generation: int) -> Path:
+        return self._staging / f"{generation:016d}"
+
+
+def _model_error(exc: OSError, path: Path) -> NoSpace | LocalDiskError:
+    if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NoSpace(f"{path}: the cache disk is full; free space or unmount other caches on it")
+    return LocalDiskError(f"{path}: {exc.strerror or exc}")

@@ -1,0 +1,93 @@
+"""The cache directory as a whole: whose it is, and that one daemon uses it.
+
+Layout in docs/on-disk.md. `fusecache.json` says which bucket it belongs to and the format; `lock` is held by flock.
+"""
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fusecache.model.errors import LocalDiskError, StateError
+
+FORMAT_VERSION = 1
+
+
+class StateDirectory:
+    """A locked cache directory; a context manager."""
+
+    def __init__(self, directory: Path, identity: str) -> None:
+        """Create or open it. Raises StateError if it is in use or another bucket's, LocalDiskError if unusable.
+
+        identity: endpoint, bucket and prefix in one line.
+        """
+        self.directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise LocalDiskError(
+                f"the cache directory {directory} cannot be used: {exc.strerror}; choose another with --cache-dir"
+            ) from exc
+        try:
+            self._acquire()
+            self._check_identity(identity)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def _acquire(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno != errno.EWOULDBLOCK:
+                raise LocalDiskError(f"{self.directory}/lock cannot be locked: {exc.strerror}") from exc
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise StateError(
+                f"the cache directory {self.directory} is in use by another daemon (pid {holder}); "
+                f"unmount that one, or choose another with --cache-dir"
+            ) from exc
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _check_identity(self, identity: str) -> None:
+        path = self.directory / "fusecache.json"
+        try:
+            row = json.loads(path.read_text())
+        except FileNotFoundError:
+            temporary = path.with_suffix(".new")
+            try:
+                temporary.write_text(json.dumps({"format": FORMAT_VERSION, "identity": identity}) + "\n")
+                temporary.replace(path)
+            except OSError as exc:
+                raise LocalDiskError(
+                    f"the cache directory {self.directory} cannot be written: {exc.strerror}; "
+                    f"free space there, or choose another with --cache-dir"
+                ) from exc
+            return
+        except (OSError, ValueError) as exc:
+            raise StateError(
+                f"{path} is unreadable ({exc}); nothing was changed. Choose another --cache-dir, and keep this one: "
+                f"it may hold files that the bucket does not have"
+            ) from exc
+        if row.get("format") != FORMAT_VERSION:
+            raise StateError(
+                f"{self.directory} has format {row.get('format')}, this fusecache knows {FORMAT_VERSION}; "
+                f"mount with the version that made it, or choose another --cache-dir"
+            )
+        if row.get("identity") != identity:
+            raise StateError(
+                f"the cache directory {self.directory} belongs to {row.get('identity')}, not to {identity}; "
+                f"choose another with --cache-dir"
+            )

@@ -1,0 +1,1 @@
+"""Carries out what policy decides: tasks, threads, retries, time."""

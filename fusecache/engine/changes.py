@@ -1,0 +1,405 @@
+"""Changes of names: mkdir, rmdir, symlink, unlink, rename. Each is decided without awaiting, then journaled as one.
+
+Invariants:
+1. One change of the tree is one transaction of the journal, and every item in it a place in the publish
+order. 2. No call waits for the bucket to take anything. Two ask it for names: rmdir (is it empty?) and
+rename of a directory (what lies in it?).
+"""
+
+import uuid
+from dataclasses import replace
+
+from fusecache.engine.content import Contents, attributes_of
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.names import Names
+from fusecache.engine.nodes import Generation, Kind, Node, Operation
+from fusecache.engine.owed import Owed
+from fusecache.engine.requests import Requests
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import Change, DropFile, DropOperation, PutFile, PutOperation
+from fusecache.model.errors import (
+    AlreadyExists,
+    InvalidName,
+    IsADirectory,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+)
+from fusecache.model.names import check_key, unusable_name
+from fusecache.model.nouns import ObjectInfo
+from fusecache.model.records import OperationKind, OperationRecord
+from fusecache.model.states import FileState
+
+
+class Changes:
+    """Carries out changes of names on the tree, the queue and the journal."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        names: Names,
+        contents: Contents,
+        owed: Owed,
+        journal: JournalWriter,
+        requests: Requests,
+    ) -> None:
+        self._tree = tree
+        self._names = names
+        self._contents = contents
+        self._owed = owed
+        self._journal = journal
+        self._requests = requests
+
+    # ---- making
+
+    async def create(self, parent: Node, name: str, mode: int) -> Node:
+        """Make an empty file, not yet promised to anyone. Raises AlreadyExists, NoSpace."""
+        self._contents.check_room()
+        await self._check_free(parent, name)
+        node = self._tree.make(parent, name, Kind.FILE)
+        node.mode = mode
+        self._contents.create(node)
+        return node
+
+    async def mkdir(self, parent: Node, name: str, mode: int) -> Node:
+        """Make a directory; the bucket gets a marker, so that other nodes see it while it is empty."""
+        self._journal.check_writable()
+        await self._check_free(parent, name)
+        key = self._tree.child_key(parent, name, directory=True)
+        node = self._tree.make(parent, name, Kind.DIRECTORY)
+        node.mode = mode
+        node.has_marker = True
+        changes: list[Change] = []
+        self._add(node, OperationKind.MKDIR, key, changes)
+        self._collapse_rmdir(key, changes)
+        await self._journal.commit(*changes)
+        return node
+
+    async def symlink(self, parent: Node, name: str, target: str) -> Node:
+        """Make a symlink: a zero-byte object with its target in the metadata."""
+        self._journal.check_writable()
+        await self._check_free(parent, name)
+        key = self._tree.child_key(parent, name)
+        node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
+        changes: list[Change] = []
+        base = self._contents.collapse_delete(key, changes)
+        self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
+        await self._journal.commit(*changes)
+        return node
+
+    # ---- removing
+
+    async def unlink(self, parent: Node, name: str) -> None:
+        """Remove a file or symlink; open handles keep working. Raises NotFound, IsADirectory."""
+        self._journal.check_writable()
+        node = await self._names.lookup(parent, name)
+        if node.kind is Kind.DIRECTORY:
+            raise IsADirectory(f"{self._tree.path(node)}: is a directory")
+        changes: list[Change] = []
+        self._remove_content(node, changes)
+        self._tree.detach(node)
+        self._names.note_gone(parent, name)
+        self._keep_directory(parent, changes)
+        await self._journal.commit(*changes)
+
+    async def rmdir(self, parent: Node, name: str) -> None:
+        """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
+        self._journal.check_writable()
+        node = await self._names.lookup(parent, name)
+        if node.kind is not Kind.DIRECTORY:
+            raise NotADirectory(f"{self._tree.path(node)}: is not a directory")
+        if not await self._names.is_empty(node):
+            raise NotEmpty(f"{self._tree.path(node)}: is not empty")
+        changes: list[Change] = []
+        self._remove_marker(node, self._tree.key(node), changes)
+        self._tree.detach(node)
+        self._names.note_gone(parent, name + "/")
+        self._keep_directory(parent, changes)
+        await self._journal.commit(*changes)
+
+    # ---- moving
+
+    async def rename(
+        self, old_parent: Node, old_name: str, new_parent: Node, new_name: str, *, replace: bool
+    ) -> None:
+        """Give a file, symlink or directory another name, atomically on this node.
+
+        replace: whether an existing target goes. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
+        NotADirectory.
+        """
+        self._journal.check_writable()
+        try:
+            target: Node | None = await self._names.lookup(new_parent, new_name)
+        except NotFound:
+            target = None
+        node = await self._names.lookup(old_parent, old_name)
+        if target is not None and not self._tree.is_linked(target):
+            target = None  # replaced in the bucket while we looked the other name up
+        if target is node:
+            return
+        if target is not None and not replace:
+            raise AlreadyExists(f"{self._tree.path(target)}: exists")
+        directory = node.kind is Kind.DIRECTORY
+        new_key = self._tree.child_key(new_parent, new_name, directory=directory)
+        if directory:
+            await self._rename_directory(node, target, new_parent, new_name, new_key)
+            return
+        if target is not None and target.kind is Kind.DIRECTORY:
+            raise IsADirectory(f"{self._tree.path(target)}: is a directory")
+        changes: list[Change] = []
+        self._move_file(node, target, new_parent, new_name, changes)
+        self._names.note_gone(old_parent, old_name)
+        self._keep_directory(old_parent, changes)
+        await self._journal.commit(*changes)
+
+    async def _rename_directory(
+        self, node: Node, target: Node | None, new_parent: Node, new_name: str, new_key: str
+    ) -> None:
+        old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
+        if new_key.startswith(old_key):
+            raise InvalidName(f"{self._tree.path(node)}: cannot be moved into itself")
+        if target is not None:
+            if target.kind is not Kind.DIRECTORY:
+                raise NotADirectory(f"{self._tree.path(target)}: is not a directory")
+            if not await self._names.is_empty(target):
+                raise NotEmpty(f"{self._tree.path(target)}: is not empty")
+        began = self._tree.now()
+        remote = await self._everything_below(old_key)
+        # ---- from here to the commit nothing is awaited
+        for info in remote:
+            check_key(new_key + info.key[len(old_key) :])
+            self._materialise(node, info, old_key, began)
+        changes: list[Change] = []
+        if target is not None:
+            self._remove_marker(target, new_key, changes)
+            self._tree.detach(target)
+        moved = sorted((self._tree.key(member), member.number) for member in self._tree.walk(node))
+        self._tree.move(node, new_parent, new_name)
+        directories = []
+        for key_before, number in moved:
+            member = self._tree.nodes[number]
+            key_now = self._tree.key(member)
+            if member.kind is Kind.DIRECTORY:
+                directories.append((member, key_before))
+                self._take_back_marker(member, key_before, changes)
+                member.listing.started = float("-inf")
+                member.has_marker = True
+                self._add(member, OperationKind.MKDIR, key_now, changes)
+            else:
+                self._move_content(member, key_before, key_now, None, changes)
+        # The old markers go last, children first: the old name is hidden here until its last object is gone.
+        for member, key_before in reversed(directories):
+            self._remove_marker(member, key_before, changes)
+        if old_parent is not None:
+            self._names.note_gone(old_parent, old_name + "/")
+            self._keep_directory(old_parent, changes)
+        await self._journal.commit(*changes)
+
+    async def _everything_below(self, prefix: str) -> list[ObjectInfo]:
+        found: list[ObjectInfo] = []
+        token: str | None = None
+        while True:
+            page = await self._requests.ask(self._requests.store.list_page, prefix, token=token)
+            for info in page.objects:
+                # Zero-byte objects may be symlinks; only a HEAD tells.
+                empty = info.size == 0 and not info.key.endswith("/")
+                found.append(await self._requests.ask(self._requests.store.head, info.key) if empty else info)
+            token = page.next_token
+            if token is None:
+                return found
+
+    def _materialise(self, top: Node, info: ObjectInfo, prefix: str, listed: float) -> None:
+        """Make nodes for one remote object below `top`, unless this node knows better."""
+        *folders, name = info.key[len(prefix) :].split("/")
+        if any(unusable_name(part) for part in folders) or (name and unusable_name(name)):
+            raise InvalidName(
+                f"{info.key}: this key cannot be a path, so its directory cannot be renamed here"
+            )
+        if self._tree.is_hidden(info.key, listed):
+            return
+        directory = top
+        for part in folders:
+            child = directory.children.get(part)
+            if child is None:
+                child = self._tree.make(directory, part, Kind.DIRECTORY)
+            if child.kind is not Kind.DIRECTORY:
+                return
+            directory = child
+        if not name:
+            directory.has_marker = True
+        elif name not in directory.children:
+            self._names.make_file(directory, info)
+
+    def _move_file(
+        self, node: Node, target: Node | None, new_parent: Node, new_name: str, changes: list[Change]
+    ) -> None:
+        key_before = self._tree.key(node)
+        base: str | None = None
+        if target is not None:
+            key = self._tree.key(target)
+            if target.object is not None and target.object.key == key:
+                base = target.object.etag
+            if target.generation is not None and target.handles == 0 and not self._is_owed(target):
+                changes += self._contents.drop(target.generation)
+            self._tree.detach(target)
+        self._tree.move(node, new_parent, new_name)
+        self._move_content(node, key_before, self._tree.key(node), base, changes)
+
+    def _is_owed(self, node: Node) -> bool:
+        return any(item.node is node for item in self._owed.for_key(self._tree.key(node)))
+
+    def _move_content(
+        self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
+    ) -> None:
+        """The file or symlink has a new key: what is unpublished changes its key, what is published is copied."""
+        queued = [item for item in self._owed.for_key(key_before) if item.node is node]
+        if any(item.in_flight or _is_rename(item) for item in queued):
+            # Too late to change a key under way: the rename follows it.
+            self._add_rename(node, key_before, key_now, base, changes)
+            return
+        generation = node.generation
+        if not queued and generation is None:
+            self._add_rename(node, key_before, key_now, base, changes)
+            return
+        published = node.object.etag if node.object is not None and node.object.key == key_before else None
+        if queued:
+            collapsed = self._contents.collapse_delete(key_now, changes)
+            base = collapsed if collapsed is not None else base
+        for item in queued:
+            self._owed.remove(item)
+            sequence = self._journal.next_number()
+            place = self._owed.base_for(key_now, base)
+            if isinstance(item, Generation):
+                item.record = replace(item.record, key=key_now, sequence=sequence, base_etag=place)
+                self._contents.on_key_changed(item)
+                changes.append(PutFile(item.record))
+            else:
+                changes.append(DropOperation(item.sequence))
+                item.record = replace(item.record, key=key_now, sequence=sequence, base_etag=place)
+                changes.append(PutOperation(item.record))
+            self._owed.add(item)
+        if generation is not None and generation not in queued:
+            generation.record = replace(generation.record, key=key_now)
+            changes.append(PutFile(generation.record))
+        if self._owed.exists_after(key_before, published):
+            self._add(None, OperationKind.DELETE, key_before, changes, base_etag=published)
+            self._tree.hide(key_before)
+        # What the bucket shows under the new name, for content that is promised later.
+        node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
+
+    def _add_rename(
+        self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
+    ) -> None:
+        collapsed = self._contents.collapse_delete(key_now, changes)
+        version = node.object
+        is_there = version is not None and version.key == key_before
+        self._add(
+            node,
+            OperationKind.RENAME,
+            key_before,
+            changes,
+            target=key_now,
+            base_etag=base if collapsed is None else collapsed,
+            source=version if is_there else None,
+        )
+        self._tree.hide(key_before)
+
+    # ---- inside
+
+    async def _check_free(self, parent: Node, name: str) -> None:
+        try:
+            there = await self._names.lookup(parent, name)
+        except NotFound:
+            self._tree.child_key(parent, name)
+            return
+        raise AlreadyExists(f"{self._tree.path(there)}: exists")
+
+    def _add(
+        self,
+        node: Node | None,
+        kind: OperationKind,
+        key: str,
+        changes: list[Change],
+        *,
+        target: str = "",
+        base_etag: str | None = None,
+        source: ObjectInfo | None = None,
+    ) -> None:
+        """Queue an operation, and journal it with `changes`; it pins its node."""
+        changed_key = target if kind is OperationKind.RENAME else key
+        record = OperationRecord(
+            sequence=self._journal.next_number(),
+            kind=kind,
+            key=key,
+            target=target,
+            base_etag=self._owed.base_for(changed_key, base_etag),
+            source_etag=source.etag if source is not None else "",
+            size=source.size if source is not None else 0,
+            modified=source.modified if source is not None else 0.0,
+            uuid=str(uuid.uuid4()),
+            attributes=attributes_of(node) if node is not None else None,
+        )
+        self._owed.add(Operation(record, node))
+        if node is not None:
+            self._tree.pin(node)
+        changes.append(PutOperation(record))
+
+    def _remove_content(self, node: Node, changes: list[Change]) -> None:
+        """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
+        key = self._tree.key(node)
+        published = node.object.etag if node.object is not None and node.object.key == key else None
+        for item in self._owed.for_key(key):
+            if item.node is not node or item.in_flight or _is_rename(item):
+                continue
+            if isinstance(item, Generation):
+                published = published if published is not None else item.record.base_etag
+                if node.handles and item is node.generation:
+                    self._owed.remove(item)
+                    changes.append(DropFile(item.record.generation))
+                else:
+                    changes += self._contents.drop(item)
+            else:
+                self._owed.remove(item)
+                changes.append(DropOperation(item.sequence))
+                self._tree.unpin(node)
+        generation = node.generation
+        if generation is not None and not generation.in_flight:
+            if not node.handles:
+                changes += self._contents.drop(generation)
+            elif generation.state is FileState.OPEN:
+                changes.append(DropFile(generation.record.generation))
+        if self._owed.exists_after(key, published):
+            self._add(None, OperationKind.DELETE, key, changes, base_etag=published)
+            self._tree.hide(key)
+
+    def _take_back_marker(self, node: Node, key: str, changes: list[Change]) -> None:
+        for item in self._owed.for_key(key):
+            if isinstance(item, Operation) and not item.in_flight and item.node is node:
+                self._owed.remove(item)
+                changes.append(DropOperation(item.sequence))
+                self._tree.unpin(node)
+
+    def _remove_marker(self, node: Node, key: str, changes: list[Change]) -> None:
+        self._take_back_marker(node, key, changes)
+        # A marker may be there even if no listing told so: deleting one that is not is success, and free.
+        self._add(None, OperationKind.RMDIR, key, changes)
+        self._tree.hide(key)
+
+    def _keep_directory(self, directory: Node, changes: list[Change]) -> None:
+        """A directory without marker lives by its objects: when its last name goes, give it one."""
+        if directory is self._tree.root or directory.has_marker or not self._tree.is_linked(directory):
+            return
+        if self._names.is_empty_as_known(directory):
+            directory.has_marker = True
+            self._add(directory, OperationKind.MKDIR, self._tree.key(directory), changes)
+
+    def _collapse_rmdir(self, key: str, changes: list[Change]) -> None:
+        for item in self._owed.for_key(key):
+            if isinstance(item, Operation) and item.record.kind is OperationKind.RMDIR and not item.in_flight:
+                self._owed.remove(item)
+                self._tree.unhide(key, gone=False)
+                changes.append(DropOperation(item.sequence))
+
+
+def _is_rename(item: Generation | Operation) -> bool:
+    return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME

@@ -1,0 +1,365 @@
+"""Brings granules into frames: from the bucket by ranged GETs, from the cache file by direct I/O.
+
+Requests wait in queues ordered by cause; `pump` starts as many as connections and frames allow. Each runs
+as a task of the cache's own nursery, so that a reader that goes away breaks nothing for the others. Readers
+wait on their chunk and are woken as soon as *their* granules are there.
+
+Invariants:
+1. At most one request is in flight for a granule (`Chunk.pending`).
+2. A request takes a frame before it starts and holds it (`busy`) until its bytes are on disk or given up.
+3. Only errors of requests that a reader waits for reach readers.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from fusecache.engine.cache_statistics import Counters
+from fusecache.engine.offload import Offload
+from fusecache.engine.residents import (
+    SMALL_GRANULES,
+    Chunk,
+    Frame,
+    Frames,
+    Request,
+    RequestState,
+    Source,
+    Waiter,
+)
+from fusecache.model.errors import AccessDenied, RemoteError, Throttled, Unavailable
+from fusecache.model.nouns import GRANULE_BYTES, Extent, ObjectId
+from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.fetch_order import Cause, FetchQueue
+from fusecache.policy.granules import CHUNK_BYTES, runs
+
+log = logging.getLogger(__name__)
+
+DEMAND_SECONDS = 60.0
+# Permissions of new tokens take a while to spread; credentials that are really wrong should say so soon.
+ACCESS_DENIED_RETRIES = 3
+# 8 in flight saturate a local disk by direct I/O.
+DISK_LOADS = 8
+
+
+class SupportsGet(Protocol):
+    """The part of a store that reads need."""
+
+    def get_into(
+        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+    ) -> None:
+        """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
+        ...
+
+
+class Disk(Protocol):
+    """The part of the cache that reads and keeps granules on disk."""
+
+    async def load(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> int:
+        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        ...
+
+    async def keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
+        """Write granules of a frame to the cache file if there is room. Never raises for want of it."""
+        ...
+
+
+class Fetcher:
+    """Owns the queues, the bounds and the tasks of all fetches and loads."""
+
+    def __init__(
+        self, store: SupportsGet, offload: Offload, frames: Frames, counters: Counters, *, connections: int
+    ) -> None:
+        self._store = store
+        self._offload = offload
+        self._frames = frames
+        self._counters = counters
+        self._limit = RequestLimit(connections)
+        self._running = {Source.NETWORK: 0, Source.DISK: 0}
+        # One queue a source and size of buffer: large buffers running out must not stop small reads.
+        self._queues: dict[tuple[Source, bool], FetchQueue[Request]] = {
+            (source, small): FetchQueue() for source in Source for small in (False, True)
+        }
+        self._random = random.Random()
+        self.disk: Disk
+        self.nursery: trio.Nursery
+
+    def request(
+        self, chunk: Chunk, mask: int, cause: Cause, *, depth: int = 0, handle: object = None
+    ) -> None:
+        """See to it that the granules of `mask` are in memory or on their way. Never waits; call `pump` after it."""
+        now = trio.current_time()
+        for request in chunk.requests:
+            if request.mask & mask:
+                self._promote(request, cause, now)
+        missing = mask & ~chunk.in_memory() & ~chunk.pending()
+        for source, part in (
+            (Source.DISK, missing & chunk.present),
+            (Source.NETWORK, missing & ~chunk.present),
+        ):
+            for first, stop in runs(part):
+                request = Request(chunk, first, stop, source, cause, depth, handle, now)
+                if cause is Cause.DEMAND:
+                    request.demanded_at = now
+                chunk.requests.append(request)
+                self._queue_of(request).push(request, cause, depth)
+
+    def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
+        """Give up what only this handle's read-ahead wanted and no thread works on yet."""
+        for chunk in chunks:
+            for request in list(chunk.requests):
+                if (
+                    request.handle is handle
+                    and request.cause is Cause.READAHEAD
+                    and request.state is RequestState.QUEUED
+                ):
+                    self._queue_of(request).remove(request)
+                    self._end(request)
+
+    async def wait_for(self, chunk: Chunk, need: int) -> None:
+        """Wait until the granules are in memory or nothing will bring them. Raises the fetch's error.
+
+        The caller pins the chunk, and looks again: what came may be only a part.
+        """
+        waiter = Waiter(need)
+        chunk.waiters.append(waiter)
+        try:
+            for request in chunk.requests:
+                if request.mask & need and request.state is RequestState.RUNNING:
+                    self._ask_to_be_woken(request)
+            if need & ~chunk.in_memory():
+                await waiter.event.wait()
+        finally:
+            chunk.waiters.remove(waiter)
+        if waiter.error is not None:
+            # Its own instance for each reader: a shared one would collect all their tracebacks.
+            raise type(waiter.error)(*waiter.error.args) from waiter.error
+
+    def pump(self) -> None:
+        """Start requests while connections and frames allow."""
+        for source in Source:
+            large, small = self._queues[source, False], self._queues[source, True]
+            while self._running[source] < self._bound(source):
+                heads = [
+                    (head.cause, head.depth, queue is large, queue, head)
+                    for queue in (large, small)
+                    if (head := queue.peek()) is not None
+                ]
+                for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
+                    if self._give_frame(head):
+                        queue.pop()
+                        self._start(head)
+                        break
+                else:
+                    break
+
+    def _bound(self, source: Source) -> int:
+        return self._limit.limit if source is Source.NETWORK else DISK_LOADS
+
+    def _queue_of(self, request: Request) -> FetchQueue[Request]:
+        return self._queues[request.source, request.stop - request.first <= SMALL_GRANULES]
+
+    def _promote(self, request: Request, cause: Cause, now: float) -> None:
+        """Let a more urgent cause take over a request."""
+        if cause is Cause.DEMAND and request.demanded_at is None:
+            request.demanded_at = now
+        if cause >= request.cause:
+            return
+        request.cause, request.depth = cause, 0
+        queue = self._queue_of(request)
+        if request in queue:
+            queue.push(request, cause)
+
+    def _give_frame(self, request: Request) -> bool:
+        """Find the request a frame: its chunk's own large one, or an empty one. False if there is none now."""
+        request.frame = self._frame_for(request)
+        if request.frame is None:
+            return False
+        self._frames.hold(request.frame)
+        return True
+
+    def _frame_for(self, request: Request) -> Frame | None:
+        chunk, now = request.chunk, trio.current_time()
+        frame = chunk.large_frame()
+        if frame is not None:
+            return frame
+        chunk.pins += 1  # making room must not take this chunk's own frames
+        try:
+            if request.stop - request.first <= SMALL_GRANULES:
+                frame = self._frames.acquire(small=True, cause=request.cause, now=now)
+                if frame is not None:
+                    self._frames.give(frame, chunk, request.first)
+                    return frame
+            frame = self._frames.acquire(small=False, cause=request.cause, now=now)
+            if frame is None:
+                return None
+            self._frames.give(frame, chunk, 0)
+            self._merge_small_frames(chunk, frame)
+        finally:
+            chunk.pins -= 1
+        return frame
+
+    def _merge_small_frames(self, chunk: Chunk, large: Frame) -> None:
+        """Copy what the chunk's small frames hold into its new large one, so that a read meets one frame."""
+        for frame in [frame for frame in chunk.frames if frame.small and not frame.busy]:
+            for first, stop in runs(frame.valid):
+                start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
+                large.view(start, end)[:] = frame.view(start, end)
+            large.valid |= frame.valid
+            self._frames.release(frame)
+
+    def _start(self, request: Request) -> None:
+        request.state = RequestState.RUNNING
+        self._running[request.source] += 1
+        self._counters.wait_seconds["queue"] += trio.current_time() - request.queued_at
+        run = self._fetch if request.source is Source.NETWORK else self._load
+        self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
+
+    # ---- the network
+
+    async def _fetch(self, request: Request) -> None:
+        """Run one GET; then keep what came, and ask again for the rest while a reader waits for it."""
+        chunk, frame = request.chunk, request.frame
+        assert frame is not None
+        offset, length = request.first * GRANULE_BYTES, request.size
+        base = chunk.index * CHUNK_BYTES + offset
+        request.attempts += 1
+        request.received = 0
+        self._counters.requests += 1
+        began = trio.current_time()
+        self._ask_to_be_woken(request)
+        error: RemoteError | None = None
+        try:
+            view = frame.view(offset, offset + length)
+            await self._offload.network(self._get, request, Extent(base, base + length), view)
+            request.received = length
+        except RemoteError as exc:
+            error = exc
+        finally:
+            self._running[Source.NETWORK] -= 1
+        self._counters.wait_seconds["network"] += trio.current_time() - began
+        self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
+        first = request.first
+        if request.received == length:
+            frame.valid |= request.mask
+            self._limit.on_success()
+            self._end(request)
+        else:
+            assert error is not None
+            request.absorb()
+            request.first += request.received // GRANULE_BYTES
+            request.received = 0
+            request.frame = None
+            self._retry_or_give_up(request, error)
+        await self._keep(chunk, frame, first, request.stop if error is None else request.first)
+
+    def _get(self, request: Request, extent: Extent, buffer: memoryview) -> None:
+        """Run in a thread: the GET, with word to the loop only when a reader waits for what came."""
+
+        def progress(received: int) -> None:
+            request.received = received  # before looking at wake_at: see _ask_to_be_woken
+            if received >= request.wake_at:
+                request.wake_at = 1 << 62
+                self._offload.soon(self._on_progress, request)
+
+        self._store.get_into(request.chunk.owner.object_id, extent, buffer, progress)
+
+    def _ask_to_be_woken(self, request: Request) -> None:
+        """Have the thread call when the next waiter's last granule is whole.
+
+        wake_at is set before `received` is looked at, the thread does it the other way round: one of them
+        sees it.
+        """
+        chunk = request.chunk
+        lowest = 1 << 62
+        valid = chunk.in_memory()
+        for waiter in chunk.waiters:
+            missing = waiter.need & ~valid & request.mask
+            if missing:
+                lowest = min(lowest, (missing.bit_length() - request.first) * GRANULE_BYTES)
+        request.wake_at = lowest
+        if request.received >= lowest:
+            self._wake(chunk)
+
+    def _on_progress(self, request: Request) -> None:
+        """Some reader's bytes are there."""
+        if request.state is RequestState.RUNNING:
+            self._wake(request.chunk)
+            self._ask_to_be_woken(request)
+
+    def _wake(self, chunk: Chunk) -> None:
+        """Wake the readers of a chunk that have all they need, or for whom nothing is on its way."""
+        if not chunk.waiters:
+            return
+        valid = chunk.in_memory()
+        pending = chunk.pending()
+        for waiter in chunk.waiters:
+            missing = waiter.need & ~valid
+            if not missing or missing & ~pending:
+                waiter.event.set()
+
+    def _retry_or_give_up(self, request: Request, error: RemoteError) -> None:
+        """Queue the rest again after a pause, while a reader waits for it and its time is not over; else end it."""
+        now = trio.current_time()
+        self._counters.errors += 1
+        if isinstance(error, Throttled):
+            self._limit.on_throttled(now)
+        retriable = isinstance(error, Unavailable) or (
+            isinstance(error, AccessDenied) and request.attempts <= ACCESS_DENIED_RETRIES
+        )
+        left = 0.0 if request.demanded_at is None else request.demanded_at + DEMAND_SECONDS - now
+        if not retriable or left <= 0:
+            log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
+            self._end(request, error)
+            return
+        request.state = RequestState.PAUSED
+        self._wake(request.chunk)
+        pause = min(left, backoff_seconds(request.attempts, self._random.random()))
+        self.nursery.start_soon(self._queue_again, request, pause, name="fetch-pause")
+        self.pump()
+
+    async def _queue_again(self, request: Request, pause_seconds: float) -> None:
+        await trio.sleep(pause_seconds)
+        request.state = RequestState.QUEUED
+        request.queued_at = trio.current_time()
+        self._queue_of(request).push(request, request.cause, request.depth)
+        self.pump()
+
+    async def _keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
+        """Keep granules on disk, then let the frame go."""
+        try:
+            if first < stop:
+                await self.disk.keep(chunk, frame, first, stop)
+        finally:
+            self._frames.let_go(frame, trio.current_time())
+        self.pump()
+
+    def _end(self, request: Request, error: RemoteError | None = None) -> None:
+        """Nothing more will arrive by this request: tell the readers."""
+        request.state = RequestState.DONE
+        chunk = request.chunk
+        chunk.requests.remove(request)
+        if error is not None and request.demanded_at is not None:
+            for waiter in chunk.waiters:
+                if waiter.need & request.mask:
+                    waiter.error = error
+                    waiter.event.set()
+        self._wake(chunk)
+        self.pump()
+
+    # ---- the disk
+
+    async def _load(self, request: Request) -> None:
+        """Read granules from the cache file; bad ones are simply not there afterwards, and are fetched."""
+        frame = request.frame
+        assert frame is not None
+        began = trio.current_time()
+        try:
+            frame.valid |= await self.disk.load(request.chunk, frame, request.first, request.stop)
+        finally:
+            self._running[Source.DISK] -= 1
+            self._frames.let_go(frame, trio.current_time())
+        self._counters.wait_seconds["disk"] += trio.current_time() - began
+        self._end(request)

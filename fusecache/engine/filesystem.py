@@ -1,0 +1,240 @@
+"""The engine as one whole: wires the parts, starts and ends them, and answers what is asked about them.
+
+`fs/` translates the kernel's requests into calls of `names`, `contents` and `changes`; nothing here knows FUSE.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fusecache.disk.staging import StagingDirectory
+from fusecache.engine.cache import BlockCache, CacheOptions
+from fusecache.engine.changes import Changes
+from fusecache.engine.content import Contents
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.names import Names
+from fusecache.engine.nodes import Generation, Item, Kind, Node
+from fusecache.engine.offload import Offload
+from fusecache.engine.operations import Publishing
+from fusecache.engine.owed import Owed
+from fusecache.engine.preparing import Preparer
+from fusecache.engine.publisher import Publisher
+from fusecache.engine.recovery import Recovered, Recovery, rebuild
+from fusecache.engine.requests import Requests
+from fusecache.engine.tree import Ownership, Tree
+from fusecache.index.cache_index import read_boot_id
+from fusecache.index.journal import Journal
+from fusecache.index.listings import Listings
+from fusecache.model.errors import NotFound
+from fusecache.model.states import FileState
+from fusecache.remote.store import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine needs to be told. prefix: of every key, empty or ending in '/'; sizes in bytes."""
+
+    directory: Path
+    prefix: str
+    ownership: Ownership
+    cache_bytes: int
+    buffer_bytes: int
+    settle_seconds: float = 1.0
+    fresh_seconds: float = 1.0
+    immutable: tuple[str, ...] = ()
+    temp_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What the bucket does not have yet. oldest_seconds: since the oldest of it was closed."""
+
+    files: int
+    bytes: int
+    oldest_seconds: float
+    uploading: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """How waiting ended: `durable`, `timeout`, `error` or `conflict`, and why."""
+
+    result: str
+    message: str = ""
+
+
+class FileSystem:
+    """One mounted bucket. Made on the loop's thread; `running` is its life."""
+
+    def __init__(self, store: Store, offload: Offload, options: EngineOptions) -> None:
+        """Open the cache directory (blocking). Raises StateError, LocalDiskError."""
+        boot_id = read_boot_id()
+        directory = options.directory
+        self.options = options
+        self.cache = BlockCache(
+            store,
+            offload,
+            CacheOptions(
+                directory=directory / "cache",
+                limit_bytes=options.cache_bytes,
+                buffer_bytes=options.buffer_bytes,
+            ),
+        )
+        self._journal_rows = Journal(directory / "journal")
+        self._staging = StagingDirectory(directory)
+        self._listings = Listings(directory / "names")
+        empty_file = directory / "empty"
+        empty_file.touch()
+        self.journal = JournalWriter(self._journal_rows, offload)
+        self.owed = Owed()
+        self.tree = Tree(options.prefix, options.ownership, self._listings)
+        requests = Requests(store, offload)
+        self.names = Names(
+            self.tree, self._listings, requests, self._journal_rows, fresh_seconds=options.fresh_seconds
+        )
+        self.names.immutable = options.immutable
+        self.contents = Contents(
+            self.tree, self.cache, self._staging, self.journal, self.owed, offload, boot_id
+        )
+        self._preparer = Preparer(store, self.cache, self.journal, offload)
+        self.contents.on_dropped = self._preparer.dropped
+        self.contents.on_key_changed = self._preparer.restart
+        self.publisher = Publisher(
+            self.tree,
+            self.names,
+            self.contents,
+            self.owed,
+            self.journal,
+            self._preparer,
+            Publishing(store, str(empty_file)),
+            offload,
+            settle_seconds=options.settle_seconds,
+            temp_names=options.temp_names,
+        )
+        self.changes = Changes(self.tree, self.names, self.contents, self.owed, self.journal, requests)
+        self._offload = offload
+        self._recovery = Recovery(self._journal_rows, self._staging, boot_id)
+        self.recovered = Recovered()
+
+    def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
+        """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
+        self.contents.on_name_lost = call
+        self.publisher.on_name_lost = call
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Recover, then run all tasks while the body runs; ends with everything journaled and closed."""
+        try:
+            self.recovered = await self._offload.rows(self._recovery.read)
+            self.cache.restore_staging(self.recovered.staged_bytes)
+            rebuild(self.recovered, self.tree, self.owed, trio.current_time())
+            self.publisher.rejected += self.recovered.rejected
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.journal.run, name="journal")
+                await nursery.start(self.cache.run, name="cache")
+                await nursery.start(self.names.run, name="names")
+                await nursery.start(self._preparer.run, name="prepare")
+                await nursery.start(self.publisher.run, name="publish")
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self._journal_rows.close()
+            self._listings.close()
+
+    # ---- looking
+
+    async def resolve(self, path: str) -> Node:
+        """Return the node at a path below the mountpoint ("" is its root). Raises NotFound."""
+        node = self.tree.root
+        for part in filter(None, path.split("/")):
+            if node.kind is not Kind.DIRECTORY:
+                raise NotFound(f"{path}: no such file or directory")
+            node = await self.names.lookup(node, part)
+        return node
+
+    def pending(self, path: str = "") -> Pending:
+        """Return what at or below a path is not in the bucket yet."""
+        items = self._items_at(path)
+        files = [item for item in items if isinstance(item, Generation)]
+        now = trio.current_time()
+        oldest = min((min(item.flushed_at, item.sealed_at) for item in files), default=now)
+        uploading = tuple(
+            {"path": self.tree.relative(item.record.key), "bytes": item.size, "sent": item.sent_bytes}
+            for item in files
+            if item.state is FileState.PUBLISHING or item.prepared is not None
+        )
+        return Pending(len(items), sum(item.size for item in files), max(0.0, now - oldest), uploading)
+
+    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
+        """Return when the bucket has everything that was closed at or below a path before the call."""
+        before = len(self.publisher.conflicts)
+        last = max((item.sequence for item in self._items_at(path)), default=0)
+        with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
+            while any(item.sequence <= last for item in self._items_at(path)):
+                await self.publisher.wait_progress()
+        if scope.cancelled_caught:
+            failure = self.publisher.failure
+            return Durability("timeout", str(failure) if failure else "uploads are still under way")
+        key = self.options.prefix + path
+        rejected = [item for item in self.publisher.rejected if _is_at(item, key)]
+        if rejected:
+            return Durability("error", f"{rejected[0].changed_keys()[-1]}: {rejected[0].error}")
+        conflicts = [name for name in self.publisher.conflicts[before:] if _key_is_at(name, key)]
+        if conflicts:
+            return Durability(
+                "conflict", f"{conflicts[0]}: another client changed it; both versions are kept"
+            )
+        return Durability("durable")
+
+    async def path_state(self, path: str) -> str:
+        """Return `clean`, `dirty`, `queued`, `uploading:<sent>/<size>` or `error:<why>` of one file."""
+        node = await self.resolve(path)
+        items = self._items_at(path)
+        if node.kind is Kind.DIRECTORY:
+            return "queued" if items else "clean"
+        generation = node.generation
+        if generation is None:
+            return "queued" if items else "clean"
+        if generation.error is not None or generation.state is FileState.REJECTED:
+            return f"error:{generation.error or generation.record.error}"
+        if generation.is_mutable and generation.state is not FileState.FLUSHED:
+            return "dirty"
+        if generation.prepared is not None:
+            return f"uploading:{generation.sent_bytes}/{generation.size}"
+        return "queued"
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counters of everything, as plain values."""
+        pending = self.pending()
+        return {
+            "pending_files": pending.files,
+            "pending_bytes": pending.bytes,
+            "oldest_pending_seconds": round(pending.oldest_seconds, 3),
+            "uploading": list(pending.uploading),
+            "waiting_for": str(self.publisher.failure) if self.publisher.failure else "",
+            "rejected": [item.changed_keys()[-1] for item in self.publisher.rejected],
+            "conflicts": list(self.publisher.conflicts),
+            "orphans": self.recovered.orphans,
+            "suspects": self.recovered.suspects,
+            "inodes": len(self.tree.nodes),
+            "cache": asdict(self.cache.statistics()),
+        }
+
+    def _items_at(self, path: str) -> list[Item]:
+        key = self.options.prefix + path
+        return [item for item in self.owed.items() if _is_at(item, key)]
+
+
+def _is_at(item: Item, key: str) -> bool:
+    return any(_key_is_at(changed, key) for changed in item.changed_keys())
+
+
+def _key_is_at(changed: str, key: str) -> bool:
+    return not key or changed.rstrip("/") == key.rstrip("/") or changed.startswith(key.rstrip("/") + "/")

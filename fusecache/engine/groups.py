@@ -1,0 +1,26 @@
+"""Out of the exception groups that nurseries raise: the one error that a caller should hear."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fusecache.model.errors import FusecacheError
+
+
+@contextmanager
+def one_failure() -> Iterator[None]:
+    """Raise the first model error of a group by itself; a group without one, or an unexpected error, as it is."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        failures, others = group.split(FusecacheError)
+        if failures is None or others is not None:
+            raise
+        raise next(_leaves(failures)) from None
+
+
+def _leaves(group: BaseExceptionGroup[FusecacheError]) -> Iterator[FusecacheError]:
+    for inner in group.exceptions:
+        if isinstance(inner, BaseExceptionGroup):
+            yield from _leaves(inner)
+        else:
+            yield inner

@@ -1,0 +1,103 @@
+"""One task writes the journal: changes submitted meanwhile share its next synced commit.
+
+Invariants:
+1. Changes reach the disk in the order in which they were submitted.
+2. After a failed commit nothing is journaled any more and every change is refused: memory and disk would
+disagree.
+"""
+
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from fusecache.engine.offload import Offload
+from fusecache.index.journal import Change, Journal
+from fusecache.model.errors import FusecacheError, ReadOnly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class JournalWriter:
+    """Gives out numbers, and makes changes durable."""
+
+    def __init__(self, journal: Journal, offload: Offload) -> None:
+        self.journal = journal
+        self._offload = offload
+        self._highest = journal.highest_number()
+        self._waiting: list[tuple[Sequence[Change], _Ticket]] = []
+        self._wake = trio.Event()
+        self._failure: FusecacheError | None = None
+
+    def next_number(self) -> int:
+        """Return a number above all given out before: for a generation or a sequence."""
+        self._highest += 1
+        return self._highest
+
+    def check_writable(self) -> None:
+        """Raise ReadOnly if the journal failed: then nothing can be promised any more."""
+        if self._failure is not None:
+            raise ReadOnly(
+                f"writing stopped, as the journal failed ({self._failure}); mount again when the cache disk is well"
+            )
+
+    def submit(self, *changes: Change) -> "_Ticket":
+        """Queue changes for the next commit, as one; the ticket tells when they are durable."""
+        self.check_writable()
+        ticket = _Ticket()
+        self._waiting.append((changes, ticket))
+        self._wake.set()
+        return ticket
+
+    async def commit(self, *changes: Change) -> None:
+        """Return when the changes are on disk. Raises what the commit raised."""
+        await self.submit(*changes).wait()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit batches until cancelled, then what is left."""
+        task_status.started()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                await self._commit_batch()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._commit_batch()
+
+    async def _commit_batch(self) -> None:
+        batch, self._waiting = self._waiting, []
+        if not batch:
+            return
+        changes = [change for group, _ in batch for change in group]
+        try:
+            await self._offload.rows(self.journal.apply, changes)
+        except FusecacheError as exc:
+            self._failure = exc
+            for _, ticket in batch:
+                ticket.fail(exc)
+            return
+        for _, ticket in batch:
+            ticket.succeed()
+
+
+class _Ticket:
+    """Tells when submitted changes are on disk."""
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._failure: FusecacheError | None = None
+
+    def succeed(self) -> None:
+        self._done.set()
+
+    def fail(self, failure: FusecacheError) -> None:
+        self._failure = failure
+        self._done.set()
+
+    async def wait(self) -> None:
+        """Return when the changes are on disk. Raises what the commit raised."""
+        await self._done.wait()
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,150 @@
+"""The publishing requests themselves: blocking, run in a thread, safe to repeat after an answer was lost.
+
+Every object that is written carries a uuid of ours in its metadata. A request whose condition fails is settled by
+looking: if the object there carries our uuid, an earlier attempt took effect.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusecache.model.errors import ObjectChanged, ObjectMissing
+from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
+from fusecache.model.nouns import ObjectId, ObjectInfo
+from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
+from fusecache.remote.store import Condition, FileSlice, Store
+
+_DEFAULT = PosixAttributes(0o644, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the bucket shows after an operation: the etag (None: nothing) per key, and the node's version, if any."""
+
+    shows: dict[str, str | None]
+    version: ObjectInfo | None = None
+
+
+class Publishing:
+    """Sends publishing requests to a store. `empty_file` is the path of a local file without bytes."""
+
+    def __init__(self, store: Store, empty_file: str) -> None:
+        self._store = store
+        self._empty_file = empty_file
+
+    def publish_file(self, record: FileRecord, path: str) -> ObjectInfo:
+        """Make a file's content visible under its key; return the version.
+
+        Raises ObjectChanged if the key shows something that is neither the base nor ours, and the store's errors.
+        """
+        metadata = content_metadata(record.uuid, record.attributes)
+        condition = Condition(record.base_etag)
+
+        def put() -> str:
+            body = FileSlice(str(path), 0, record.size)
+            return self._store.put(record.key, body, metadata=metadata, condition=condition)
+
+        def complete() -> str:
+            self._check_base(record.key, record.base_etag)
+            return self._store.complete_multipart(
+                record.key, record.upload_id, record.part_etags, condition=condition
+            )
+
+        etag = self._settle(record, complete if record.upload_id else put, path)
+        return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
+
+    def publish_operation(self, record: OperationRecord) -> Outcome:
+        """Carry out one change. Raises ObjectChanged if another client changed what it is about."""
+        match record.kind:
+            case OperationKind.DELETE:
+                return self._delete(record)
+            case OperationKind.RMDIR:
+                self._store.delete(record.key)
+                return Outcome({record.key: None})
+            case OperationKind.MKDIR:
+                etag = self._store.put(record.key, self._nothing(), metadata={GENERATION: record.uuid})
+                return Outcome({record.key: etag})
+            case OperationKind.SYMLINK:
+                return self._symlink(record)
+            case OperationKind.RENAME:
+                return self._rename(record)
+
+    def _settle(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
+        try:
+            return publish()
+        except ObjectChanged:
+            there = self._look(record.key)
+            if there is None:
+                raise
+            if _uuid(there) == record.uuid or self._is_same_content(there, record, path):
+                return there.etag
+            raise
+
+    def _check_base(self, key: str, base_etag: str | None) -> None:
+        """Look before completing: a condition that fails at Complete throws all parts away."""
+        there = self._look(key)
+        if (there.etag if there is not None else None) != base_etag:
+            raise ObjectChanged(f"{key}: another client changed it while this node uploaded")
+
+    def _is_same_content(self, there: ObjectInfo, record: FileRecord, path: str) -> bool:
+        """Return whether the object holds the file's very bytes (an ETag without '-' is the MD5 of the content)."""
+        if there.size != record.size or "-" in there.etag:
+            return False
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest() == there.etag
+
+    def _delete(self, record: OperationRecord) -> Outcome:
+        # DELETE takes no condition: look first, so that another client's newer object survives.
+        there = self._look(record.key)
+        if there is not None:
+            if record.base_etag is not None and there.etag != record.base_etag:
+                raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
+            self._store.delete(record.key)
+        return Outcome({record.key: None})
+
+    def _symlink(self, record: OperationRecord) -> Outcome:
+        metadata = symlink_metadata(record.uuid, record.target, record.attributes or _DEFAULT)
+        try:
+            etag = self._store.put(
+                record.key, self._nothing(), metadata=metadata, condition=Condition(record.base_etag)
+            )
+        except ObjectChanged:
+            there = self._look(record.key)
+            if there is None or _uuid(there) != record.uuid:
+                raise
+            etag = there.etag
+        return Outcome({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
+
+    def _rename(self, record: OperationRecord) -> Outcome:
+        """Copy, then delete: never neither."""
+        source, there = self._look(record.key), self._look(record.target)
+        if there is None or _uuid(there) != record.uuid:
+            if source is None:
+                raise ObjectChanged(f"{record.key}: another client removed it before it was renamed")
+            if record.source_etag and source.etag != record.source_etag:
+                raise ObjectChanged(f"{record.key}: another client replaced it before it was renamed")
+            metadata = {**(source.metadata or {}), GENERATION: record.uuid}
+            etag = self._store.copy(
+                ObjectId(record.key, source.etag),
+                record.target,
+                condition=Condition(record.base_etag),
+                metadata=metadata,
+            )
+            there = ObjectInfo(record.target, etag, source.size, time.time(), metadata)
+        if source is not None:
+            self._store.delete(record.key)
+        return Outcome({record.key: None, record.target: there.etag}, there)
+
+    def _look(self, key: str) -> ObjectInfo | None:
+        try:
+            return self._store.head(key)
+        except ObjectMissing:
+            return None
+
+    def _nothing(self) -> FileSlice:
+        return FileSlice(self._empty_file, 0, 0)
+
+
+def _uuid(info: ObjectInfo) -> str:
+    return (info.metadata or {}).get(GENERATION, "")

@@ -1,0 +1,105 @@
+"""What the bucket is owed, in the order in which it will be published.
+
+Invariants:
+1. Items are ordered by sequence; for one key that is also the order of its changes.
+2. Only the first item of a key knows what the bucket shows under it (its base); when it is published or
+dropped, the next one learns it.
+"""
+
+from bisect import insort
+from dataclasses import replace
+
+from fusecache.engine.nodes import Generation, Item, Operation
+from fusecache.model.records import OperationKind
+
+
+class Owed:
+    """The queue of unpublished items."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._by_key: dict[str, list[Item]] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, item: Item) -> bool:
+        return any(item in self._by_key.get(key, ()) for key in item.changed_keys()[:1])
+
+    def items(self) -> list[Item]:
+        """Return all items in order (a copy: the queue may change while they are looked at)."""
+        return list(self._items)
+
+    def add(self, item: Item) -> None:
+        """Enter an item at the place that its sequence and keys say."""
+        insort(self._items, item, key=_sequence)
+        for key in item.changed_keys():
+            insort(self._by_key.setdefault(key, []), item, key=_sequence)
+
+    def remove(self, item: Item) -> None:
+        """Take an item out; call `rebase` for what follows it."""
+        self._items.remove(item)
+        for key in item.changed_keys():
+            same_key = self._by_key[key]
+            same_key.remove(item)
+            if not same_key:
+                del self._by_key[key]
+
+    def discard(self, item: Item) -> None:
+        """Take an item out if it is in."""
+        if item in self:
+            self.remove(item)
+
+    def for_key(self, key: str) -> list[Item]:
+        """Return the items that change `key`, in order."""
+        return list(self._by_key.get(key, ()))
+
+    def below(self, prefix: str) -> list[Item]:
+        """Return the items with a key that starts with `prefix`, in order."""
+        return [item for item in self._items if any(key.startswith(prefix) for key in item.changed_keys())]
+
+    def exists_after(self, key: str, base_etag: str | None) -> bool:
+        """Return whether the bucket will show `key` after all that is queued; `base_etag`: what it shows now."""
+        queued = self._by_key.get(key)
+        if not queued:
+            return base_etag is not None
+        return leaves_object(queued[-1], key)
+
+    def base_for(self, key: str, base_etag: str | None) -> str | None:
+        """Return the base of a new item of `key`: `base_etag` if it is the first, else not known yet (None)."""
+        return None if self._by_key.get(key) else base_etag
+
+    def rebase(self, key: str, etag: str | None) -> Item | None:
+        """Tell the first item of `key` what the bucket shows under it; return it, to be journaled, or None."""
+        queued = self._by_key.get(key)
+        if not queued:
+            return None
+        item = queued[0]
+        if isinstance(item, Generation):
+            item.record = replace(item.record, base_etag=etag)
+        elif item.record.kind is OperationKind.RENAME and key == item.record.key:
+            item.record = replace(item.record, source_etag=etag or "")
+        else:
+            item.record = replace(item.record, base_etag=etag)
+        return item
+
+
+def leaves_object(item: Item, key: str) -> bool:
+    """Return whether the bucket shows an object under `key` once the item is published."""
+    if isinstance(item, Generation):
+        return True
+    kind = item.record.kind
+    if kind is OperationKind.RENAME:
+        return key == item.record.target
+    return kind in {OperationKind.MKDIR, OperationKind.SYMLINK}
+
+
+def base_of(item: Item, key: str) -> str | None:
+    """Return what the bucket shows under `key` before the item, as far as the item knows."""
+    if isinstance(item, Operation) and item.record.kind is OperationKind.RENAME and key == item.record.key:
+        return item.record.source_etag or None
+    return item.record.base_etag
+
+
+def _sequence(item: Item) -> int:
+    return item.sequence

@@ -1,0 +1,303 @@
+"""Publishes what the bucket is owed: bytes in advance and in parallel, publishing requests strictly in sequence.
+
+Invariants:
+1. The journal says PUBLISHING before the request that publishes, STORED after it, and only then do local bytes go.
+2. Nothing is given up: a failing request is sent again without end. What the bucket refuses for good is kept,
+   reported, and no longer holds the others up.
+3. A request whose answer was lost is settled by what the bucket shows: is the uuid in its metadata ours?
+"""
+
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import trio
+
+from fusecache.engine.content import Contents
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.names import Names
+from fusecache.engine.nodes import Generation, Item, Node, Operation
+from fusecache.engine.offload import Offload
+from fusecache.engine.operations import Outcome, Publishing
+from fusecache.engine.owed import Owed
+from fusecache.engine.preparing import Preparer
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
+from fusecache.model.errors import (
+    AccessDenied,
+    BucketMissing,
+    CredentialsMissing,
+    Damaged,
+    FusecacheError,
+    LocalDiskError,
+    ObjectChanged,
+    Refused,
+    Unavailable,
+    UploadLost,
+)
+from fusecache.model.nouns import ObjectInfo
+from fusecache.model.records import OperationKind
+from fusecache.model.states import FileState
+from fusecache.policy.backoff import backoff_seconds
+from fusecache.policy.names import matches_any
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Cloudflare R2 answers 429 above one write a second to a key.
+KEY_INTERVAL_SECONDS = 1.1
+# A file under a temporary name that stays closed so long is meant to stay.
+TEMPORARY_SECONDS = 60.0
+# Causes that pass, or that a person can mend while we wait.
+_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
+_FOR_GOOD = (Refused, Damaged, LocalDiskError)
+
+
+class Publisher:
+    """Takes items from the queue one by one, in order, and makes the bucket show them."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        names: Names,
+        contents: Contents,
+        owed: Owed,
+        journal: JournalWriter,
+        preparer: Preparer,
+        publishing: Publishing,
+        offload: Offload,
+        *,
+        settle_seconds: float,
+        temp_names: tuple[str, ...] = (),
+    ) -> None:
+        self._tree = tree
+        self._names = names
+        self._contents = contents
+        self._owed = owed
+        self._journal = journal
+        self._preparer = preparer
+        self._publishing = publishing
+        self._offload = offload
+        self._settle_seconds = settle_seconds
+        self._temp_names = temp_names
+        self._draining = 0
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+        self._last_write: dict[str, float] = {}
+        self.rejected: list[Item] = []
+        self.conflicts: list[str] = []
+        self.failure: FusecacheError | None = None
+        contents.on_sealed = self.wake
+        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
+
+    def wake(self) -> None:
+        """Look at the queue again."""
+        self._wake.set()
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Publish without waiting for files to settle: the mount is about to end."""
+        self._draining += 1
+        self.wake()
+        try:
+            yield
+        finally:
+            self._draining -= 1
+
+    async def wait_progress(self) -> None:
+        """Return when an item was published, or given up."""
+        await self._progress.wait()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish until cancelled."""
+        task_status.started()
+        while True:
+            self._wake = trio.Event()
+            now = trio.current_time()
+            self._contents.settle(now, self._settle_seconds)
+            items = [item for item in self._owed.items() if not self._is_temporary(item, now)]
+            self._preparer.begin(items, self._is_settled)
+            delay = self._delay(items[0], now) if items else float("inf")
+            if delay > 0:
+                # At least once a second while anything is owed: further files settle and want their parts sent.
+                with trio.move_on_after(min(delay, 1.0) if len(self._owed) else float("inf")):
+                    await self._wake.wait()
+                continue
+            await self._publish(items[0])
+
+    # ---- when
+
+    def _is_settled(self, generation: Generation) -> bool:
+        if generation.state not in {FileState.SEALED, FileState.PUBLISHING}:
+            return False
+        return self._draining > 0 or trio.current_time() >= generation.sealed_at + self._settle_seconds
+
+    def _is_temporary(self, item: Item, now: float) -> bool:
+        """Whether the item is about to be renamed, by its name: nothing waits for it meanwhile."""
+        if self._draining or not isinstance(item, Generation):
+            return False
+        if now > min(item.sealed_at, item.flushed_at) + TEMPORARY_SECONDS:
+            return False
+        return matches_any(item.record.key.rpartition("/")[2], self._temp_names)
+
+    def _delay(self, item: Item, now: float) -> float:
+        """Seconds until the item may be published; 0: now."""
+        settle = 0.0 if self._draining else self._settle_seconds
+        ready = now
+        if isinstance(item, Generation):
+            if item.state is FileState.FLUSHED:
+                # Its writer's release comes at once, or the close was another process's and the promise is taken back.
+                return max(0.05, item.flushed_at + self._settle_seconds - now)
+            ready = item.sealed_at + settle
+        for key in item.changed_keys():
+            ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
+        return max(0.0, ready - now)
+
+    # ---- one item
+
+    async def _publish(self, item: Item) -> None:
+        attempt = 0
+        while item in self._owed:
+            try:
+                await self._publish_once(item)
+                self.failure = None
+                return
+            except _WORTH_WAITING as exc:
+                attempt += 1
+                pause = backoff_seconds(attempt, random.random())
+                self.failure = item.error = exc
+                log.warning(
+                    "publishing waits key=%s attempt=%d seconds=%.1f error=%s",
+                    item.changed_keys()[-1],
+                    attempt,
+                    pause,
+                    exc,
+                )
+                await trio.sleep(pause)
+            except UploadLost:
+                if isinstance(item, Generation):
+                    log.warning("upload expired, sending it again key=%s", item.record.key)
+                    self._preparer.restart(item)
+            except ObjectChanged as exc:
+                await self._conflict(item, exc)
+            except _FOR_GOOD as exc:
+                await self._reject(item, exc)
+
+    async def _publish_once(self, item: Item) -> None:
+        if isinstance(item, Generation):
+            await self._preparer.wait(item)
+            if item not in self._owed:
+                return  # dropped, or under another key, while its bytes were sent
+            await self._journal.commit(PutFile(item.go(FileState.PUBLISHING)))
+            self._last_write[item.record.key] = trio.current_time()
+            version = await self._offload.upload(self._publishing.publish_file, item.record, item.file.path)
+            await self._stored(item, version)
+            return
+        item.in_flight = True
+        self._last_write[item.changed_keys()[-1]] = trio.current_time()
+        outcome = await self._offload.upload(self._publishing.publish_operation, item.record)
+        await self._done(item, outcome)
+
+    async def _stored(self, generation: Generation, version: ObjectInfo) -> None:
+        """The bucket has it: say so in the journal, then let the name show the bucket's version."""
+        self._owed.remove(generation)
+        record = generation.go(FileState.STORED)
+        await self._journal.commit(
+            PutFile(record),
+            PutAttributes(version.key, version.etag, record.attributes),
+            *self._rebase(version.key, version.etag),
+        )
+        node = generation.node
+        if node is not None:
+            if self._tree.is_linked(node) and self._tree.key(node) == version.key:
+                node.object = version
+                self._names.note_published(node)
+            elif self._tree.is_linked(node):
+                node.object = version  # a rename is queued behind it
+            if node.generation is generation and (self._tree.is_linked(node) or node.handles == 0):
+                node.generation = None
+            self._tree.unpin(node)
+        if node is None or node.generation is not generation:
+            await self._preparer.retire(generation, version)
+        self._announce()
+
+    async def _done(self, item: Operation, outcome: Outcome) -> None:
+        self._owed.remove(item)
+        changes: list[Change] = [DropOperation(item.sequence)]
+        for key, etag in outcome.shows.items():
+            changes += self._rebase(key, etag)
+        await self._journal.commit(*changes)
+        record, node = item.record, item.node
+        if record.kind in {OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME}:
+            self._tree.unhide(record.key, gone=True)
+        if node is not None:
+            if outcome.version is not None and node.generation is None:
+                node.object = outcome.version
+            if self._tree.is_linked(node):
+                self._names.note_published(node)
+            self._tree.unpin(node)
+        self._announce()
+
+    def _rebase(self, key: str, etag: str | None) -> list[Change]:
+        follower = self._owed.rebase(key, etag)
+        if follower is None:
+            return []
+        if isinstance(follower, Generation):
+            return [PutFile(follower.record)]
+        return [PutOperation(follower.record)]
+
+    # ---- what went wrong
+
+    async def _conflict(self, item: Item, error: FusecacheError) -> None:
+        """Another client changed the key meanwhile: both versions are kept."""
+        self.conflicts.append(item.changed_keys()[-1])
+        node = item.node
+        parent, name = (node.parent, node.name) if node is not None else (None, "")
+        if isinstance(item, Generation):
+            key = item.record.key
+            copy_key = f"{key}.conflict-{socket.gethostname()}-{item.sequence}"
+            log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
+            self._owed.remove(item)
+            item.record = replace(item.record, key=copy_key, base_etag=None)
+            self._preparer.restart(item)
+            self._owed.add(item)
+            changes = self._rebase(key, None)
+            await self._journal.commit(PutFile(item.go(FileState.SEALED)), *changes)
+        else:
+            log.error("conflict, change given up key=%s error=%s", item.record.key, error)
+            await self._give_up(item)
+        if node is not None and parent is not None and node.parent is parent:
+            # The name shows the other client's version from now on; ours is under its own.
+            self._tree.detach(node)
+            self.on_name_lost(parent, name)
+
+    async def _reject(self, item: Item, error: FusecacheError) -> None:
+        """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
+        log.error("refused for good key=%s error=%s", item.changed_keys()[-1], error)
+        item.error = error
+        self.rejected.append(item)
+        if isinstance(item, Operation):
+            await self._give_up(item)
+            return
+        self._owed.remove(item)
+        changes = self._rebase(item.record.key, item.record.base_etag)
+        await self._journal.commit(PutFile(item.go(FileState.REJECTED, error=str(error))), *changes)
+        self._announce()
+
+    async def _give_up(self, item: Operation) -> None:
+        self._owed.remove(item)
+        await self._journal.commit(DropOperation(item.sequence))
+        if item.record.kind in {OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME}:
+            self._tree.unhide(item.record.key, gone=False)
+        if item.node is not None:
+            self._tree.unpin(item.node)
+            item.node.verified = float("-inf")
+        self._announce()
+
+    def _announce(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()

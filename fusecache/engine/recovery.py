@@ -1,0 +1,230 @@
+"""Replays the journal at start: the promises of the daemon before are this one's.
+
+Invariants:
+1. Closed content is queued again under its old sequence; unfinished content is kept aside, never published.
+2. After a reboot only content that was synced and still matches its checksum is published; the rest goes to `suspect/`.
+3. Nothing is deleted here but what the bucket has, and what nobody was ever promised has a place in `orphans/`.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
+from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
+from fusecache.engine.owed import Owed
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import Change, DropFile, Journal, PutFile
+from fusecache.model.errors import LocalDiskError
+from fusecache.model.nouns import ObjectInfo
+from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
+from fusecache.model.states import FileState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found. staged_bytes: what staging and the folders aside hold on disk."""
+
+    generations: list[Generation] = field(default_factory=list)
+    rejected: list[Generation] = field(default_factory=list)
+    operations: list[OperationRecord] = field(default_factory=list)
+    orphans: int = 0
+    suspects: int = 0
+    staged_bytes: int = 0
+
+
+class Recovery:
+    """Reads the journal (blocking), then builds queue and tree from it (on the loop)."""
+
+    def __init__(self, journal: Journal, staging: StagingDirectory, boot_id: str) -> None:
+        self._journal = journal
+        self._staging = staging
+        self._boot_id = boot_id
+
+    def read(self) -> Recovered:
+        """Look at every row and staging file; journal what became of them. Blocking: checksums may be read."""
+        found = Recovered(operations=self._journal.operations())
+        records = self._journal.files()
+        changes: list[Change] = []
+        for record in records:
+            changes += self._recover_file(record, found)
+        for number in sorted(self._staging.generations() - {record.generation for record in records}):
+            # Made, but killed before its row was written: nothing was promised.
+            self._set_aside(number, "orphans", "an unfinished file without a journal row", found)
+        if changes:
+            self._journal.apply(changes)
+        found.staged_bytes = self._staging.bytes_aside() + sum(
+            generation.size for generation in [*found.generations, *found.rejected]
+        )
+        if found.generations or found.operations or found.orphans or found.suspects:
+            log.warning(
+                "recovered files=%d changes=%d orphans=%d suspects=%d",
+                len(found.generations), len(found.operations), found.orphans, found.suspects,
+            )  # fmt: skip
+        return found
+
+    def _recover_file(self, record: FileRecord, found: Recovered) -> list[Change]:
+        match record.state:
+            case FileState.STORED | FileState.DROPPED:
+                self._staging.delete(record.generation)
+                return [DropFile(record.generation)]
+            case FileState.ORPHAN:
+                return []
+            case FileState.OPEN | FileState.FAILED:
+                self._set_aside(record.generation, "orphans", f"{record.key}: was not closed", found)
+                return [PutFile(replace(record, state=FileState.ORPHAN))]
+            case FileState.REJECTED:
+                generation = self._open(record, found)
+                if generation is not None:
+                    found.rejected.append(generation)
+                return []
+            case FileState.FLUSHED | FileState.SEALED | FileState.PUBLISHING:
+                return self._recover_owed(record, found)
+
+    def _recover_owed(self, record: FileRecord, found: Recovered) -> list[Change]:
+        sealed = replace(record, state=FileState.SEALED)
+        generation = self._open(sealed, found)
+        if generation is None:
+            return [PutFile(replace(record, state=FileState.ORPHAN, error="its staging file is gone"))]
+        reason = self._doubt(record, generation.file)
+        if reason:
+            generation.file.close()
+            self._set_aside(record.generation, "suspect", f"{record.key}: {reason}", found)
+            return [PutFile(replace(record, state=FileState.ORPHAN, error=reason))]
+        if generation.file.size() > record.size:
+            generation.file.truncate(record.size)
+        found.generations.append(generation)
+        return [PutFile(sealed)]
+
+    def _doubt(self, record: FileRecord, file: StagingFile) -> str:
+        """Return why the bytes may not be the ones that were closed, or ""."""
+        if file.size() < record.size:
+            return f"only {file.size()} of {record.size} bytes are on the disk"
+        if record.boot_id == self._boot_id:
+            return ""  # the page cache outlived the daemon
+        if not record.synced:
+            return "the machine went down before it was synced"
+        if checksum_of_checksums(file.checksums()) != record.checksum:
+            return "its bytes do not match their checksum"
+        return ""
+
+    def _open(self, record: FileRecord, found: Recovered) -> Generation | None:
+        try:
+            file = self._staging.open(record.generation)
+        except LocalDiskError as exc:
+            log.error("a staging file is gone key=%s error=%s", record.key, exc)
+            found.suspects += 1
+            return None
+        return Generation(record, file, None, size=record.size, changed_since_flush=False)
+
+    def _set_aside(self, generation: int, folder: str, reason: str, found: Recovered) -> None:
+        if folder == "orphans":
+            found.orphans += 1
+        else:
+            found.suspects += 1
+        try:
+            place: Path | str = self._staging.move_aside(generation, folder)
+        except FileNotFoundError:
+            place = "nowhere: its file is gone"
+        log.warning("kept aside reason=%s at=%s", reason, place)
+
+
+def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
+    """Build the queue, and the part of the tree that only this node knows, in the order of the sequences."""
+    items: list[Generation | OperationRecord] = [*found.generations, *found.operations]
+    for item in sorted(items, key=lambda item: item.sequence):
+        if isinstance(item, Generation):
+            item.sealed_at = now
+            item.reserved = item.size
+            _place_content(item, tree)
+            owed.add(item)
+        else:
+            owed.add(_replay(item, tree))
+    for generation in found.rejected:
+        generation.reserved = generation.size
+        _place_content(generation, tree)
+
+
+def _place_content(generation: Generation, tree: Tree) -> None:
+    record = generation.record
+    node = _node_at(tree, record.key, Kind.FILE, record.attributes)
+    node.generation = generation
+    generation.node = node
+    tree.pin(node)
+
+
+def _replay(record: OperationRecord, tree: Tree) -> Item:
+    node: Node | None = None
+    match record.kind:
+        case OperationKind.MKDIR:
+            node = _node_at(tree, record.key, Kind.DIRECTORY, record.attributes)
+            node.has_marker = True
+        case OperationKind.SYMLINK:
+            node = _node_at(tree, record.key, Kind.SYMLINK, record.attributes)
+            node.target = record.target
+        case OperationKind.DELETE | OperationKind.RMDIR:
+            gone = _find(tree, record.key)
+            if gone is not None:
+                tree.detach(gone)
+            tree.hide(record.key)
+        case OperationKind.RENAME:
+            node = _replay_rename(record, tree)
+            tree.hide(record.key)
+    if node is not None:
+        tree.pin(node)
+    return Operation(record, node)
+
+
+def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
+    replaced = _find(tree, record.target)
+    if replaced is not None:
+        tree.detach(replaced)
+    node = _find(tree, record.key)
+    if node is not None:
+        folder = _folder_of(tree, record.target)
+        tree.move(node, folder, record.target.rpartition("/")[2])
+        return node
+    if not record.source_etag or record.size == 0:
+        return None  # what an empty object is (a file, a symlink) only the bucket knows; it shows when it is there
+    version = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
+    node = _node_at(tree, record.target, Kind.FILE, record.attributes)
+    node.object = version
+    return node
+
+
+def _folder_of(tree: Tree, key: str) -> Node:
+    """Return the directory that holds `key`, making those above it that are not there."""
+    directory = tree.root
+    for part in tree.relative(key).rstrip("/").split("/")[:-1]:
+        child = directory.children.get(part)
+        if child is None:
+            child = tree.make(directory, part, Kind.DIRECTORY)
+        directory = child
+    return directory
+
+
+def _find(tree: Tree, key: str) -> Node | None:
+    node = tree.root
+    for part in tree.relative(key).rstrip("/").split("/"):
+        child = node.children.get(part)
+        if child is None:
+            return None
+        node = child
+    return node
+
+
+def _node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | None) -> Node:
+    folder = _folder_of(tree, key)
+    name = key.rstrip("/").rpartition("/")[2]
+    node = folder.children.get(name)
+    if node is not None and node.kind is not kind:
+        tree.detach(node)
+        node = None
+    if node is None:
+        node = tree.make(folder, name, kind, attributes=attributes)
+    return node

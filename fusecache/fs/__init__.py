@@ -1,0 +1,1 @@
+"""Translates between the kernel's words and the engine's."""

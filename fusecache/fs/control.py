@@ -1,0 +1,81 @@
+"""The control directory `.fusecache` in the mount's root: hidden from listings, made of files that say what is so.
+
+`socket` names the daemon's unix socket; `stats.json` shows the counters of this moment.
+"""
+
+import json
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyfuse3
+
+DIRECTORY = 2
+_FILES = {3: "socket", 4: "stats.json"}
+NAME = ".fusecache"
+FIRST_HANDLE = 1 << 48
+
+
+class ControlDirectory:
+    """Answers the kernel's questions about the fixed inodes of the control directory."""
+
+    def __init__(
+        self, socket_path: str, statistics: Callable[[], dict[str, Any]], uid: int, gid: int
+    ) -> None:
+        self._socket_path = socket_path
+        self._statistics = statistics
+        self._uid, self._gid = uid, gid
+        self._open: dict[int, bytes] = {}
+        self._next_handle = FIRST_HANDLE
+        self._since = time.time_ns()
+
+    def owns(self, inode: int) -> bool:
+        """Return whether an inode is one of the control directory's."""
+        return inode == DIRECTORY or inode in _FILES
+
+    def owns_handle(self, handle: int) -> bool:
+        """Return whether a file handle was given out here."""
+        return handle in self._open
+
+    def lookup(self, name: str) -> int | None:
+        """Return the inode of a name in the control directory."""
+        return next((number for number, file in _FILES.items() if file == name), None)
+
+    def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+        """Return what stat shows."""
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(inode)
+        directory = inode == DIRECTORY
+        entry.st_mode = pyfuse3.ModeT((stat.S_IFDIR | 0o555) if directory else (stat.S_IFREG | 0o444))
+        entry.st_nlink = 2 if directory else 1
+        entry.st_uid, entry.st_gid = self._uid, self._gid
+        # Contents are made at open; programs that trust st_size would read nothing of an empty file.
+        entry.st_size = 0 if directory else len(self._content(inode))
+        entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = self._since
+        entry.entry_timeout, entry.attr_timeout = 60, 0
+        return entry
+
+    def open(self, inode: int) -> pyfuse3.FileInfo:
+        """Open a file: its content is that of this moment."""
+        handle = self._next_handle
+        self._next_handle += 1
+        self._open[handle] = self._content(inode)
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """Return bytes of an open file."""
+        return self._open[handle][offset : offset + size]
+
+    def release(self, handle: int) -> None:
+        """Close a file."""
+        del self._open[handle]
+
+    def entries(self) -> list[tuple[str, int]]:
+        """Return names and inodes in the control directory."""
+        return [(name, number) for number, name in _FILES.items()]
+
+    def _content(self, inode: int) -> bytes:
+        if _FILES[inode] == "socket":
+            return f"{self._socket_path}\n".encode()
+        return json.dumps(self._statistics(), indent=1).encode() + b"\n"

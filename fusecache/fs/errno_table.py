@@ -1,0 +1,28 @@
+"""Model errors as errno: the one place where they are mapped."""
+
+import errno
+
+from fusecache.model import errors
+
+# The first class that fits, most special first.
+ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
+    (errors.NotFound, errno.ENOENT),
+    (errors.ObjectMissing, errno.ESTALE),  # the file was there when it was opened
+    (errors.ObjectChanged, errno.ESTALE),
+    (errors.AlreadyExists, errno.EEXIST),
+    (errors.NotADirectory, errno.ENOTDIR),
+    (errors.IsADirectory, errno.EISDIR),
+    (errors.NotEmpty, errno.ENOTEMPTY),
+    (errors.ReadOnly, errno.EROFS),
+    (errors.InvalidName, errno.EINVAL),
+    (errors.NotPermitted, errno.EPERM),
+    (errors.TooLarge, errno.EFBIG),
+    (errors.NoSpace, errno.ENOSPC),
+    (errors.AccessDenied, errno.EACCES),
+    (errors.FusecacheError, errno.EIO),
+)
+
+
+def errno_of(error: errors.FusecacheError) -> int:
+    """Return the errno that a program gets for an error."""
+    return next(number for kind, number in ERRNO if isinstance(error, kind))

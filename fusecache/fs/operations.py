@@ -1,0 +1,410 @@
+"""Translates the kernel's requests into the engine's words, and its answers and errors back. Decides nothing.
+
+Invariants:
+1. Every handler goes through `_guarded`: an exception that reached pyfuse3 would end the mount under every process.
+2. Nothing here waits for the bucket to take something: the kernel holds locks meanwhile.
+"""
+
+import errno
+import functools
+import logging
+import os
+import stat
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import pyfuse3
+
+from fusecache.engine.content import attributes_of
+from fusecache.engine.filesystem import FileSystem
+from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node
+from fusecache.fs import control
+from fusecache.fs.control import ControlDirectory
+from fusecache.fs.errno_table import errno_of
+from fusecache.model.errors import FusecacheError, NotPermitted, ObjectChanged, ReadOnly
+from fusecache.model.names import decode_name
+from fusecache.model.nouns import MIB
+from fusecache.model.records import PosixAttributes
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TYPE_BITS = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+_IMMUTABLE_SECONDS = 3600
+# Large replies, but bounded work between two checkpoints.
+_ENTRIES_AT_ONCE = 128
+_BLOCK = 4096
+
+
+def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    @functools.wraps(handler)
+    async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await handler(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except FusecacheError as exc:
+            number = errno_of(exc)
+            if number == errno.EIO:
+                log.warning("request failed call=%s error=%s", handler.__name__, exc)
+            else:
+                log.debug("request refused call=%s error=%s", handler.__name__, exc)
+            raise pyfuse3.FUSEError(number) from exc
+        except Exception as exc:
+            log.exception("unexpected failure call=%s", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from exc
+
+    return guarded
+
+
+class Operations(pyfuse3.Operations):
+    """The request handlers of one mount."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = True
+    enable_acl = False
+
+    def __init__(
+        self, filesystem: FileSystem, control_directory: ControlDirectory, *, read_only: bool
+    ) -> None:
+        super().__init__()
+        self._fs = filesystem
+        self._control = control_directory
+        self._read_only = read_only
+        self._files: dict[int, FileHandle] = {}
+        self._directories: dict[int, DirectoryHandle] = {}
+        self._next_handle = 1
+        filesystem.on_name_lost(self._invalidate)
+
+    # ---- names
+
+    @_guarded
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Find a name; a missing one is remembered by the kernel for a second."""
+        if parent_inode == control.DIRECTORY:
+            inode = self._control.lookup(os.fsdecode(name))
+            if inode is None:
+                raise pyfuse3.FUSEError(errno.ENOENT)
+            return self._control.attributes(inode)
+        parent = self._directory(parent_inode)
+        text = decode_name(name)
+        if parent is self._fs.tree.root and text == control.NAME:
+            return self._control.attributes(control.DIRECTORY)
+        try:
+            node = await self._fs.names.lookup(parent, text)
+        except FusecacheError as exc:
+            if errno_of(exc) != errno.ENOENT:
+                raise
+            missing = pyfuse3.EntryAttributes()
+            missing.st_ino = pyfuse3.InodeT(0)
+            missing.entry_timeout = self._fs.options.fresh_seconds
+            return missing
+        node.lookups += 1
+        return self._entry(node)
+
+    @_guarded
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """The kernel dropped references."""
+        for inode, count in inode_list:
+            self._fs.tree.forget(inode, count)
+
+    @_guarded
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        """Return attributes."""
+        if self._control.owns(inode):
+            return self._control.attributes(inode)
+        return self._entry(self._node(inode))
+
+    @_guarded
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Change size, mode, owner or times."""
+        self._check_writable(inode)
+        node = self._node(inode)
+        if fields.update_size:
+            await self._fs.contents.truncate(node, attr.st_size)
+        old = attributes_of(node)
+        new = PosixAttributes(
+            mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else old.mode,
+            uid=attr.st_uid if fields.update_uid else old.uid,
+            gid=attr.st_gid if fields.update_gid else old.gid,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else old.mtime_ns,
+        )
+        if new != old:
+            self._fs.contents.set_attributes(node, new)
+        return self._entry(node)
+
+    @_guarded
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        """Return a symlink's target."""
+        return os.fsencode(self._node(inode).target)
+
+    @_guarded
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Make a directory."""
+        self._check_writable(parent_inode)
+        bits = mode & ~ctx.umask & 0o7777
+        return self._new(await self._fs.changes.mkdir(self._directory(parent_inode), decode_name(name), bits))
+
+    @_guarded
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Make a symlink."""
+        self._check_writable(parent_inode)
+        text = target.decode("utf-8", "surrogateescape")
+        return self._new(
+            await self._fs.changes.symlink(self._directory(parent_inode), decode_name(name), text)
+        )
+
+    @_guarded
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Remove a file."""
+        self._check_writable(parent_inode)
+        await self._fs.changes.unlink(self._directory(parent_inode), decode_name(name))
+
+    @_guarded
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Remove an empty directory."""
+        self._check_writable(parent_inode)
+        await self._fs.changes.rmdir(self._directory(parent_inode), decode_name(name))
+
+    @_guarded
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        """Rename, atomically on this node. RENAME_EXCHANGE is not offered."""
+        self._check_writable(parent_inode_old)
+        self._check_writable(parent_inode_new)
+        if flags & ~pyfuse3.RENAME_NOREPLACE:
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        await self._fs.changes.rename(
+            self._directory(parent_inode_old),
+            decode_name(name_old),
+            self._directory(parent_inode_new),
+            decode_name(name_new),
+            replace=not flags & pyfuse3.RENAME_NOREPLACE,
+        )
+
+    @_guarded
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Hard links do not exist in a bucket: EPERM, as link(2) says for such file systems."""
+        raise NotPermitted("hard links are not offered: a bucket has none; use a symlink or a copy")
+
+    @_guarded
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Devices, sockets and pipes are not offered."""
+        raise NotPermitted("device nodes, sockets and pipes are not offered")
+
+    # ---- directories
+
+    @_guarded
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
+        """Open a directory."""
+        if inode == control.DIRECTORY:
+            return pyfuse3.FileHandleT(control.FIRST_HANDLE - 1)
+        node = self._directory(inode)
+        node.handles += 1
+        return self._keep(self._directories, DirectoryHandle(node))
+
+    @_guarded
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """Stream a directory's entries, with attributes."""
+        if fh == control.FIRST_HANDLE - 1:
+            for index, (text, inode) in enumerate(self._control.entries()[start_id:], start_id):
+                entry = self._control.attributes(inode)
+                if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
+                    return
+            return
+        handle = self._directories[fh]
+        if start_id != handle.position:
+            # rewinddir(3) or seekdir(3): read again from the start, and skip.
+            handle = self._directories[fh] = DirectoryHandle(handle.node)
+            while handle.position < start_id and await self._fill(handle):
+                step = min(len(handle.queue), start_id - handle.position)
+                del handle.queue[:step]
+                handle.position += step
+        while await self._fill(handle):
+            while handle.queue:
+                node = handle.queue[0]
+                if self._fs.tree.is_linked(node):
+                    name = pyfuse3.FileNameT(os.fsencode(node.name))
+                    if not pyfuse3.readdir_reply(token, name, self._entry(node), handle.position + 1):
+                        return
+                    node.lookups += 1
+                handle.queue.pop(0)
+                handle.position += 1
+
+    async def _fill(self, handle: DirectoryHandle) -> bool:
+        if not handle.queue:
+            handle.queue = await self._fs.names.next_entries(handle, _ENTRIES_AT_ONCE)
+        return bool(handle.queue)
+
+    @_guarded
+    async def releasedir(self, fh: int) -> None:
+        """Close a directory."""
+        handle = self._directories.pop(fh, None)
+        if handle is not None:
+            handle.node.handles -= 1
+            self._fs.tree.forget(handle.node.number, 0)
+
+    @_guarded
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """Changes of names are journaled before their call returns: nothing is left to do."""
+
+    # ---- files
+
+    @_guarded
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        """Make and open a file."""
+        self._check_writable(parent_inode)
+        bits = mode & ~ctx.umask & 0o7777
+        node = await self._fs.changes.create(self._directory(parent_inode), decode_name(name), bits)
+        handle = self._fs.contents.open(node, writable=True, pid=ctx.pid)
+        return self._file_info(handle), self._new(node)
+
+    @_guarded
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        """Open a file. ESTALE makes the kernel look the name up again: another client replaced it."""
+        if self._control.owns(inode):
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                raise pyfuse3.FUSEError(errno.EACCES)
+            return self._control.open(inode)
+        node = self._node(inode)
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        if writable:
+            self._check_writable(inode)
+            self._fs.contents.check_room()
+        if node.parent is not None and node.generation is None:
+            seen = await self._fs.names.lookup(node.parent, node.name)
+            if seen is not node:
+                raise ObjectChanged(f"{node.name}: was replaced in the bucket")
+        handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid if writable else 0)
+        if writable and flags & os.O_TRUNC:
+            await self._fs.contents.truncate(node, 0)
+        return self._file_info(handle)
+
+    @_guarded
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
+        """Return bytes: a view of a buffer that stays valid until pyfuse3 has replied."""
+        if self._control.owns_handle(fh):
+            return self._control.read(fh, off, size)
+        return await self._fs.contents.read(self._files[fh], off, size)
+
+    @_guarded
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        """Take bytes."""
+        return await self._fs.contents.write(self._files[fh], off, buf)
+
+    @_guarded
+    async def flush(self, fh: int) -> None:
+        """One close(2)."""
+        handle = self._files.get(fh)
+        if handle is not None:
+            await self._fs.contents.flush(handle)
+
+    @_guarded
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """Bring data and journal to the disk."""
+        handle = self._files.get(fh)
+        if handle is not None:
+            await self._fs.contents.fsync(handle)
+
+    @_guarded
+    async def release(self, fh: int) -> None:
+        """The last descriptor of an open file is gone."""
+        if self._control.owns_handle(fh):
+            self._control.release(fh)
+            return
+        await self._fs.contents.release(self._files.pop(fh))
+
+    @_guarded
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        """Return what the cache's limit leaves for writing; the bucket itself has none."""
+        cache = self._fs.cache.statistics()
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = _BLOCK
+        data.f_blocks = cache.limit_bytes // _BLOCK
+        data.f_bfree = data.f_bavail = max(0, cache.limit_bytes - cache.staging_bytes) // _BLOCK
+        data.f_files = data.f_ffree = data.f_favail = 1 << 32
+        data.f_namemax = 255
+        return data
+
+    # ---- inside
+
+    def _node(self, inode: int) -> Node:
+        node = self._fs.tree.nodes.get(inode)
+        if node is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return node
+
+    def _directory(self, inode: int) -> Node:
+        if self._control.owns(inode):
+            raise pyfuse3.FUSEError(errno.EACCES)
+        node = self._node(inode)
+        if node.kind is not Kind.DIRECTORY:
+            raise pyfuse3.FUSEError(errno.ENOTDIR)
+        return node
+
+    def _check_writable(self, inode: int) -> None:
+        if self._control.owns(inode):
+            raise pyfuse3.FUSEError(errno.EACCES)
+        if self._read_only:
+            raise ReadOnly("this mount is read-only")
+
+    def _keep(self, table: dict[int, T], handle: T) -> pyfuse3.FileHandleT:
+        number = self._next_handle
+        self._next_handle += 1
+        table[number] = handle
+        return pyfuse3.FileHandleT(number)
+
+    def _file_info(self, handle: FileHandle) -> pyfuse3.FileInfo:
+        # An inode is one version, so that what the kernel holds of it is never stale.
+        return pyfuse3.FileInfo(fh=self._keep(self._files, handle), direct_io=False, keep_cache=True)
+
+    def _new(self, node: Node) -> pyfuse3.EntryAttributes:
+        node.lookups += 1
+        return self._entry(node)
+
+    def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(node.number)
+        entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[node.kind] | node.mode)
+        linked = self._fs.tree.is_linked(node)
+        entry.st_nlink = (2 if node.kind is Kind.DIRECTORY else 1) if linked else 0
+        entry.st_uid, entry.st_gid = node.uid, node.gid
+        entry.st_size = node.size
+        entry.st_blksize = MIB
+        entry.st_blocks = -(-node.size // 512)
+        entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = node.mtime_ns
+        seconds = min(self._fs.names.fresh_seconds(node), _IMMUTABLE_SECONDS)
+        entry.entry_timeout = entry.attr_timeout = seconds
+        return entry
+
+    def _invalidate(self, parent: Node, name: str) -> None:
+        pyfuse3.invalidate_entry_async(
+            pyfuse3.InodeT(parent.number), pyfuse3.FileNameT(os.fsencode(name)), ignore_enoent=True
+        )

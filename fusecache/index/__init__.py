@@ -1,0 +1,1 @@
+"""Rows in LMDB: journal, cache index, listings. Blocking, trio-free."""

@@ -1,0 +1,363 @@
+"""The cache's rows: which granules of which objects are on the local disk, with their checksums.
+
+An LMDB environment without syncs: after `kill -9` the kernel still has every committed page; after a power
+loss it may be torn, and a torn LMDB can crash its reader. So a small JSON file beside it says under which
+boot it was opened and whether it was closed in order, and an index from an unclean stop under another boot
+is discarded unopened, together with the files it described.
+
+Tables (integers big-endian, so that keys sort by number):
+- `objects`: blake2b-256(key NUL etag) -> number u64, size u64, blocks u32, key length u16, key, etag (UTF-8)
+- `files`:   number u64 -> the object's digest
+- `blocks`:  number u64, block u32 -> granule mask u16, stamp u32, bytes u32, 16 checksums of 8 bytes
+- `meta`:    `next_number`, `used_bytes`, `clock` -> u64
+
+Invariants:
+1. `used_bytes` is the sum of all block rows, in every committed state.
+2. An object has a row exactly as long as one of its blocks has one; `blocks` counts them.
+3. A file number is given out once, ever.
+
+Blocking. Calls must not overlap with each other, but may come from different threads.
+"""
+
+import hashlib
+import json
+import os
+import random
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from fusecache.model.errors import StateError
+from fusecache.model.nouns import GRANULES_PER_BLOCK, ObjectId
+
+FORMAT = 1
+# Address space, not memory: 64 GiB of rows describe some 400 TiB of cache.
+_MAP_BYTES = 64 << 30
+_OBJECT = struct.Struct(">QQIH")
+_NUMBER = struct.Struct(">Q")
+_BLOCK_KEY = struct.Struct(">QI")
+_BLOCK = struct.Struct(">HII")
+_CHECKSUMS_BYTES = GRANULES_PER_BLOCK * 8
+_STATE_NAME = "state.json"
+_FIRST_NUMBER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """One cached block. mask: bit g set if granule g is on disk; size: bytes of those; checksums: 16 x 8 bytes."""
+
+    mask: int
+    stamp: int
+    size: int
+    checksums: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRow:
+    """One object with cached blocks. size: of the object, in bytes; blocks: how many have rows."""
+
+    object_id: ObjectId
+    number: int
+    size: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChange:
+    """New rows of one object; None removes a block's row."""
+
+    object_id: ObjectId
+    number: int
+    size: int
+    rows: Mapping[int, BlockRow | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What an eviction took away: bytes of the rows, and numbers of the files that have no row left."""
+
+    size: int
+    emptied: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How the index was found. discarded: folders renamed aside, to be deleted; unclean: orphan files are possible."""
+
+    discarded: tuple[Path, ...]
+    unclean: bool
+
+
+def read_boot_id() -> str:
+    """Return the kernel's name for this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class CacheIndex:
+    """The open index. `opening` says what the last run left."""
+
+    def __init__(self, directory: Path, *, boot_id: str, described: Sequence[Path] = ()) -> None:
+        """Open or create the index in `directory`. O(1): nothing is scanned.
+
+        described: folders whose content means nothing without this index; discarded with it.
+        Raises StateError for a newer format, or if the folder cannot be used.
+        """
+        self._state_path = directory / _STATE_NAME
+        self._boot_id = boot_id
+        try:
+            self.opening = _prepare(directory, boot_id, described)
+            directory.mkdir(parents=True, exist_ok=True)
+            self._write_state(clean=False)
+            self._env = lmdb.open(
+                str(directory / "rows"),
+                map_size=_MAP_BYTES,
+                max_dbs=4,
+                sync=False,
+                metasync=False,
+                readahead=False,
+            )
+        except (OSError, lmdb.Error) as exc:
+            raise StateError(f"the cache index in {directory} cannot be opened: {exc}") from exc
+        self._objects = self._env.open_db(b"objects")
+        self._files = self._env.open_db(b"files")
+        self._blocks = self._env.open_db(b"blocks")
+        self._meta = self._env.open_db(b"meta")
+
+    def close(self, *, clean: bool = True) -> None:
+        """Close; with `clean`, sync everything and leave the mark that says so."""
+        if clean:
+            self._env.sync(force=True)
+        self._env.close()
+        if clean:
+            self._write_state(clean=True)
+
+    def used_bytes(self) -> int:
+        """Return the bytes of all rows."""
+        with self._env.begin() as txn:
+            return self._read_meta(txn, b"used_bytes", 0)
+
+    def lease_numbers(self, count: int) -> int:
+        """Set `count` file numbers aside for the caller; return the first."""
+        with self._env.begin(write=True) as txn:
+            first = self._read_meta(txn, b"next_number", _FIRST_NUMBER)
+            txn.put(b"next_number", _NUMBER.pack(first + count), db=self._meta)
+        return first
+
+    def find(self, object_id: ObjectId) -> ObjectRow | None:
+        """Return the row of an object, None if nothing of it is cached."""
+        with self._env.begin() as txn:
+            value = txn.get(_digest(object_id), db=self._objects)
+        return _unpack_object(value) if value is not None else None
+
+    def has_file(self, number: int) -> bool:
+        """Say whether a file of this number belongs to an object."""
+        with self._env.begin() as txn:
+            return txn.get(_NUMBER.pack(number), db=self._files) is not None
+
+    def block_rows(self, number: int, first: int, stop: int) -> dict[int, BlockRow]:
+        """Return the rows of blocks first..stop-1 of a file."""
+        rows: dict[int, BlockRow] = {}
+        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+            found = cursor.set_range(_BLOCK_KEY.pack(number, first))
+            while found:
+                key_number, block = _BLOCK_KEY.unpack(cursor.key())
+                if key_number != number or block >= stop:
+                    break
+                rows[block] = _unpack_block(cursor.value())
+                found = cursor.next()
+        return rows
+
+    def clock(self) -> int:
+        """Return the traffic clock of the last `apply`."""
+        with self._env.begin() as txn:
+            return self._read_meta(txn, b"clock", 0)
+
+    def apply(self, changes: Iterable[ObjectChange], clock: int) -> None:
+        """Write many rows, and the traffic clock that their stamps count in, in one transaction."""
+        with self._env.begin(write=True) as txn:
+            used = self._read_meta(txn, b"used_bytes", 0)
+            for change in changes:
+                used += self._apply_one(txn, change)
+            txn.put(b"used_bytes", _NUMBER.pack(used), db=self._meta)
+            txn.put(b"clock", _NUMBER.pack(clock), db=self._meta)
+
+    def evict(self, blocks: Iterable[tuple[int, int]]) -> Evicted:
+        """Remove the rows of (number, block) pairs, in one transaction; pairs without a row count nothing."""
+        by_number: dict[int, list[int]] = {}
+        for number, block in blocks:
+            by_number.setdefault(number, []).append(block)
+        freed = 0
+        emptied: list[int] = []
+        with self._env.begin(write=True) as txn:
+            for number, file_blocks in by_number.items():
+                digest = txn.get(_NUMBER.pack(number), db=self._files)
+                value = txn.get(digest, db=self._objects) if digest is not None else None
+                if value is None:
+                    continue
+                row = _unpack_object(value)
+                change = ObjectChange(row.object_id, number, row.size, dict.fromkeys(file_blocks))
+                freed -= self._apply_one(txn, change)
+                if txn.get(_NUMBER.pack(number), db=self._files) is None:
+                    emptied.append(number)
+            used = self._read_meta(txn, b"used_bytes", 0)
+            txn.put(b"used_bytes", _NUMBER.pack(used - freed), db=self._meta)
+        return Evicted(freed, tuple(emptied))
+
+    def remove_object(self, object_id: ObjectId) -> Evicted:
+        """Remove an object with all its rows; one that is not there counts nothing."""
+        row = self.find(object_id)
+        if row is None:
+            return Evicted(0, ())
+        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+            blocks = []
+            found = cursor.set_range(_BLOCK_KEY.pack(row.number, 0))
+            while found:
+                number, block = _BLOCK_KEY.unpack(cursor.key())
+                if number != row.number:
+                    break
+                blocks.append((number, block))
+                found = cursor.next()
+        return self.evict(blocks)
+
+    def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
+        """Return rows from random places, in random order and without repeats: (number, block, row).
+
+        seeks: how many places; run: how many neighbours from each. Every file is as likely as every other,
+        and within a file every block; the larger ones are met more often only through their longer runs.
+        """
+        found: dict[tuple[int, int], BlockRow] = {}
+        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+            if not cursor.first():
+                return []
+            lowest = _BLOCK_KEY.unpack(cursor.key())[0]
+            cursor.last()
+            highest = _BLOCK_KEY.unpack(cursor.key())[0]
+            for _ in range(seeks):
+                if not _seek_random(cursor, rng, lowest, highest):
+                    continue
+                for _ in range(run):
+                    number, block = _BLOCK_KEY.unpack(cursor.key())
+                    found[number, block] = _unpack_block(cursor.value())
+                    if not cursor.next():
+                        break
+        rows = [(number, block, row) for (number, block), row in found.items()]
+        rng.shuffle(rows)
+        return rows
+
+    def _apply_one(self, txn: lmdb.Transaction, change: ObjectChange) -> int:
+        """Write one object's rows; return by how much the used bytes grew."""
+        digest = _digest(change.object_id)
+        value = txn.get(digest, db=self._objects)
+        count = _unpack_object(value).blocks if value is not None else 0
+        grown = 0
+        for block, row in change.rows.items():
+            key = _BLOCK_KEY.pack(change.number, block)
+            old = txn.get(key, db=self._blocks)
+            if old is not None:
+                grown -= _unpack_block(old).size
+                count -= 1
+            if row is not None:
+                txn.put(key, _BLOCK.pack(row.mask, row.stamp, row.size) + row.checksums, db=self._blocks)
+                grown += row.size
+                count += 1
+            elif old is not None:
+                txn.delete(key, db=self._blocks)
+        if count:
+            txn.put(digest, _pack_object(change, count), db=self._objects)
+            txn.put(_NUMBER.pack(change.number), digest, db=self._files)
+        else:
+            txn.delete(digest, db=self._objects)
+            txn.delete(_NUMBER.pack(change.number), db=self._files)
+        return grown
+
+    def _read_meta(self, txn: lmdb.Transaction, name: bytes, default: int) -> int:
+        value = txn.get(name, db=self._meta)
+        return int(_NUMBER.unpack(value)[0]) if value is not None else default
+
+    def _write_state(self, *, clean: bool) -> None:
+        """Replace the state file, synced: it must never say clean about rows that are not."""
+        text = json.dumps({"format": FORMAT, "boot_id": self._boot_id, "clean": clean})
+        fresh = self._state_path.with_suffix(".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, text.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        fresh.replace(self._state_path)
+        folder = os.open(self._state_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Opening:
+    """Judge what the last run left, without opening it; move what cannot be trusted aside."""
+    leftovers = [
+        found
+        for folder in (directory, *described)
+        for found in folder.parent.glob(f"{folder.name}.discarded-*")
+    ]
+    state_path = directory / _STATE_NAME
+    try:
+        state = json.loads(state_path.read_text())
+        found_format, clean, same_boot = state["format"], state["clean"], state["boot_id"] == boot_id
+    except FileNotFoundError:
+        # No state: never used, or a start that died at once. Rows without a state are from no known boot.
+        found_format, clean, same_boot = FORMAT, not (directory / "rows").exists(), False
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StateError(
+            f"{state_path} cannot be read ({exc}): move {directory} away to start with an empty cache"
+        ) from exc
+    if found_format != FORMAT:
+        raise StateError(
+            f"{directory} has format {found_format}, this program knows {FORMAT}: use the newer program"
+        )
+    if clean or same_boot:
+        return Opening(tuple(leftovers), unclean=not clean)
+    for folder in (*described, directory):  # the index last: while it is there, its stop counts as unclean
+        if folder.exists():
+            aside = folder.with_name(f"{folder.name}.discarded-{os.urandom(4).hex()}")
+            folder.rename(aside)
+            leftovers.append(aside)
+    return Opening(tuple(leftovers), unclean=False)
+
+
+def _seek_random(cursor: lmdb.Cursor, rng: random.Random, lowest: int, highest: int) -> bool:
+    """Put the cursor on a random block of a random file."""
+    number = rng.randint(lowest, highest)
+    if not cursor.set_range(_BLOCK_KEY.pack(number, 0)):
+        return False
+    number = _BLOCK_KEY.unpack(cursor.key())[0]
+    # The file's last block: the row before the first of any later file.
+    at_later = cursor.set_range(_BLOCK_KEY.pack(number + 1, 0))
+    last = cursor.prev() if at_later else cursor.last()
+    assert last, "a file that was just seen has a last block"
+    last_block = _BLOCK_KEY.unpack(cursor.key())[1]
+    return bool(cursor.set_range(_BLOCK_KEY.pack(number, rng.randint(0, last_block))))
+
+
+def _digest(object_id: ObjectId) -> bytes:
+    return hashlib.blake2b(f"{object_id.key}\0{object_id.etag}".encode(), digest_size=32).digest()
+
+
+def _pack_object(change: ObjectChange, blocks: int) -> bytes:
+    key = change.object_id.key.encode()
+    return _OBJECT.pack(change.number, change.size, blocks, len(key)) + key + change.object_id.etag.encode()
+
+
+def _unpack_object(value: bytes | memoryview) -> ObjectRow:
+    value = bytes(value)
+    number, size, blocks, key_length = _OBJECT.unpack_from(value)
+    key = value[_OBJECT.size : _OBJECT.size + key_length].decode()
+    etag = value[_OBJECT.size + key_length :].decode()
+    return ObjectRow(ObjectId(key, etag), number, size, blocks)
+
+
+def _unpack_block(value: bytes | memoryview) -> BlockRow:
+    mask, stamp, size = _BLOCK.unpack_from(value)
+    return BlockRow(mask, stamp, size, bytes(value[_BLOCK.size : _BLOCK.size + _CHECKSUMS_BYTES]))

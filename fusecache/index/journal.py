@@ -1,0 +1,203 @@
+"""The journal: durable rows that let a restarted daemon keep its promises.
+
+Not the cache index: that one may be lost, this one may not. Every `apply` is one LMDB transaction, synced before it
+returns, so that a batch of changes is there after a crash as a whole or not at all.
+
+Invariants:
+1. A row is written before the effect that it announces, and removed after the effect that ends it.
+2. Numbers (generations, sequences) never go backwards, across restarts too.
+3. An unreadable row is never deleted: opening fails and says where the journal is.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import lmdb
+
+from fusecache.model.errors import NoSpace, StateError
+from fusecache.model.records import (
+    FileRecord,
+    OperationRecord,
+    PosixAttributes,
+    file_from_row,
+    operation_from_row,
+    to_row,
+)
+
+FORMAT_VERSION = 1
+# Address space, not disk: LMDB grows the file as rows come. 8 GiB hold about ten million rows.
+MAP_BYTES = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PutFile:
+    """Write the row of a generation."""
+
+    record: FileRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DropFile:
+    """Remove the row of a generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutOperation:
+    """Write the row of a change."""
+
+    record: OperationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DropOperation:
+    """Remove the row of a change."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutAttributes:
+    """Remember mode, owner and times of a version that the bucket does not keep them for."""
+
+    key: str
+    etag: str
+    attributes: PosixAttributes
+
+
+Change = PutFile | DropFile | PutOperation | DropOperation | PutAttributes
+
+
+class Journal:
+    """An open journal. `apply` and `close` may be called from any one thread at a time; reads from any."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open or create the journal. Raises StateError if it is damaged or of a newer format."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        try:
+            self._env = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=4, subdir=True, lock=True)
+            self._files = self._env.open_db(b"files")
+            self._operations = self._env.open_db(b"operations")
+            self._attributes = self._env.open_db(b"attributes")
+            self._meta = self._env.open_db(b"meta")
+        except lmdb.Error as exc:
+            raise StateError(
+                f"{directory}: the journal cannot be opened ({exc}); it may hold writes that the bucket does not "
+                f"have yet. Move the cache directory aside and mount again; keep it until they are recovered"
+            ) from exc
+        self._check_format()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the journal; everything applied is on disk already."""
+        self._env.close()
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Write all changes in one synced transaction. Raises NoSpace or StateError; then none is written."""
+        try:
+            with self._env.begin(write=True) as txn:
+                highest = 0
+                for change in changes:
+                    highest = max(highest, self._apply_one(txn, change))
+                if highest > self._number(txn, b"highest"):
+                    txn.put(b"highest", str(highest).encode(), db=self._meta)
+        except (lmdb.MapFullError, lmdb.DiskError) as exc:
+            raise NoSpace(
+                f"{self._directory}: no room for the journal ({exc}); free space on that disk"
+            ) from exc
+        except lmdb.Error as exc:
+            raise StateError(f"{self._directory}: the journal refused a write ({exc})") from exc
+
+    def files(self) -> list[FileRecord]:
+        """Return all generations, oldest first. Raises StateError if a row is unreadable."""
+        return [self._parse(file_from_row, raw) for raw in self._values(self._files)]
+
+    def operations(self) -> list[OperationRecord]:
+        """Return all changes in order. Raises StateError if a row is unreadable."""
+        return [self._parse(operation_from_row, raw) for raw in self._values(self._operations)]
+
+    def attributes(self, key: str, etag: str) -> PosixAttributes | None:
+        """Return the local attributes of a version, or None."""
+        with self._env.begin(db=self._attributes) as txn:
+            raw = txn.get(_version_key(key, etag))
+        return PosixAttributes(*json.loads(raw)) if raw else None
+
+    def highest_number(self) -> int:
+        """Return the highest generation or sequence ever written; new ones start above it."""
+        with self._env.begin() as txn:
+            return self._number(txn, b"highest")
+
+    def _apply_one(self, txn: Any, change: Change) -> int:
+        match change:
+            case PutFile(record):
+                txn.put(_number_key(record.generation), _dump(to_row(record)), db=self._files)
+                return max(record.generation, record.sequence)
+            case DropFile(generation):
+                txn.delete(_number_key(generation), db=self._files)
+                return generation
+            case PutOperation(operation):
+                txn.put(_number_key(operation.sequence), _dump(to_row(operation)), db=self._operations)
+                return operation.sequence
+            case DropOperation(sequence):
+                txn.delete(_number_key(sequence), db=self._operations)
+                return sequence
+            case PutAttributes(key, etag, attributes):
+                row = [attributes.mode, attributes.uid, attributes.gid, attributes.mtime_ns]
+                txn.put(_version_key(key, etag), _dump(row), db=self._attributes)
+                return 0
+
+    def _check_format(self) -> None:
+        with self._env.begin(write=True, db=self._meta) as txn:
+            version = self._number(txn, b"format")
+            if version == 0:
+                txn.put(b"format", str(FORMAT_VERSION).encode())
+            elif version != FORMAT_VERSION:
+                self._env.close()
+                raise StateError(
+                    f"{self._directory}: the journal has format {version}, this fusecache reads {FORMAT_VERSION}; "
+                    f"mount with the version that wrote it, or use another --cache-dir"
+                )
+
+    def _number(self, txn: Any, name: bytes) -> int:
+        raw = txn.get(name, db=self._meta)
+        return int(raw) if raw else 0
+
+    def _values(self, database: Any) -> list[bytes]:
+        with self._env.begin(db=database) as txn:
+            return [bytes(value) for _, value in txn.cursor()]
+
+    def _parse(self, parse: Any, raw: bytes) -> Any:
+        try:
+            return parse(json.loads(raw))
+        except (ValueError, TypeError, KeyError) as exc:
+            raise StateError(
+                f"{self._directory}: a journal row is unreadable ({exc}: {raw[:200]!r}); nothing was changed. "
+                f"Move the cache directory aside and mount again; keep it until its files are recovered"
+            ) from exc
+
+
+def _number_key(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _version_key(key: str, etag: str) -> bytes:
+    # LMDB keys end at 511 bytes, S3 keys at 1 024.
+    return hashlib.blake2b(f"{etag}\0{key}".encode(), digest_size=32).digest()
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,1 @@
+"""The nouns: values without I/O, clock or await."""

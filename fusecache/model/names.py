@@ -1,0 +1,52 @@
+"""Between keys and file names.
+
+A key is UTF-8, NFC-normalised, at most 1 024 bytes, its parts divided by `/`. A name is one part.
+Names that differ only in normalisation are one file. A key that cannot be a path on the mount is *hidden*:
+never shown, never an escape from the mount, reported as unusable.
+"""
+
+import unicodedata
+
+from fusecache.model.errors import InvalidName
+
+# Cloudflare R2's limit on a key, and Linux's NAME_MAX on one part of it.
+KEY_BYTES_MAX = 1024
+NAME_BYTES_MAX = 255
+
+
+def decode_name(raw: bytes) -> str:
+    """Return the name that the kernel sent, NFC-normalised. Raises InvalidName if it can be no part of a key."""
+    try:
+        name = unicodedata.normalize("NFC", raw.decode("utf-8"))
+    except UnicodeDecodeError as exc:
+        raise InvalidName(f"{raw!r}: a name in the bucket must be UTF-8") from exc
+    reason = unusable_name(name)
+    if reason:
+        raise InvalidName(f"{name!r}: {reason}")
+    return name
+
+
+def unusable_name(name: str) -> str | None:
+    """Return why `name` cannot be a file name on the mount, or None if it can."""
+    if name == "":
+        return "an empty part of a path (two slashes in a row)"
+    if name in {".", ".."}:
+        return "'.' and '..' are not names"
+    if "\0" in name or "/" in name:
+        return "NUL and '/' cannot stand in a name"
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        return "not valid Unicode"
+    if size > NAME_BYTES_MAX:
+        return f"longer than {NAME_BYTES_MAX} bytes"
+    if unicodedata.normalize("NFC", name) != name:
+        return "not NFC-normalised, so that no path can name it"
+    return None
+
+
+def check_key(key: str) -> str:
+    """Return `key`. Raises InvalidName if it is longer than a bucket allows."""
+    if len(key.encode("utf-8")) > KEY_BYTES_MAX:
+        raise InvalidName(f"{key[:80]}…: the path makes a key longer than {KEY_BYTES_MAX} bytes; shorten it")
+    return key

@@ -1,0 +1,62 @@
+"""The nouns of the program: small frozen values, checked once at construction, then trusted."""
+
+from dataclasses import dataclass
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+# The unit of allocation and eviction in the cache.
+BLOCK_BYTES = MIB
+# The unit of validity and checksum in the cache: a small random read fetches no more than its granules.
+GRANULE_BYTES = 64 * KIB
+GRANULES_PER_BLOCK = BLOCK_BYTES // GRANULE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectId:
+    """One immutable version in the bucket. A changed object is another object."""
+
+    key: str
+    etag: str
+
+    def __post_init__(self) -> None:
+        if not self.key or not self.etag:
+            raise ValueError(f"an object needs a key and an etag, not {self.key!r} and {self.etag!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Half-open byte range [start, stop) of one object. Invariant: 0 <= start < stop."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"empty or negative extent {self.start}..{self.stop}")
+
+    @property
+    def size(self) -> int:
+        """Bytes in the extent."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What the bucket says of one object: from a LIST (metadata None: LIST shows none) or a HEAD.
+
+    size in bytes; modified in seconds since 1970 (UTC); etag without its quotes.
+    """
+
+    key: str
+    etag: str
+    size: int
+    modified: float
+    metadata: dict[str, str] | None = None
+
+    @property
+    def object_id(self) -> ObjectId:
+        """The identity of this version."""
+        return ObjectId(self.key, self.etag)

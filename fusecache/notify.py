@@ -1,0 +1,19 @@
+"""Tells systemd how the service is: sd_notify(3) over its datagram socket; nothing where there is none."""
+
+import os
+import socket
+
+
+def notify(**fields: str | int) -> None:
+    """Send fields such as READY=1 or STATUS="…". Without NOTIFY_SOCKET nothing happens."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in fields.items())
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # an abstract socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.sendto(text.encode(), address)
+        except OSError:
+            return  # a manager that does not listen is no reason to end a mount

@@ -1,0 +1,45 @@
+"""How long to wait after a failure, and how many requests a struggling bucket still gets. Time is an argument."""
+
+FIRST_SECONDS = 1.0
+LONGEST_SECONDS = 60.0
+# One 429 storm answers many requests at once: it counts as one signal.
+SIGNAL_SECONDS = 1.0
+
+
+def backoff_seconds(attempt: int, chance: float) -> float:
+    """Return the wait before attempt number `attempt` (1 is the first retry): exponential, jittered, 0.5-60 s.
+
+    chance: a random number in [0, 1), so that a thousand nodes do not come back in step.
+    """
+    base = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(attempt - 1, 16))
+    return base * (0.5 + 0.5 * chance)
+
+
+class RequestLimit:
+    """Additive increase, multiplicative decrease: how many requests the whole client may have in flight.
+
+    Invariant: 1 <= limit <= ceiling.
+    """
+
+    def __init__(self, ceiling: int) -> None:
+        if ceiling < 1:
+            raise ValueError(f"at least one request must be allowed, not {ceiling}")
+        self._ceiling = ceiling
+        self._limit = float(ceiling)
+        self._last_signal = float("-inf")
+
+    @property
+    def limit(self) -> int:
+        """Requests allowed in flight now."""
+        return int(self._limit)
+
+    def on_throttled(self, now: float) -> None:
+        """The bucket said to slow down: halve, at most once a second."""
+        if now - self._last_signal >= SIGNAL_SECONDS:
+            self._last_signal = now
+            self._limit = max(1.0, self._limit / 2)
+
+    def on_success(self) -> None:
+        """A request went well: about one more for each full round of them."""
+        if self._limit < self._ceiling:
+            self._limit = min(float(self._ceiling), self._limit + 1 / self._limit)

@@ -1,0 +1,68 @@
+"""In which order fetches start: demand before hint before read-ahead; within a cause, what is needed soonest."""
+
+import enum
+import heapq
+import itertools
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Cause(enum.IntEnum):
+    """Why bytes are fetched; the smaller starts first."""
+
+    DEMAND = 0
+    HINT = 1
+    READAHEAD = 2
+
+
+class FetchQueue(Generic[T]):
+    """A priority queue whose items can be moved forward or taken out. Items are compared by identity.
+
+    Invariant: an item is in the queue at most once, whatever its history of pushes.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, T]] = []
+        self._tickets: dict[int, int] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __contains__(self, item: T) -> bool:
+        return id(item) in self._tickets
+
+    def push(self, item: T, cause: Cause, depth: int = 0) -> None:
+        """Add an item, or move it to a new place. depth: how far ahead of its reader it is; nearer goes first."""
+        ticket = next(self._numbers)
+        self._tickets[id(item)] = ticket
+        heapq.heappush(self._heap, (cause, depth, ticket, item))
+
+    def remove(self, item: T) -> None:
+        """Take an item out; one that is not queued is no error."""
+        self._tickets.pop(id(item), None)
+        self._forget_stale()
+
+    def peek(self) -> T | None:
+        """Return the item that goes next, without taking it."""
+        self._forget_stale()
+        return self._heap[0][3] if self._heap else None
+
+    def pop(self) -> T:
+        """Take the item that goes next. Raises IndexError if there is none."""
+        self._forget_stale()
+        item = heapq.heappop(self._heap)[3]
+        del self._tickets[id(item)]
+        return item
+
+    def _forget_stale(self) -> None:
+        """Drop heap entries that a later push or a removal made void."""
+        heap, tickets = self._heap, self._tickets
+        while heap and tickets.get(id(heap[0][3])) != heap[0][2]:
+            heapq.heappop(heap)
+        # Removed items in the middle keep their memory until they surface: rebuild when they are the
+        # majority.
+        if len(heap) > 64 and len(heap) > 2 * len(tickets):
+            self._heap = [entry for entry in heap if tickets.get(id(entry[3])) == entry[2]]
+            heapq.heapify(self._heap)

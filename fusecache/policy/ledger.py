@@ -1,0 +1,88 @@
+"""The account of the node's disk: `used + reserved <= limit`, cache and staging together.
+
+Bytes are reserved before they are written. Pure: it neither evicts nor waits, it only says what is missing.
+
+Invariants:
+1. No reservation that is granted makes the total exceed the limit.
+2. Staging takes at most its share, so that one checkpoint does not evict the whole dataset.
+A total above the limit can only come from outside (`restore_*`: a limit lowered between two starts).
+"""
+
+STAGING_SHARE_PERCENT = 70
+
+
+class Ledger:
+    """Counts bytes used by cached blocks, reserved for blocks being written, and held by staging files."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes <= 0:
+            raise ValueError(f"the limit must be positive, not {limit_bytes}")
+        self.limit_bytes = limit_bytes
+        self.cache_bytes = 0
+        self.reserved_bytes = 0
+        self.staging_bytes = 0
+
+    @property
+    def staging_limit_bytes(self) -> int:
+        """The most that staging may hold."""
+        return self.limit_bytes * STAGING_SHARE_PERCENT // 100
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that is used or promised."""
+        return self.cache_bytes + self.reserved_bytes + self.staging_bytes
+
+    def shortage_bytes(self, nbytes: int) -> int:
+        """Return how many bytes must be freed before `nbytes` more fit; 0 if they fit now."""
+        return max(0, self.total_bytes + nbytes - self.limit_bytes)
+
+    def reserve_cache(self, nbytes: int) -> bool:
+        """Promise room for blocks about to be written, if there is any."""
+        if self.shortage_bytes(nbytes):
+            return False
+        self.reserved_bytes += nbytes
+        return True
+
+    def commit_cache(self, nbytes: int) -> None:
+        """The reserved bytes have been written."""
+        self.cancel_cache(nbytes)
+        self.cache_bytes += nbytes
+
+    def cancel_cache(self, nbytes: int) -> None:
+        """The reserved bytes will not be written."""
+        assert 0 <= nbytes <= self.reserved_bytes, (nbytes, self.reserved_bytes)
+        self.reserved_bytes -= nbytes
+
+    def release_cache(self, nbytes: int) -> None:
+        """Blocks were evicted."""
+        assert 0 <= nbytes <= self.cache_bytes, (nbytes, self.cache_bytes)
+        self.cache_bytes -= nbytes
+
+    def staging_fits(self, nbytes: int) -> bool:
+        """Say whether staging may grow by `nbytes` at all, whatever must be evicted for it."""
+        return self.staging_bytes + nbytes <= self.staging_limit_bytes
+
+    def reserve_staging(self, nbytes: int) -> bool:
+        """Promise room for a staging file, if there is any now."""
+        if not self.staging_fits(nbytes) or self.shortage_bytes(nbytes):
+            return False
+        self.staging_bytes += nbytes
+        return True
+
+    def release_staging(self, nbytes: int) -> None:
+        """A staging file shrank or went away."""
+        assert 0 <= nbytes <= self.staging_bytes, (nbytes, self.staging_bytes)
+        self.staging_bytes -= nbytes
+
+    def adopt(self, nbytes: int) -> None:
+        """A staging file of `nbytes` became cache."""
+        self.release_staging(nbytes)
+        self.cache_bytes += nbytes
+
+    def restore_cache(self, nbytes: int) -> None:
+        """Account for blocks found at start, even above the limit."""
+        self.cache_bytes += nbytes
+
+    def restore_staging(self, nbytes: int) -> None:
+        """Account for staging files found at start, even above the limit."""
+        self.staging_bytes += nbytes

@@ -1,0 +1,114 @@
+"""What one handle's reads so far say about its next ones. Pure values and functions.
+
+A reader that starts at the beginning of a file, or reads on where it stopped, is sequential; its window of
+read-ahead grows each time it has to wait. A reader that jumps is random and gets no more than its granules.
+"""
+
+import enum
+from dataclasses import dataclass, replace
+
+from fusecache.model.nouns import GRANULE_BYTES, KIB, MIB, Extent
+from fusecache.policy.granules import CHUNK_BYTES
+
+# The first request of a sequential reader: a header that is read alone costs no more than this.
+FIRST_WINDOW_BYTES = MIB
+# The kernel's own read-ahead reorders a little, and tools skip over parts: still one stream.
+FORWARD_SEEK_BYTES = 16 * MIB
+BACKWARD_SEEK_BYTES = MIB
+# A random reader is believed sequential again only after reads that really follow each other.
+NEAR_BYTES = 128 * KIB
+STREAK_FOR_SEQUENTIAL = 2
+# A strided reader (skip, small read, skip, …) looks sequential read by read; after this many skips it is
+# random.
+SKIPS_FOR_RANDOM = 3
+# A reader that stops early wastes at most this many times what it has read.
+WASTE_FACTOR = 4
+MAX_WINDOW_BYTES = 24 * CHUNK_BYTES
+
+
+class Phase(enum.Enum):
+    """What the reader is believed to be."""
+
+    START = "nothing read yet"
+    SEQUENTIAL = "reads on; read-ahead is on"
+    RANDOM = "jumps; read-ahead is off"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The state of one handle. position: the end of the farthest read of the stream; all in bytes but the counts."""
+
+    phase: Phase = Phase.START
+    position: int = 0
+    window_bytes: int = FIRST_WINDOW_BYTES
+    consumed_bytes: int = 0
+    streak: int = 0
+    skips: int = 0
+
+
+def observe(pattern: Pattern, start: int, stop: int) -> Pattern:
+    """Return the pattern after a read of [start, stop)."""
+    step = start - pattern.position
+    length = stop - start
+    if pattern.phase is Phase.START:
+        phase = Phase.SEQUENTIAL if start == 0 else Phase.RANDOM
+        return Pattern(phase, position=stop, consumed_bytes=length)
+    if pattern.phase is Phase.SEQUENTIAL:
+        skips = pattern.skips + 1 if step > MIB else max(0, pattern.skips - 1) if step == 0 else pattern.skips
+        if not -BACKWARD_SEEK_BYTES <= step <= FORWARD_SEEK_BYTES or skips >= SKIPS_FOR_RANDOM:
+            return Pattern(Phase.RANDOM, position=stop)
+        return replace(
+            pattern,
+            position=max(pattern.position, stop),
+            consumed_bytes=pattern.consumed_bytes + length,
+            skips=skips,
+        )
+    if not -NEAR_BYTES <= step <= NEAR_BYTES:
+        return Pattern(Phase.RANDOM, position=stop)
+    streak = pattern.streak + 1
+    phase = Phase.SEQUENTIAL if streak >= STREAK_FOR_SEQUENTIAL else Phase.RANDOM
+    return Pattern(
+        phase, max(pattern.position, stop), consumed_bytes=pattern.consumed_bytes + length, streak=streak
+    )
+
+
+def grow(pattern: Pattern) -> Pattern:
+    """Return the pattern after its reader had to wait: a sequential one looks farther ahead."""
+    if pattern.phase is not Phase.SEQUENTIAL or pattern.consumed_bytes <= FIRST_WINDOW_BYTES:
+        return pattern
+    earned = max(CHUNK_BYTES, WASTE_FACTOR * pattern.consumed_bytes)
+    wanted = max(CHUNK_BYTES, 2 * pattern.window_bytes)
+    return replace(pattern, window_bytes=max(pattern.window_bytes, min(wanted, earned, MAX_WINDOW_BYTES)))
+
+
+def demand_stop(pattern: Pattern, start: int, stop: int, size: int) -> int:
+    """Return where the fetch for a read of [start, stop) that found nothing should stop.
+
+    Random: the end of the last granule touched. Sequential: a whole chunk, or the first small window.
+    """
+    if pattern.phase is not Phase.SEQUENTIAL:
+        wanted = stop
+    else:
+        chunk_end = (start // CHUNK_BYTES + 1) * CHUNK_BYTES
+        wanted = max(stop, min(start + pattern.window_bytes, chunk_end))
+    return min(size, -(-wanted // GRANULE_BYTES) * GRANULE_BYTES)
+
+
+def ahead(pattern: Pattern, size: int, bound_bytes: int) -> Extent | None:
+    """Return what to fetch before it is asked for: from the reader's position on, to the end of a chunk.
+
+    None for a reader that is not sequential, whose window is still the first small one, or who is at the end.
+    """
+    if pattern.phase is not Phase.SEQUENTIAL or pattern.window_bytes < CHUNK_BYTES:
+        return None
+    stop = pattern.position + min(pattern.window_bytes, max(bound_bytes, CHUNK_BYTES))
+    stop = min(size, -(-stop // CHUNK_BYTES) * CHUNK_BYTES)
+    return Extent(pattern.position, stop) if pattern.position < stop else None
+
+
+def fair_bound_bytes(buffers: int, readers: int) -> int:
+    """Return how far each of `readers` may run ahead when they share `buffers` chunk-sized buffers.
+
+    A quarter stays free for demand, hints and buffers being written out.
+    """
+    return max(1, buffers * 3 // 4 // max(1, readers)) * CHUNK_BYTES

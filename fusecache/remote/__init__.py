@@ -1,0 +1,1 @@
+"""The bucket. Blocking, thread-safe, trio-free."""

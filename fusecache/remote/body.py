@@ -1,0 +1,77 @@
+"""The body of a PUT: a slice of a local file as a stream, never the bytes as a whole in memory."""
+
+import base64
+import hashlib
+import io
+import os
+from typing import Self
+
+from fusecache.model.errors import LocalDiskError
+from fusecache.model.nouns import MIB
+from fusecache.remote.store import FileSlice
+
+HASH_BYTES = MIB  # hashlib releases the GIL above 2 KiB; a larger piece only falls out of the L2 cache
+
+
+class SliceBody:
+    """A readable, seekable stream over one slice. Owns a descriptor: use it in a `with` block.
+
+    Raises LocalDiskError if the file cannot be read or is shorter than the slice.
+    """
+
+    def __init__(self, file_slice: FileSlice) -> None:
+        self._slice = file_slice
+        self._position = 0
+        try:
+            self._descriptor = os.open(file_slice.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise LocalDiskError(f"cannot open the bytes to upload: {exc}") from exc
+
+    def __enter__(self) -> Self:
+        """Return the stream."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        """Return the size in bytes of the whole slice: the Content-Length."""
+        return self._slice.size
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes (all that is left if negative); b"" at the end of the slice."""
+        left = self._slice.size - self._position
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted <= 0:
+            return b""
+        try:
+            piece = os.pread(self._descriptor, wanted, self._slice.offset + self._position)
+        except OSError as exc:
+            raise LocalDiskError(f"cannot read the bytes to upload: {self._slice.path}: {exc}") from exc
+        if not piece:
+            end = self._slice.offset + self._slice.size
+            raise LocalDiskError(
+                f"{self._slice.path} ends before byte {end}: it was cut while being uploaded"
+            )
+        self._position += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move inside the slice (a retried request starts again at 0); return the new position."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._slice.size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position inside the slice."""
+        return self._position
+
+    def content_md5(self) -> str:
+        """Return the Content-MD5 header of the slice by reading it once; the position is then 0 again."""
+        digest = hashlib.md5(usedforsecurity=False)
+        self.seek(0)
+        while piece := self.read(HASH_BYTES):
+            digest.update(piece)
+        self.seek(0)
+        return base64.b64encode(digest.digest()).decode("ascii")

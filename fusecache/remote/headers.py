@@ -1,0 +1,47 @@
+"""S3's headers in small: ETags, conditions, and the event handlers that set what boto3 itself cannot."""
+
+from typing import Any
+
+from fusecache.remote.store import Condition
+
+# Carries a copy's condition from the call to the two botocore events that turn it into headers.
+HEADERS_PARAMETER = "FusecacheHeaders"
+
+
+def bare_etag(etag: str) -> str:
+    """Return an ETag without its quotes."""
+    return etag.strip('"')
+
+
+def quoted_etag(etag: str) -> str:
+    """Return an ETag as headers want it."""
+    return f'"{etag}"'
+
+
+def condition_arguments(condition: Condition | None) -> dict[str, Any]:
+    """Return boto3's arguments for a condition of a publishing request."""
+    if condition is None:
+        return {}
+    return {"IfNoneMatch": "*"} if condition.etag is None else {"IfMatch": quoted_etag(condition.etag)}
+
+
+def copy_condition_headers(condition: Condition) -> dict[str, str]:
+    """Return Cloudflare's headers for a condition on the destination of a copy."""
+    if condition.etag is None:
+        return {"cf-copy-destination-if-none-match": "*"}
+    return {"cf-copy-destination-if-match": quoted_etag(condition.etag)}
+
+
+def take_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    """Before boto3 checks the arguments: move ours out of the way."""
+    context[HEADERS_PARAMETER] = params.pop(HEADERS_PARAMETER, {})
+
+
+def give_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    """Before the request is signed: add the headers."""
+    params["headers"].update(context.get(HEADERS_PARAMETER, {}))
+
+
+def ask_for_identity(request: Any, **_: object) -> None:
+    """After the request is signed: ask for bodies as they are stored."""
+    request.headers["Accept-Encoding"] = "identity"

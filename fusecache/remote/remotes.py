@@ -1,0 +1,175 @@
+"""One bucket reached by several endpoints or keys: reads by the first that can, writes by the writer.
+
+Separate read and write keys for one bucket are common; so is a mirror nearby. A `Remote` is itself a `Store`.
+
+Invariants:
+1. "Missing" is said only if every reader said it: a reader that could not be asked leaves it open.
+2. A listing is continued by the reader that began it: tokens mean nothing to another endpoint.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from fusecache.model.errors import (
+    AccessDenied,
+    BucketMissing,
+    CredentialsMissing,
+    ObjectChanged,
+    ObjectMissing,
+    ReadOnly,
+    Refused,
+    RemoteError,
+    Unavailable,
+)
+from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
+from fusecache.remote.store import Condition, FileSlice, ListPage, Store
+
+T = TypeVar("T")
+
+# If all readers fail, the error that leaves most open is told: never "missing" while one could not be asked.
+MOST_OPEN_FIRST: tuple[type[RemoteError], ...] = (
+    Unavailable,
+    AccessDenied,
+    CredentialsMissing,
+    BucketMissing,
+    Refused,
+    ObjectChanged,
+    ObjectMissing,
+)
+# A reader that failed like this fails for other objects too: the next read begins with the one that answered.
+READER_IS_DOWN = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
+
+
+class Remote:
+    """A `Store` over several: readers in order of preference, and one writer or none (a read-only mount).
+
+    Raises ReadOnly from every writing call if there is no writer.
+    """
+
+    def __init__(self, readers: Sequence[Store], writer: Store | None) -> None:
+        if not readers:
+            raise ValueError("a remote needs at least one reader")
+        self._readers = tuple(readers)
+        self._writer = writer
+        self._preferred = 0  # one int: a race between threads only costs a detour
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether there is a writer."""
+        return self._writer is not None
+
+    def list_page(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        limit: int = 1000,
+    ) -> ListPage:
+        """Return one page, from the first reader that can; the next page comes from the same reader."""
+
+        def ask(index: int, token: str | None) -> ListPage:
+            page = self._readers[index].list_page(
+                prefix, delimiter=delimiter, token=token, start_after=start_after, limit=limit
+            )
+            own = None if page.next_token is None else f"{index}:{page.next_token}"
+            return ListPage(page.objects, page.prefixes, own)
+
+        if token is not None:
+            index, _, inner = token.partition(":")
+            return ask(int(index), inner)
+        return self._first(lambda index: ask(index, None))
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return an object's facts, from the first reader that has it."""
+        return self._first(lambda index: self._readers[index].head(key))
+
+    def get_into(
+        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+    ) -> None:
+        """Fill the buffer; where one reader broke off, the next goes on, for the version is the same."""
+        valid = 0
+
+        def ask(index: int) -> None:
+            nonlocal valid
+            begin = valid
+
+            def report(count: int) -> None:
+                nonlocal valid
+                valid = begin + count
+                progress(valid)
+
+            if extent.start + begin < extent.stop:
+                rest = Extent(extent.start + begin, extent.stop)
+                self._readers[index].get_into(object_id, rest, buffer[begin:], report)
+
+        self._first(ask)
+
+    def put(
+        self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
+    ) -> str:
+        """Store a whole object by the writer."""
+        return self._write().put(key, body, metadata=metadata, condition=condition)
+
+    def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
+        """Begin a multipart upload by the writer."""
+        return self._write().create_multipart(key, metadata=metadata)
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
+        """Store a part by the writer."""
+        return self._write().upload_part(key, upload_id, number, body)
+
+    def complete_multipart(
+        self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
+    ) -> str:
+        """Publish parts by the writer."""
+        return self._write().complete_multipart(key, upload_id, part_etags, condition=condition)
+
+    def abort_multipart(self, key: str, upload_id: str) -> None:
+        """Drop an upload by the writer."""
+        self._write().abort_multipart(key, upload_id)
+
+    def copy(
+        self,
+        source: ObjectId,
+        key: str,
+        *,
+        condition: Condition | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Copy inside the bucket by the writer."""
+        return self._write().copy(source, key, condition=condition, metadata=metadata)
+
+    def delete(self, key: str) -> None:
+        """Delete an object by the writer."""
+        self._write().delete(key)
+
+    def probe_write(self, prefix: str) -> None:
+        """Show that the writer may write."""
+        self._write().probe_write(prefix)
+
+    def _write(self) -> Store:
+        if self._writer is None:
+            raise ReadOnly("this mount is read-only: it has no key that may write to the bucket")
+        return self._writer
+
+    def _first(self, ask: Callable[[int], T]) -> T:
+        """Ask the readers in turn, the preferred one first; return the first answer."""
+        begin = self._preferred
+        errors: list[RemoteError] = []
+        for step in range(len(self._readers)):
+            index = (begin + step) % len(self._readers)
+            try:
+                answer = ask(index)
+            except RemoteError as exc:
+                errors.append(exc)
+                continue
+            if errors and isinstance(errors[0], READER_IS_DOWN):
+                self._preferred = index
+            return answer
+        raise min(errors, key=_openness)
+
+
+def _openness(error: RemoteError) -> int:
+    return next((rank for rank, kind in enumerate(MOST_OPEN_FIRST) if isinstance(error, kind)), 0)

@@ -1,0 +1,438 @@
+"""A bucket behind the S3 protocol: Cloudflare R2 first, any other S3 as well. The only file that knows boto3.
+
+Not a retry loop: botocore repeats a failed request once at most, the endless loops belong to the engine.
+
+Invariants:
+1. Every body has a Content-Length and a Content-MD5, never `aws-chunked`, never a trailer, never `Expect`.
+2. No byte of a GET is reported before status, ETag, range and length of the answer were checked.
+3. A connection whose body was not read to its end is closed, not reused.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import botocore.exceptions
+import botocore.handlers
+import botocore.parsers
+import urllib3.exceptions
+from botocore.config import Config
+
+from fusecache.model.errors import (
+    ConfigError,
+    CredentialsMissing,
+    FusecacheError,
+    ObjectChanged,
+    ObjectMissing,
+    Refused,
+    RemoteError,
+    Unavailable,
+    UploadLost,
+)
+from fusecache.model.nouns import KIB, Extent, ObjectId, ObjectInfo
+from fusecache.remote.answers import GetFacts, check_get_answer, error_of_answer
+from fusecache.remote.body import SliceBody
+from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.headers import (
+    HEADERS_PARAMETER,
+    ask_for_identity,
+    bare_etag,
+    condition_arguments,
+    copy_condition_headers,
+    give_headers,
+    quoted_etag,
+    take_headers,
+)
+from fusecache.remote.metadata import decode_metadata, encode_metadata
+from fusecache.remote.statistics import RequestCounter, StoreStatistics
+from fusecache.remote.store import Condition, FileSlice, ListPage
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef
+
+# The piece in which a body is read and reported. urllib3 makes a bytes object of each: it must stay in L2.
+READ_PIECE_BYTES = 256 * KIB
+# A body slower than this is given up, so that a trickle of bytes cannot hold a thread and a buffer for ever.
+SLOWEST_BYTES_PER_SECOND = 32 * KIB
+# What a copy inside the bucket keeps beside the user's metadata.
+KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
+CREDENTIALS_HELP = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws/credentials"
+
+
+class S3Store:
+    """A `Store` on a bucket. Safe for many threads; one client, one connection pool.
+
+    credentials: None takes the usual AWS chain (environment, files, profile, instance role).
+    Raises ConfigError for a profile or endpoint that botocore refuses. No request is made here.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        endpoint: Endpoint,
+        *,
+        credentials: Credentials | None = None,
+        profile: str | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._profile = profile
+        self._transport = transport or Transport()
+        self._counter = RequestCounter()
+        self._reloading = threading.Lock()
+        self._client = self._new_client()
+
+    def statistics(self) -> StoreStatistics:
+        """Return how many requests were made."""
+        return self._counter.statistics()
+
+    def reload(self) -> None:
+        """Read the credentials again from where they came from; requests under way keep the old ones."""
+        with self._reloading:
+            self._client = self._new_client()
+
+    def list_page(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        limit: int = 1000,
+    ) -> ListPage:
+        """Return one page of the objects whose keys start with `prefix`."""
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "MaxKeys": limit}
+        if delimiter:
+            arguments["Delimiter"] = delimiter
+        if token is not None:
+            arguments["ContinuationToken"] = token
+        if start_after:
+            arguments["StartAfter"] = start_after
+        with self._request("LIST", prefix, "lists"):
+            answer = self._client.list_objects_v2(**arguments)
+        objects = tuple(
+            ObjectInfo(row["Key"], bare_etag(row["ETag"]), row["Size"], row["LastModified"].timestamp())
+            for row in answer.get("Contents", [])
+        )
+        prefixes = tuple(row["Prefix"] for row in answer.get("CommonPrefixes", []))
+        return ListPage(
+            objects, prefixes, answer.get("NextContinuationToken") if answer["IsTruncated"] else None
+        )
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return an object's facts with metadata."""
+        answer = self._head(key)
+        return ObjectInfo(
+            key=key,
+            etag=bare_etag(answer["ETag"]),
+            size=answer["ContentLength"],
+            modified=answer["LastModified"].timestamp(),
+            metadata=decode_metadata(answer["Metadata"]),
+        )
+
+    def get_into(
+        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+    ) -> None:
+        """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
+        target = buffer[: extent.size]
+        if target.nbytes != extent.size:
+            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot take {extent.size}")
+        with self._request("GET", object_id.key, "gets") as what:
+            answer = self._client.get_object(
+                Bucket=self._bucket,
+                Key=object_id.key,
+                Range=f"bytes={extent.start}-{extent.stop - 1}",
+                IfMatch=quoted_etag(object_id.etag),
+            )
+            # botocore's own readinto is this one with poorer words for its errors.
+            stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
+            try:
+                check_get_answer(what, object_id, extent, _get_facts(answer))
+                self._fill(stream, target, progress, what)
+            except BaseException:
+                stream.close()
+                raise
+
+    def put(
+        self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
+    ) -> str:
+        """Store a whole object; return its ETag."""
+        with SliceBody(body) as stream, self._request("PUT", key, "puts"):
+            answer = self._client.put_object(
+                Bucket=self._bucket,
+                Key=key,
+                **_body_arguments(stream),
+                Metadata=encode_metadata(metadata),
+                **condition_arguments(condition),
+            )
+        self._counter.add("bytes_written", body.size)
+        return bare_etag(answer["ETag"])
+
+    def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
+        """Begin a multipart upload; return its UploadId."""
+        with self._request("CREATE UPLOAD", key, "creates"):
+            answer = self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=key, Metadata=encode_metadata(metadata)
+            )
+        return answer["UploadId"]
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
+        """Store part `number` (from 1); return its ETag."""
+        with SliceBody(body) as stream, self._request(f"PUT PART {number}", key, "parts"):
+            answer = self._client.upload_part(
+                Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, **_body_arguments(stream)
+            )
+        self._counter.add("bytes_written", body.size)
+        return bare_etag(answer["ETag"])
+
+    def complete_multipart(
+        self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
+    ) -> str:
+        """Publish parts 1..n; return the object's ETag."""
+        with self._request("COMPLETE UPLOAD", key, "completes"):
+            answer = self._client.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=key,
+                UploadId=upload_id,
+                MultipartUpload={
+                    "Parts": [
+                        {"PartNumber": number, "ETag": quoted_etag(etag)}
+                        for number, etag in enumerate(part_etags, 1)
+                    ]
+                },
+                **condition_arguments(condition),
+            )
+        return bare_etag(answer["ETag"])
+
+    def abort_multipart(self, key: str, upload_id: str) -> None:
+        """Drop an upload and its parts. An unknown upload is success."""
+        with suppress(UploadLost), self._request("ABORT UPLOAD", key, "aborts"):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+
+    def copy(
+        self,
+        source: ObjectId,
+        key: str,
+        *,
+        condition: Condition | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Copy inside the bucket if the source is still that version; return the new ETag.
+
+        Costs a HEAD of the source first: its size decides how it is copied.
+        """
+        facts = self._head(source.key)
+        self._require_version(facts, source)
+        kept: dict[str, Any] = {name: facts[name] for name in KEPT_HEADERS if facts.get(name)}  # type: ignore[literal-required]
+        # As they came, not decoded and encoded again: what others wrote must stay what it was.
+        kept["Metadata"] = dict(facts["Metadata"]) if metadata is None else encode_metadata(metadata)
+        if facts["ContentLength"] > self._transport.single_copy_bytes:
+            return self._copy_in_parts(source, key, facts["ContentLength"], condition, kept)
+        arguments: dict[str, Any] = {
+            "Bucket": self._bucket,
+            "Key": key,
+            "CopySource": {"Bucket": self._bucket, "Key": source.key},
+            "CopySourceIfMatch": quoted_etag(source.etag),
+            "MetadataDirective": "COPY",
+        }
+        if metadata is not None:
+            arguments |= {"MetadataDirective": "REPLACE", **kept}
+        if condition is not None and self._endpoint.is_r2:
+            arguments[HEADERS_PARAMETER] = copy_condition_headers(condition)
+        elif condition is not None:
+            self._require_condition(key, condition)
+        with self._request(f"COPY from {source.key!r}", key, "copies"):
+            answer = self._client.copy_object(**arguments)
+        return bare_etag(answer["CopyObjectResult"]["ETag"])
+
+    def delete(self, key: str) -> None:
+        """Delete an object. A missing one is success."""
+        with suppress(ObjectMissing), self._request("DELETE", key, "deletes"):
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def probe_write(self, prefix: str) -> None:
+        """Show that writing is allowed and leave nothing behind."""
+        key = f"{prefix}.fusecache-probe-{uuid.uuid4().hex}"
+        self.abort_multipart(key, self.create_multipart(key, metadata={}))
+
+    # ---- private
+
+    def _new_client(self) -> "S3Client":
+        given = self._credentials
+        try:
+            session = boto3.Session(
+                profile_name=self._profile,
+                aws_access_key_id=given.access_key if given else None,
+                aws_secret_access_key=given.secret_key if given else None,
+                aws_session_token=given.session_token if given else None,
+            )
+            client = session.client(
+                "s3",
+                endpoint_url=self._endpoint.url,
+                config=self._config(self._endpoint.region or session.region_name or "us-east-1"),
+            )
+        except (botocore.exceptions.BotoCoreError, ValueError) as exc:
+            raise ConfigError(f"cannot use bucket {self._bucket!r}: {exc}") from exc
+        events = client.meta.events
+        # Cloudflare never answers 100 Continue: each PUT would wait a second for it.
+        events.unregister("before-call.s3", botocore.handlers.add_expect_header)
+        events.register("before-parameter-build.s3.CopyObject", take_headers)
+        events.register("before-call.s3.CopyObject", give_headers)
+        # After signing: a proxy on the way may rewrite this header.
+        events.register("before-send.s3", ask_for_identity)
+        return client
+
+    def _config(self, region: str) -> Config:
+        transport = self._transport
+        # Default checksums would send aws-chunked bodies with a trailer, which R2 answers with Unauthorized.
+        return Config(
+            region_name=region,
+            signature_version="s3v4",
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            retries={"mode": "standard", "total_max_attempts": transport.attempts},
+            connect_timeout=transport.connect_timeout_seconds,
+            read_timeout=transport.read_timeout_seconds,
+            max_pool_connections=transport.max_connections,
+            tcp_keepalive=True,
+        )
+
+    @contextmanager
+    def _request(self, verb: str, key: str, field: str) -> Iterator[str]:
+        """Count a request, name it, and turn what goes wrong into the model's errors."""
+        self._counter.add(field)
+        what = f"{verb} s3://{self._bucket}/{key}"
+        try:
+            yield what
+        except botocore.exceptions.ClientError as exc:
+            self._counter.add("errors")
+            error, facts = exc.response.get("Error", {}), exc.response.get("ResponseMetadata", {})
+            raise error_of_answer(
+                what,
+                code=error.get("Code", ""),
+                status=facts.get("HTTPStatusCode", 0),
+                message=error.get("Message", ""),
+            ) from exc
+        except (
+            botocore.exceptions.BotoCoreError,
+            botocore.parsers.ResponseParserError,
+            urllib3.exceptions.HTTPError,
+        ) as exc:
+            self._counter.add("errors")
+            raise _transport_error(what, exc) from exc
+        except RemoteError:
+            self._counter.add("errors")
+            raise
+
+    def _head(self, key: str) -> "HeadObjectOutputTypeDef":
+        with self._request("HEAD", key, "heads"):
+            return self._client.head_object(Bucket=self._bucket, Key=key)
+
+    def _fill(self, stream: Any, target: memoryview, progress: Callable[[int], None], what: str) -> None:
+        deadline = (
+            time.monotonic() + self._transport.read_timeout_seconds + target.nbytes / SLOWEST_BYTES_PER_SECOND
+        )
+        filled = 0
+        while filled < target.nbytes:
+            count = stream.readinto(target[filled : filled + READ_PIECE_BYTES])
+            if count == 0:
+                raise Unavailable(f"{what}: the body ended after {filled} of {target.nbytes} bytes")
+            filled += count
+            self._counter.add("bytes_read", count)
+            progress(filled)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{what}: only {filled} of {target.nbytes} bytes came in time")
+
+    def _require_version(self, facts: "HeadObjectOutputTypeDef", source: ObjectId) -> None:
+        found = bare_etag(facts["ETag"])
+        if found != source.etag:
+            raise ObjectChanged(
+                f"s3://{self._bucket}/{source.key} is now version {found}, not {source.etag}: not copied"
+            )
+
+    def _require_condition(self, key: str, condition: Condition) -> None:
+        """Check a destination by a HEAD, for endpoints whose copies take no condition. Not atomic."""
+        try:
+            found: str | None = bare_etag(self._head(key)["ETag"])
+        except ObjectMissing:
+            found = None
+        if found != condition.etag:
+            raise ObjectChanged(
+                f"s3://{self._bucket}/{key}: expected {condition.etag or 'none'}, found {found or 'none'}"
+            )
+
+    def _copy_in_parts(
+        self, source: ObjectId, key: str, size: int, condition: Condition | None, kept: Mapping[str, Any]
+    ) -> str:
+        with self._request("CREATE UPLOAD", key, "creates"):
+            upload_id = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, **kept)["UploadId"]
+        try:
+            etags = []
+            step = self._transport.copy_part_bytes
+            for number, start in enumerate(range(0, size, step), 1):
+                with self._request(f"COPY PART {number} from {source.key!r}", key, "copies"):
+                    part = self._client.upload_part_copy(
+                        Bucket=self._bucket,
+                        Key=key,
+                        UploadId=upload_id,
+                        PartNumber=number,
+                        CopySource={"Bucket": self._bucket, "Key": source.key},
+                        CopySourceRange=f"bytes={start}-{min(start + step, size) - 1}",
+                    )
+                etags.append(bare_etag(part["CopyPartResult"]["ETag"]))
+            # R2's part copies take no condition on the source. Its version was right before the first part
+            # and is right after the last, so every part is of it: an ETag that came back means equal bytes.
+            self._require_version(self._head(source.key), source)
+            if condition is not None:
+                self._require_condition(key, condition)
+            return self.complete_multipart(key, upload_id, etags, condition=condition)
+        except FusecacheError:
+            # Parts left behind cost storage for a week; a failure to drop them must not hide the copy's.
+            with suppress(RemoteError):
+                self.abort_multipart(key, upload_id)
+            raise
+
+
+def _body_arguments(stream: SliceBody) -> dict[str, Any]:
+    # An empty stream has no length that botocore would announce; empty bytes have.
+    body = stream if len(stream) else b""
+    return {"Body": body, "ContentLength": len(stream), "ContentMD5": stream.content_md5()}
+
+
+def _get_facts(answer: "GetObjectOutputTypeDef") -> GetFacts:
+    return GetFacts(
+        status=answer["ResponseMetadata"]["HTTPStatusCode"],
+        etag=answer.get("ETag", ""),
+        content_range=answer.get("ContentRange", ""),
+        content_length=answer.get("ContentLength"),
+    )
+
+
+def _transport_error(what: str, exc: Exception) -> FusecacheError:
+    """Name what went wrong before or beside an answer of the bucket."""
+    if isinstance(exc, botocore.exceptions.HTTPClientError):
+        inner = exc.kwargs.get("error")
+        if isinstance(inner, FusecacheError):  # our own body could not be read
+            return inner
+    if isinstance(exc, botocore.exceptions.SSLError):
+        return Unavailable(f"{what}: {exc}; for a private certificate set AWS_CA_BUNDLE to its CA file")
+    missing = (
+        botocore.exceptions.NoCredentialsError,
+        botocore.exceptions.PartialCredentialsError,
+        botocore.exceptions.CredentialRetrievalError,
+        botocore.exceptions.TokenRetrievalError,
+        botocore.exceptions.SSOError,
+    )
+    if isinstance(exc, missing):
+        return CredentialsMissing(f"{what}: {exc}; {CREDENTIALS_HELP}")
+    if isinstance(exc, botocore.exceptions.ParamValidationError):
+        return Refused(f"{what}: {exc}")
+    return Unavailable(f"{what}: {exc}")

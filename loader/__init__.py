@@ -1,0 +1,51 @@
+"""Reads MDS shards in a deterministic, elastic sample order, from a directory or a mounted bucket.
+
+    from torch.utils.data import DataLoader
+    from loader import ElasticBatchSampler, MDSDataset, MDSWriter
+
+    with MDSWriter("data/train", {"tokens": "ndarray:int32:2048"}, compression="zstd:3") as writer:
+        writer.write({"tokens": tokens})                      # a numpy array of 2048 int32
+
+    dataset = MDSDataset("data", split="train")               # len(dataset), dataset[7], dataset[-3:]
+    sampler = ElasticBatchSampler(dataset, global_batch_size=512)         # ranks: World.detect()
+    if checkpoint:
+        sampler.load_state_dict(checkpoint["sampler"])        # on any number of ranks that divides 512
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
+    for epoch in range(sampler.epoch, epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            ...                                               # one training step
+            sampler.record_step()
+            checkpoint["sampler"] = sampler.state_dict()      # < 1 KB of JSON, the same on every rank
+
+The batch of step k is the same set of samples on any number of ranks. Without torch all of it works,
+too: `for ids in sampler: samples = dataset[ids]`.
+"""
+
+from loader.dataset import MDSDataset
+from loader.errors import (
+    DatasetError,
+    EncodingError,
+    LoaderError,
+    OrderError,
+    ShardError,
+    StateError,
+    WriterError,
+)
+from loader.sampler import ElasticBatchSampler
+from loader.world import World
+from loader.writer import MDSWriter
+
+__all__ = [
+    "DatasetError",
+    "ElasticBatchSampler",
+    "EncodingError",
+    "LoaderError",
+    "MDSDataset",
+    "MDSWriter",
+    "OrderError",
+    "ShardError",
+    "StateError",
+    "World",
+    "WriterError",
+]

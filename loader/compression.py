@@ -1,0 +1,106 @@
+"""Whole-shard compression: one frame a shard, in the five families of MDS.
+
+gzip and bz2 come with Python; zstandard, brotli and python-snappy are imported when a shard needs them.
+"""
+
+import bz2
+import gzip
+import importlib
+import zlib
+from typing import Any
+
+from loader.errors import LoaderError
+
+# family -> (lowest level, highest level, default level); None: no levels. Endings of files are the families'
+# names.
+LEVELS: dict[str, tuple[int, int, int] | None] = {
+    "br": (0, 11, 11),
+    "bz2": (1, 9, 9),
+    "gz": (0, 9, 9),
+    "snappy": None,
+    "zstd": (1, 22, 3),
+}
+_WHEELS = {
+    "br": ("brotli", "brotli"),
+    "snappy": ("snappy", "python-snappy"),
+    "zstd": ("zstandard", "zstandard"),
+}
+
+
+def family_of(compression: object) -> str:
+    """Return the family of "zstd:7" or "gz", "" for None or "". Raises LoaderError for anything unknown."""
+    return split(compression)[0]
+
+
+def split(compression: object) -> tuple[str, int]:
+    """Return (family, level) of "zstd:7"; the family's default level if it names none; ("", 0) for no
+    compression.
+
+    Raises LoaderError for an unknown family or level.
+    """
+    if compression is None or compression == "":
+        return "", 0
+    if not isinstance(compression, str):
+        raise LoaderError(f"compression {compression!r} is not a name")
+    family, _, level = compression.partition(":")
+    if family not in LEVELS:
+        raise LoaderError(f"compression {compression!r} is unknown: choose one of {', '.join(LEVELS)}")
+    limits = LEVELS[family]
+    if limits is None:
+        if level:
+            raise LoaderError(f"compression {compression!r}: {family} has no levels")
+        return family, 0
+    if not level:
+        return family, limits[2]
+    if not level.isdecimal() or not limits[0] <= int(level) <= limits[1]:
+        raise LoaderError(
+            f"compression {compression!r}: the levels of {family} are {limits[0]} to {limits[1]}"
+        )
+    return family, int(level)
+
+
+def compress(compression: str, data: bytes) -> bytes:
+    """Return data as one frame. Raises LoaderError if the family's wheel is missing."""
+    family, level = split(compression)
+    if family == "gz":
+        return gzip.compress(data, level)
+    if family == "bz2":
+        return bz2.compress(data, level)
+    wheel = _wheel(family)
+    if family == "br":
+        return bytes(wheel.compress(data, quality=level))
+    if family == "snappy":
+        return bytes(wheel.compress(data))
+    return bytes(wheel.ZstdCompressor(level=level).compress(data))
+
+
+def decompress(family: str, data: bytes) -> bytes:
+    """Return what the frame holds.
+
+    Raises ValueError if it is damaged, LoaderError if the wheel is missing.
+    """
+    if family in _WHEELS:
+        wheel = _wheel(family)
+        broken = {"br": "error", "snappy": "UncompressError", "zstd": "ZstdError"}[family]
+        try:
+            if family == "zstd":
+                reader = wheel.ZstdDecompressor().decompressobj()
+                found = bytes(reader.decompress(data))
+                if not reader.eof:
+                    raise ValueError("the frame ends early")
+                return found
+            return bytes(wheel.decompress(data))
+        except getattr(wheel, broken) as problem:
+            raise ValueError(str(problem)) from None
+    try:
+        return gzip.decompress(data) if family == "gz" else bz2.decompress(data)
+    except (OSError, EOFError, zlib.error) as problem:
+        raise ValueError(str(problem)) from None
+
+
+def _wheel(family: str) -> Any:
+    module, wheel = _WHEELS[family]
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise LoaderError(f"{family} shards need the package {wheel}: pip install {wheel}") from None

@@ -1,0 +1,448 @@
+"""MDS column encodings: values to bytes and back, compiled once per schema.
+
+A decoder gets (data, start, stop) rather than a slice, so that arrays are views into the sample's bytes and
+nothing is copied; where there are arrays, the bytes are a bytearray of the sample's own, so they can be written to. `pkl` runs
+code that the dataset brings along: it is refused unless the caller allows it. PIL is imported when an image
+column is met.
+"""
+
+import importlib
+import json
+import operator
+import pickle
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal, InvalidOperation
+from io import BytesIO
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from loader.errors import EncodingError
+
+Encoder = Callable[[Any], bytes]
+Buffer = bytes | bytearray
+Decoder = Callable[[Buffer, int, int], Any]
+SampleDecoder = Callable[[Buffer], dict[str, Any]]
+
+SCALARS = (
+    *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64"),
+)
+# The dtype byte of `ndarray`.
+DTYPE_CODES = {
+    "uint8": 8,
+    "int8": 9,
+    "uint16": 16,
+    "int16": 17,
+    "float16": 18,
+    "uint32": 32,
+    "int32": 33,
+    "float32": 34,
+    "uint64": 64,
+    "int64": 65,
+    "float64": 66,
+}
+_DTYPES = {code: np.dtype(name).newbyteorder("<") for name, code in DTYPE_CODES.items()}
+NAMES = (
+    *("bytes", "str", "json", "int", "str_int", "str_float", "str_decimal", "ndarray", "pil", "jpeg", "png"),
+    *("jpeg_array", "jpegarray", "list[pil]", "list[jpeg]", "list[png]", "pkl"),
+    *SCALARS,
+)
+MOST_AXES = 63
+# All that the decoders below, and those of json, pickle and PIL, say of damaged bytes.
+_DECODE_ERRORS = (
+    *(ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, EOFError),
+    *(struct.error, InvalidOperation, pickle.UnpicklingError),
+)
+
+
+def column_bytes(encoding: str) -> int:
+    """Return the bytes of every value of an encoding, 0 if they vary.
+
+    Raises EncodingError if it is unknown.
+    """
+    _check(encoding)
+    if encoding == "int":
+        return 8
+    if encoding in SCALARS:
+        return np.dtype(encoding).itemsize
+    dtype, shape = _array_details(encoding) if encoding.startswith("ndarray") else (None, None)
+    return dtype.itemsize * int(np.prod(shape)) if dtype is not None and shape is not None else 0
+
+
+def makes_views(encoding: str) -> bool:
+    """Whether values of this encoding are views into the sample's bytes, which must then be writable."""
+    return encoding.startswith("ndarray")
+
+
+def encoder(encoding: str) -> Encoder:
+    """Return the function that encodes one value. Values of type bytes count as encoded already, except for
+    `pkl`, text and numbers written as text. The function raises EncodingError for a value that does not
+    fit.
+    """
+    _check(encoding)
+    encode = _raw_encoder(encoding)
+    takes_bytes = encoding != "pkl" and not encoding.startswith(("str", "json"))
+
+    def checked(value: Any) -> bytes:
+        if takes_bytes and isinstance(value, bytes):
+            return value
+        try:
+            return encode(value)
+        except EncodingError:
+            raise
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+            OSError,
+            pickle.PicklingError,
+        ) as problem:
+            raise EncodingError(f"a {type(value).__name__} is no {encoding}: {problem}") from problem
+
+    return checked
+
+
+def decoder(encoding: str, *, allow_pickle: bool = False) -> Decoder:
+    """Return the function that decodes data[start:stop].
+
+    Raises EncodingError if unknown, or a pickle not allowed.
+    """
+    _check(encoding)
+    if encoding == "pkl":
+        if not allow_pickle:
+            raise EncodingError(
+                "the column is pickled, and pickles run code: pass allow_pickle=True if you trust it"
+            )
+        return lambda data, start, stop: pickle.loads(data[start:stop])
+    simple = _SIMPLE_DECODERS.get(encoding)
+    if simple is not None:
+        return simple
+    if encoding in SCALARS or encoding == "int":
+        return _scalar_decoder(encoding)
+    if encoding.startswith("ndarray"):
+        return _array_decoder(encoding)
+    if encoding.startswith("list["):
+        return _list_decoder(decoder(encoding[5:-1]), head_bytes=4)
+    return _list_decoder(_decode_image, head_bytes=0)
+
+
+def sample_decoder(
+    names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int], *, allow_pickle: bool
+) -> SampleDecoder:
+    """Return the function that turns a sample's bytes into its dict.
+
+    sizes: bytes of each column, 0 for variable ones. The function raises EncodingError, naming the column,
+    for bytes that do not decode, and for a sample that is longer or shorter than its columns.
+    """
+    decoders = []
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+        try:
+            decoders.append(_sized(decoder(encoding, allow_pickle=allow_pickle), encoding, size))
+        except EncodingError as problem:
+            raise EncodingError(f"column {name!r}: {problem}") from None
+    if all(sizes):
+        return _fixed_sample_decoder(names, decoders, sizes)
+    columns = list(zip(names, decoders, sizes, strict=True))
+    head = struct.Struct(f"<{sum(not size for size in sizes)}I")
+
+    def decode(data: Buffer) -> dict[str, Any]:
+        sample: dict[str, Any] = {}
+        name = ""
+        try:
+            variable = iter(head.unpack_from(data))
+            stop = head.size
+            for name, decode_column, size in columns:
+                start, stop = stop, stop + (size or next(variable))
+                sample[name] = decode_column(data, start, stop)
+        except EncodingError:
+            raise
+        except _DECODE_ERRORS as problem:
+            raise EncodingError(f"column {name!r} does not decode: {problem}") from problem
+        if stop != len(data):
+            raise EncodingError(f"the columns take {stop} bytes, but the sample has {len(data)}")
+        return sample
+
+    return decode
+
+
+def _fixed_sample_decoder(
+    names: Sequence[str], decoders: Sequence[Decoder], sizes: Sequence[int]
+) -> SampleDecoder:
+    """Where every column has its place, there is nothing to work out for each sample."""
+    stops = list(accumulate(sizes))
+    places = [
+        (name, decode, stop - size, stop)
+        for name, decode, size, stop in zip(names, decoders, sizes, stops, strict=True)
+    ]
+    total = stops[-1] if stops else 0
+
+    def decode(data: Buffer) -> dict[str, Any]:
+        if len(data) != total:
+            raise EncodingError(f"the columns take {total} bytes, but the sample has {len(data)}")
+        try:
+            return {name: decode_column(data, start, stop) for name, decode_column, start, stop in places}
+        except _DECODE_ERRORS as problem:
+            raise EncodingError(f"a column of {', '.join(names)} does not decode: {problem}") from problem
+
+    return decode
+
+
+def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:
+    """Make sure that a value of a fixed-size encoding gets as many bytes as it reads."""
+    needed = column_bytes(encoding)
+    if not needed or needed == size:
+        return decode
+    if size:
+        raise EncodingError(f"the index gives it {size} bytes, but {encoding} has {needed}")
+
+    def decode_checked(data: Buffer, start: int, stop: int) -> Any:
+        if stop - start != needed:
+            raise ValueError(f"{stop - start} bytes, but {encoding} has {needed}")
+        return decode(data, start, stop)
+
+    return decode_checked
+
+
+def _check(encoding: str) -> None:
+    name, colon, _ = encoding.partition(":")
+    if name not in NAMES or (colon and name != "ndarray"):
+        raise EncodingError(f"encoding {encoding!r} is unknown: choose one of {', '.join(NAMES)}")
+    if colon:
+        _array_details(encoding)
+
+
+def _array_details(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
+    parts = encoding.split(":")[1:]
+    if not parts:
+        return None, None
+    if len(parts) > 2 or parts[0] not in DTYPE_CODES:
+        raise EncodingError(f"encoding {encoding!r}: expected ndarray[:dtype[:d0,d1...]]")
+    dtype = np.dtype(parts[0]).newbyteorder("<")
+    if len(parts) == 1:
+        return dtype, None
+    dimensions = parts[1].split(",")
+    if not all(dimension.isdecimal() and int(dimension) > 0 for dimension in dimensions):
+        raise EncodingError(f"encoding {encoding!r}: dimensions are positive numbers")
+    return dtype, tuple(int(dimension) for dimension in dimensions)
+
+
+# Encoders
+
+
+def _raw_encoder(encoding: str) -> Encoder:
+    if encoding == "int":
+        return lambda value: operator.index(value).to_bytes(8, "little", signed=True)
+    if encoding in SCALARS:
+        return _scalar_encoder(encoding)
+    if encoding.startswith("ndarray"):
+        return _array_encoder(encoding)
+    if encoding.startswith("list["):
+        element = encoder(encoding[5:-1])
+        return lambda value: bytes(4) + _join([element(item) for item in _items(value)])
+    if encoding in ("jpeg_array", "jpegarray"):
+        image = encoder("jpeg")
+        return lambda value: _join(
+            [image(bytes(item) if isinstance(item, bytearray) else item) for item in value]
+        )
+    return _SIMPLE_ENCODERS[encoding]
+
+
+def _encode_bytes(value: Any) -> bytes:
+    if not isinstance(value, (bytearray, memoryview)):  # bytes never come so far
+        raise EncodingError(f"a {type(value).__name__} is not bytes")
+    return bytes(value)
+
+
+def _encode_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise EncodingError(f"a {type(value).__name__} is not text")
+    return value.encode()
+
+
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode()
+
+
+def _text_of(kind: type) -> Encoder:
+    def encode(value: Any) -> bytes:
+        if not isinstance(value, kind):
+            raise EncodingError(f"a {type(value).__name__} is no {kind.__name__}")
+        return str(value).encode()
+
+    return encode
+
+
+def _scalar_encoder(encoding: str) -> Encoder:
+    dtype = np.dtype(encoding).newbyteorder("<")
+    if dtype.kind == "f":
+        return lambda value: np.array(float(value), dtype).tobytes()
+    signed = dtype.kind == "i"
+    return lambda value: operator.index(value).to_bytes(dtype.itemsize, "little", signed=signed)
+
+
+def _array_encoder(encoding: str) -> Encoder:
+    dtype, shape = _array_details(encoding)
+
+    def encode(value: Any) -> bytes:
+        if not isinstance(value, np.ndarray):
+            raise EncodingError(f"a {type(value).__name__} is no array")
+        code = DTYPE_CODES.get(value.dtype.name)
+        if code is None or (dtype is not None and value.dtype.name != dtype.name):
+            raise EncodingError(f"an array of {value.dtype.name} does not fit {encoding}")
+        if shape is not None and value.shape != shape:
+            raise EncodingError(f"an array of shape {value.shape} does not fit {encoding}")
+        if not 1 <= value.ndim <= MOST_AXES or value.size == 0:
+            raise EncodingError(f"an array of shape {value.shape} cannot be stored: 1 to 63 axes, none empty")
+        head = bytes([code]) if dtype is None else b""
+        if shape is None:
+            width = sum(max(value.shape) >= 1 << bits for bits in (8, 16, 32))
+            head += bytes([value.ndim << 2 | width])
+            head += b"".join(axis.to_bytes(1 << width, "little") for axis in value.shape)
+        return head + bytes(value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes())
+
+    return encode
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise EncodingError(f"a {type(value).__name__} is no list")
+    return value
+
+
+def _join(parts: list[bytes]) -> bytes:
+    return struct.pack(f"<{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def _encode_pil(value: Any) -> bytes:
+    mode: bytes = value.mode.encode()
+    return struct.pack("<III", *value.size, len(mode)) + mode + bytes(value.tobytes())
+
+
+def _image_encoder(kind: str) -> Encoder:
+    def encode(value: Any) -> bytes:
+        if not hasattr(value, "save"):
+            raise EncodingError(f"a {type(value).__name__} is neither a PIL image nor an encoded one")
+        filename = getattr(value, "filename", "")
+        if kind == "jpeg" and filename and getattr(value, "format", "") == "JPEG":
+            # As it lies on the disk: encoding it again would lose quality.
+            try:
+                with open(filename, "rb") as file:
+                    return file.read()
+            except FileNotFoundError:
+                pass
+        out = BytesIO()
+        value.save(out, format=kind.upper())
+        return out.getvalue()
+
+    return encode
+
+
+_SIMPLE_ENCODERS: dict[str, Encoder] = {
+    "bytes": _encode_bytes,
+    "str": _encode_text,
+    "json": _encode_json,
+    "str_int": _text_of(int),
+    "str_float": _text_of(float),
+    "str_decimal": _text_of(Decimal),
+    "pil": _encode_pil,
+    "jpeg": _image_encoder("jpeg"),
+    "png": _image_encoder("png"),
+    "pkl": pickle.dumps,
+}
+
+
+# Decoders
+
+
+def _decode_bytes(data: Buffer, start: int, stop: int) -> bytes:
+    # One copy, not two, where the sample is a bytearray.
+    return data[start:stop] if isinstance(data, bytes) else bytes(memoryview(data)[start:stop])
+
+
+def _scalar_decoder(encoding: str) -> Decoder:
+    if encoding == "int":
+        return lambda data, start, stop: int.from_bytes(data[start:stop], "little", signed=True)
+    dtype = np.dtype(encoding).newbyteorder("<")
+    return lambda data, start, stop: np.frombuffer(data, dtype, 1, start)[0]
+
+
+def _array_decoder(encoding: str) -> Decoder:
+    fixed_dtype, fixed_shape = _array_details(encoding)
+    if fixed_dtype is not None and fixed_shape is not None:
+        dtype, shape, count = fixed_dtype, fixed_shape, int(np.prod(fixed_shape))
+        if len(shape) == 1:
+            return lambda data, start, stop: np.frombuffer(data, dtype, count, start)
+        return lambda data, start, stop: np.frombuffer(data, dtype, count, start).reshape(shape)
+
+    def decode(data: Buffer, start: int, stop: int) -> Any:
+        if start >= stop:
+            raise ValueError("no bytes for an array")
+        dtype = fixed_dtype
+        if dtype is None:
+            dtype = _DTYPES[data[start]]
+            start += 1
+        axes, width = data[start] >> 2, 1 << (data[start] & 3)
+        values = start + 1 + axes * width
+        shape = [int.from_bytes(data[at : at + width], "little") for at in range(start + 1, values, width)]
+        if values > stop:
+            raise ValueError("the shape of an array goes beyond its bytes")
+        count, rest = divmod(stop - values, dtype.itemsize)
+        if rest:
+            raise ValueError(f"{stop - values} bytes are no whole number of {dtype.name}")
+        return np.frombuffer(data, dtype, count, values).reshape(shape)
+
+    return decode
+
+
+def _pil_image() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError:
+        raise EncodingError("image columns need the package pillow: pip install pillow") from None
+
+
+def _decode_pil(data: Buffer, start: int, stop: int) -> Any:
+    width, height, mode_bytes = struct.unpack_from("<III", data, start)
+    pixels = start + 12 + mode_bytes
+    return _pil_image().frombytes(
+        data[start + 12 : pixels].decode(), (width, height), bytes(data[pixels:stop])
+    )
+
+
+def _decode_image(data: Buffer, start: int, stop: int) -> Any:
+    return _pil_image().open(BytesIO(data[start:stop]))
+
+
+def _list_decoder(element: Decoder, head_bytes: int) -> Decoder:
+    def decode(data: Buffer, start: int, stop: int) -> list[Any]:
+        start += head_bytes
+        (count,) = struct.unpack_from("<I", data, start)
+        end = start + 4 + 4 * count
+        if end > stop:
+            raise ValueError(f"{count} elements do not fit into {stop - start} bytes")
+        elements = []
+        for size in struct.unpack_from(f"<{count}I", data, start + 4):
+            begin, end = end, end + size
+            if end > stop:
+                raise ValueError("an element goes beyond its column")
+            elements.append(element(data, begin, end))
+        return elements
+
+    return decode
+
+
+_SIMPLE_DECODERS: dict[str, Decoder] = {
+    "bytes": _decode_bytes,
+    "str": lambda data, start, stop: data[start:stop].decode(),
+    "json": lambda data, start, stop: json.loads(data[start:stop]),
+    "str_int": lambda data, start, stop: int(data[start:stop]),
+    "str_float": lambda data, start, stop: float(data[start:stop]),
+    "str_decimal": lambda data, start, stop: Decimal(data[start:stop].decode()),
+    "pil": _decode_pil,
+    "jpeg": _decode_image,
+    "png": _decode_image,
+}

@@ -1,0 +1,32 @@
+"""What can go wrong in the loader.
+
+Each error takes one message, so it survives the way back from a worker.
+"""
+
+
+class LoaderError(Exception):
+    """Any error of the loader. The message names the file or the setting, the cause and a way out."""
+
+
+class DatasetError(LoaderError):
+    """index.json is missing, damaged, or says something this loader cannot read."""
+
+
+class ShardError(LoaderError):
+    """A shard is missing, truncated, replaced or unreadable. Names the shard, the bytes and the samples."""
+
+
+class EncodingError(LoaderError):
+    """A value does not fit its column, or the bytes of a column do not decode."""
+
+
+class WriterError(LoaderError):
+    """A dataset cannot be written as asked."""
+
+
+class OrderError(LoaderError):
+    """A sample order that cannot exist: batches that do not divide, too few samples, an unknown name."""
+
+
+class StateError(LoaderError):
+    """A saved position does not belong to this dataset or order, or cannot be told."""

@@ -1,0 +1,101 @@
+"""Who this process is among those that read: nodes, ranks, and which of them it is.
+
+Not a process group: it starts nothing, and waits for nobody. It imports torch at no time; where
+torch.distributed is up, its module is loaded already.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from loader.errors import OrderError
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The data-parallel ranks, and this one among them.
+
+    rank: 0 <= rank < ranks, node by node. ranks_per_node: 0 stands for "all on one node".
+    Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here.
+    Raises OrderError for numbers that contradict each other.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    ranks_per_node: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node == 0:
+            object.__setattr__(self, "ranks_per_node", self.ranks)
+        if self.ranks < 1 or not 0 <= self.rank < self.ranks:
+            raise OrderError(f"rank {self.rank} of {self.ranks} ranks does not exist")
+        if self.ranks_per_node < 1 or self.ranks % self.ranks_per_node:
+            raise OrderError(f"{self.ranks} ranks do not fill nodes of {self.ranks_per_node} ranks")
+
+    @property
+    def nodes(self) -> int:
+        """How many machines."""
+        return self.ranks // self.ranks_per_node
+
+    @property
+    def node(self) -> int:
+        """The machine of this rank."""
+        return self.rank // self.ranks_per_node
+
+    @property
+    def rank_of_node(self) -> int:
+        """This rank among those of its machine."""
+        return self.rank % self.ranks_per_node
+
+    @classmethod
+    def detect(
+        cls,
+        *,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Find out from torch.distributed if it is initialised, else from RANK and WORLD_SIZE, else one rank.
+
+        LOCAL_WORLD_SIZE gives the ranks of a node; without it, all ranks count as one node. dp_rank and
+        dp_size (both or neither) replace rank and size where tensor or pipeline peers must see the same
+        samples. Raises OrderError if the environment is incomplete or not made of numbers.
+        """
+        variables = os.environ if environment is None else environment
+        rank, ranks = _distributed() or _from_environment(variables)
+        ranks_per_node = _number(variables, "LOCAL_WORLD_SIZE") or ranks
+        if (dp_rank is None) != (dp_size is None):
+            raise OrderError("dp_rank and dp_size go together: give both or neither")
+        if dp_rank is None or dp_size is None:
+            return cls(rank, ranks, ranks_per_node)
+        if dp_size < 1 or ranks % dp_size:
+            raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
+        nodes = max(ranks // ranks_per_node, 1)
+        # A replica that spans nodes leaves no whole node to a data-parallel rank: count them all as one node.
+        return cls(dp_rank, dp_size, dp_size // nodes if dp_size % nodes == 0 else dp_size)
+
+
+def _distributed() -> tuple[int, int] | None:
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return None
+    return int(module.get_rank()), int(module.get_world_size())
+
+
+def _from_environment(variables: Mapping[str, str]) -> tuple[int, int]:
+    rank, ranks = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    if (rank is None) != (ranks is None):
+        raise OrderError("RANK and WORLD_SIZE go together: the environment has only one of them")
+    return rank or 0, ranks or 1
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name)
+    if text is None or not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise OrderError(f"{name}={text!r} in the environment is not a number") from None

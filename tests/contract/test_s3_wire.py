@@ -1,0 +1,322 @@
+"""What `S3Store` sends, and what it makes of bad answers, seen from the other end of real sockets."""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusecache.model.errors import (
+    AccessDenied,
+    BucketMissing,
+    ConfigError,
+    CredentialsMissing,
+    ObjectChanged,
+    ObjectMissing,
+    ReadOnly,
+    RemoteError,
+    Throttled,
+    Unavailable,
+)
+from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.remotes import Remote
+from fusecache.remote.s3 import S3Store
+from fusecache.remote.store import Condition, FileSlice
+from tests.contract.conftest import s3_store
+from tests.s3server import Account, Fault, FaultAction, S3Server
+
+MakeBody = Callable[[bytes], FileSlice]
+
+# One attempt: what a single answer does, without botocore's pause before the second.
+ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
+DATA = bytes(range(256)) * 4096  # 1 MiB
+
+
+@pytest.fixture
+def server(shared_server: S3Server) -> Iterator[S3Server]:
+    """The test server, without the marks of earlier tests."""
+    shared_server.control.clear_log()
+    yield shared_server
+    shared_server.control.clear_faults()
+    for key in shared_server.control.objects():
+        shared_server.control.delete(key)
+
+
+@pytest.fixture
+def store(server: S3Server) -> S3Store:
+    """A store that asks once."""
+    return s3_store(server, ONCE)
+
+
+def read(store: S3Store, object_id: ObjectId, extent: Extent) -> tuple[bytes, list[int]]:
+    """The bytes, and the reports of progress."""
+    buffer = bytearray(extent.size)
+    reports: list[int] = []
+    store.get_into(object_id, extent, memoryview(buffer), reports.append)
+    return bytes(buffer), reports
+
+
+# ---- what is sent
+
+
+def test_every_body_has_its_length_and_md5_and_nothing_that_r2_refuses(
+    store: S3Store, server: S3Server, body: MakeBody
+) -> None:
+    store.put("a", body(b"bytes"), metadata={})
+    store.put("empty", body(b""), metadata={})
+    upload_id = store.create_multipart("big", metadata={})
+    etag = store.upload_part("big", upload_id, 1, body(DATA))
+    store.complete_multipart("big", upload_id, [etag])
+    log = server.control.log()
+    assert [entry.operation for entry in log] == [
+        "PutObject",
+        "PutObject",
+        "CreateMultipartUpload",
+        "UploadPart",
+        "CompleteMultipartUpload",
+    ]
+    for entry in log:
+        assert "expect" not in entry.headers
+        assert "x-amz-trailer" not in entry.headers
+        assert "transfer-encoding" not in entry.headers
+        assert "aws-chunked" not in entry.headers.get("content-encoding", "")
+        assert not [
+            name for name in entry.headers if name.startswith(("x-amz-checksum", "x-amz-sdk-checksum"))
+        ]
+        assert entry.headers["accept-encoding"] == "identity"
+    for entry, data in [(log[0], b"bytes"), (log[1], b""), (log[3], DATA)]:
+        assert entry.headers["content-length"] == str(len(data))
+        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        assert entry.headers["content-md5"] == base64.b64encode(digest).decode()
+
+
+def test_a_read_is_one_get_with_range_and_version(store: S3Store, server: S3Server) -> None:
+    etag = server.control.put("a", DATA)
+    assert read(store, ObjectId("a", etag), Extent(5, 1000))[0] == DATA[5:1000]
+    [entry] = server.control.log()
+    assert (entry.operation, entry.range) == ("GetObject", "bytes=5-999")
+    assert entry.headers["if-match"] == f'"{etag}"'
+    assert entry.headers["accept-encoding"] == "identity"
+
+
+def test_many_reads_share_one_connection(store: S3Store, server: S3Server) -> None:
+    object_id = ObjectId("a", server.control.put("a", DATA))
+    for _ in range(5):
+        read(store, object_id, Extent(0, MIB))
+    assert len({entry.connection for entry in server.control.log()}) == 1
+
+
+def test_a_copy_names_both_versions_in_one_request(store: S3Store, server: S3Server) -> None:
+    source = ObjectId("a ü", server.control.put("a ü", b"bytes"))
+    store.copy(source, "b", condition=Condition(etag=None))
+    store.copy(source, "b", condition=Condition(source.etag))
+    first, second = server.control.log(operation="CopyObject")
+    assert first.headers["x-amz-copy-source-if-match"] == f'"{source.etag}"'
+    assert first.headers["cf-copy-destination-if-none-match"] == "*"
+    assert second.headers["cf-copy-destination-if-match"] == f'"{source.etag}"'
+    assert "cf-copy-destination-if-none-match" not in second.headers
+
+
+def test_other_endpoints_get_no_header_of_cloudflare(server: S3Server) -> None:
+    store = S3Store(
+        server.bucket,
+        Endpoint(server.endpoint_url, "auto"),
+        credentials=Credentials(server.access_key, server.secret_key),
+    )
+    source = ObjectId("a", server.control.put("a", b"bytes"))
+    store.copy(source, "b", condition=Condition(etag=None))
+    with pytest.raises(ObjectChanged):
+        store.copy(source, "b", condition=Condition(etag=None))
+    assert not any(name.startswith("cf-") for entry in server.control.log() for name in entry.headers)
+
+
+def test_metadata_of_others_survives_reading_and_copying(store: S3Store, server: S3Server) -> None:
+    etag = server.control.put("a", b"x", metadata={"note": "100%", "bad": "%ff"})
+    assert store.head("a").metadata == {"note": "100%", "bad": "%ff"}
+    store.copy(ObjectId("a", etag), "b")
+    assert server.control.objects()["b"].metadata == {"note": "100%", "bad": "%ff"}
+
+
+def test_a_probe_asks_nothing_of_the_bucket_itself(server: S3Server) -> None:
+    server.control.add_account(Account("narrow", "secret" * 5, prefix="mine/", bucket_calls=False))
+    narrow = S3Store(
+        server.bucket,
+        Endpoint(server.endpoint_url, "auto", is_r2=True),
+        credentials=Credentials("narrow", "secret" * 5),
+    )
+    narrow.probe_write("mine/")
+    assert server.control.uploads() == []
+    assert [entry.operation for entry in server.control.log()] == [
+        "CreateMultipartUpload",
+        "AbortMultipartUpload",
+    ]
+
+
+def test_requests_and_bytes_are_counted(store: S3Store, server: S3Server, body: MakeBody) -> None:
+    etag = store.put("a", body(DATA), metadata={})
+    read(store, ObjectId("a", etag), Extent(0, 1000))
+    with pytest.raises(ObjectMissing):
+        store.head("none")
+    counts = store.statistics()
+    assert (counts.puts, counts.gets, counts.heads, counts.errors) == (1, 1, 1, 1)
+    assert (counts.bytes_written, counts.bytes_read) == (len(DATA), 1000)
+    assert (counts.class_a, counts.class_b) == (1, 2)
+
+
+# ---- bad answers
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        (Fault(FaultAction.SHORT_BODY, after_bytes=300_000), Unavailable, "300000"),
+        (Fault(FaultAction.LONG_BODY, extra_bytes=7), Unavailable, "announces"),
+        (Fault(FaultAction.WRONG_RANGE), Unavailable, "asked for bytes 10-"),
+        (Fault(FaultAction.IGNORE_RANGE), Unavailable, "got 200"),
+        (Fault(FaultAction.WRONG_ETAG, etag="0" * 32), ObjectChanged, "version"),
+        (Fault(FaultAction.DROP_BEFORE), Unavailable, "GET s3://bucket/a"),
+        (Fault(FaultAction.STALL, after_bytes=10, seconds=3), Unavailable, "timed out"),
+        (Fault(FaultAction.ANSWER, status=429, code="TooManyRequests"), Throttled, "429"),
+        (Fault(FaultAction.ANSWER, status=503, code="SlowDown"), Throttled, "SlowDown"),
+        (Fault(FaultAction.ANSWER, status=500, code="InternalError"), Unavailable, "InternalError"),
+        (Fault(FaultAction.ANSWER, status=403, code="AccessDenied"), AccessDenied, "permission"),
+    ],
+)
+def test_a_bad_answer_to_a_read_is_an_error_with_a_name(
+    store: S3Store, server: S3Server, fault: Fault, error: type[RemoteError], words: str
+) -> None:
+    object_id = ObjectId("a", server.control.put("a", DATA))
+    server.control.faults(fault)
+    with pytest.raises(error, match=words):
+        read(store, object_id, Extent(10, 800_000))
+    server.control.clear_faults()
+    assert read(store, object_id, Extent(10, 800_000))[0] == DATA[10:800_000]
+
+
+def test_what_was_reported_before_a_body_broke_off_is_valid(store: S3Store, server: S3Server) -> None:
+    object_id = ObjectId("a", server.control.put("a", DATA))
+    server.control.faults(Fault(FaultAction.SHORT_BODY, after_bytes=600_000))
+    buffer = bytearray(MIB)
+    reports: list[int] = []
+    with pytest.raises(Unavailable):
+        store.get_into(object_id, Extent(0, MIB), memoryview(buffer), reports.append)
+    assert 256 * 1024 <= reports[-1] <= 600_000
+    assert buffer[: reports[-1]] == DATA[: reports[-1]]
+
+
+def test_the_whole_object_in_one_answer_is_as_good_as_its_range(store: S3Store, server: S3Server) -> None:
+    object_id = ObjectId("a", server.control.put("a", DATA))
+    server.control.faults(Fault(FaultAction.IGNORE_RANGE))
+    assert read(store, object_id, Extent(0, len(DATA)))[0] == DATA
+
+
+def test_a_hiccup_is_asked_again_once(server: S3Server, body: MakeBody) -> None:
+    patient = s3_store(server)
+    server.control.faults(Fault(FaultAction.ANSWER, status=500, code="InternalError", times=1))
+    patient.put("a", body(DATA), metadata={})
+    assert server.control.read("a") == DATA
+    server.control.faults(Fault(FaultAction.ANSWER, status=500, code="InternalError"))
+    server.control.clear_log()
+    with pytest.raises(Unavailable):
+        patient.head("a")
+    assert len(server.control.log()) == 2
+
+
+def test_a_bucket_that_cannot_be_reached_is_unavailable(store: S3Store, server: S3Server) -> None:
+    server.control.pause("refuse")
+    try:
+        with pytest.raises(Unavailable, match="LIST s3://bucket/"):
+            store.list_page("")
+    finally:
+        server.control.resume()
+    assert store.list_page("").objects == ()
+
+
+def test_revoked_keys_are_denied_and_new_ones_are_taken(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("one", "two"):
+        server.control.add_account(Account(name, name * 10))
+    keys.write_text(f"[default]\naws_access_key_id = one\naws_secret_access_key = {'one' * 10}\n")
+    store = S3Store(server.bucket, Endpoint(server.endpoint_url, "auto"), transport=ONCE)
+    store.list_page("")
+    server.control.revoke("one")
+    with pytest.raises(AccessDenied):
+        store.list_page("")
+    keys.write_text(f"[default]\naws_access_key_id = two\naws_secret_access_key = {'two' * 10}\n")
+    store.reload()
+    store.list_page("")
+
+
+def test_no_keys_anywhere_is_said_so(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    store = S3Store(server.bucket, Endpoint(server.endpoint_url, "auto"), transport=ONCE)
+    with pytest.raises(CredentialsMissing, match="AWS_ACCESS_KEY_ID"):
+        store.list_page("")
+    with pytest.raises(ConfigError, match="nobody"):
+        S3Store(server.bucket, Endpoint(server.endpoint_url, "auto"), profile="nobody")
+
+
+def test_another_bucket_is_missing_not_empty(server: S3Server) -> None:
+    store = S3Store(
+        "elsewhere",
+        Endpoint(server.endpoint_url, "auto"),
+        credentials=Credentials(server.access_key, server.secret_key),
+    )
+    with pytest.raises(BucketMissing, match="elsewhere"):
+        store.list_page("")
+
+
+def test_a_private_certificate_is_trusted_by_aws_ca_bundle(
+    tmp_path: Path, body: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with S3Server(tmp_path / "bucket", tls=True) as server:
+        with pytest.raises(Unavailable, match="AWS_CA_BUNDLE"):
+            s3_store(server, ONCE).list_page("")
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        store = s3_store(server, ONCE)
+        etag = store.put("a", body(DATA), metadata={})
+        assert read(store, ObjectId("a", etag), Extent(0, MIB))[0] == DATA
+        # The connection and the MD5 protect the body already: no second pass over it to sign it.
+        assert (
+            server.control.log(operation="PutObject")[0].headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        )
+
+
+# ---- several keys for one bucket
+
+
+def test_reads_fail_over_and_writes_go_to_the_writer(server: S3Server, body: MakeBody) -> None:
+    server.control.add_account(Account("reader", "secret" * 5, writable=False))
+    endpoint = Endpoint(server.endpoint_url, "auto", is_r2=True)
+    reader = S3Store(server.bucket, endpoint, credentials=Credentials("reader", "secret" * 5), transport=ONCE)
+    remote = Remote([reader, s3_store(server, ONCE)], s3_store(server, ONCE))
+    etag = remote.put("a", body(DATA), metadata={})
+    with pytest.raises(AccessDenied):
+        reader.put("a", body(DATA), metadata={})
+    server.control.clear_log()
+    assert remote.head("a").etag == etag
+    server.control.revoke("reader")
+    assert remote.head("a").etag == etag
+    assert remote.head("a").etag == etag
+    # The second and third HEAD: the revoked key is tried once, then not first any more.
+    assert [entry.status for entry in server.control.log()] == [200, 403, 200, 200]
+
+
+def test_a_remote_without_writer_refuses_writes(server: S3Server, body: MakeBody) -> None:
+    remote = Remote([s3_store(server, ONCE)], None)
+    with pytest.raises(ReadOnly):
+        remote.put("a", body(b"x"), metadata={})
+    assert server.control.log() == []

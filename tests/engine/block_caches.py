@@ -1,0 +1,110 @@
+"""A block cache over a bucket in memory, for tests."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import trio
+
+from fusecache.engine.cache import BlockCache, CacheOptions
+from fusecache.engine.offload import InlineOffload, Offload, ThreadOffload
+from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.remote.memory import MemoryStore
+
+BUFFER_BYTES = 40 * MIB
+
+
+def some_bytes(size: int, seed: int = 1) -> bytes:
+    """Return bytes in which no two places look alike."""
+    return random.Random(seed).randbytes(size)
+
+
+class WatchedStore:
+    """Passes GETs on, notes their extents, and lets a test hold them at a byte.
+
+    Safe for many threads.
+    """
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner = inner
+        self.extents: list[Extent] = []
+        self.on_progress: Callable[[Extent, int], None] = lambda extent, received: None
+        self._lock = Lock()
+
+    def get_into(
+        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+    ) -> None:
+        with self._lock:
+            self.extents.append(extent)
+
+        def watched(received: int) -> None:
+            progress(received)
+            self.on_progress(extent, received)
+
+        self.inner.get_into(object_id, extent, buffer, watched)
+
+    def granules_fetched(self) -> int:
+        """Return how many 64 KiB granules all GETs asked for, repeats included."""
+        return sum(-(-extent.size // 65536) for extent in self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A store in memory with one way in for tests."""
+
+    memory: MemoryStore
+    watched: WatchedStore
+
+    def put(self, key: str, data: bytes) -> ObjectId:
+        """Store an object as another client would."""
+        return ObjectId(key, self.memory.put_bytes(key, data))
+
+
+def new_bucket() -> Bucket:
+    """Return an empty bucket."""
+    memory = MemoryStore()
+    return Bucket(memory, WatchedStore(memory))
+
+
+@asynccontextmanager
+async def running_cache(
+    store: object,
+    directory: Path,
+    *,
+    limit_bytes: int = 1 << 30,
+    buffer_bytes: int = BUFFER_BYTES,
+    boot_id: str = "boot-1",
+    threads: bool = True,
+) -> AsyncIterator[BlockCache]:
+    """Run a cache until the block ends; then it is stopped in order."""
+    offload: Offload = ThreadOffload(network_threads=32, upload_threads=4) if threads else InlineOffload()
+    options = CacheOptions(
+        directory, limit_bytes, buffer_bytes=buffer_bytes, free_space_floor_bytes=0, boot_id=boot_id
+    )
+    cache = BlockCache(store, offload, options)  # type: ignore[arg-type]  # any store with get_into
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        try:
+            yield cache
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+async def read_all(cache: BlockCache, object_id: ObjectId, size: int, step: int = MIB) -> bytes:
+    """Read an object from its start to its end."""
+    handle = cache.open(object_id, size)
+    data = bytearray()
+    while piece := await cache.read(handle, len(data), step):
+        data += piece
+    cache.close(handle)
+    return bytes(data)
+
+
+async def until(condition: Callable[[], bool], timeout_seconds: float = 10) -> None:
+    """Wait until something that other tasks bring about is true. Raises trio.TooSlowError."""
+    with trio.fail_after(timeout_seconds):
+        while not condition():
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,231 @@
+"""What the service promises, tried on a booted machine as root; prints a PASS or FAIL line for each promise.
+
+Run by checks.service. Beside the daemon it needs nothing but a bucket, which the project's own test server
+plays. The checks go in order: each begins where the one before left the service.
+"""
+
+import errno
+import os
+import secrets
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from fusecache.config import load_options
+from tests.s3server import ServerProcess
+
+UNIT = "fusecache@demo.service"
+CONFIG = Path("/etc/fusecache/demo.toml")
+KEYS = Path("/etc/fusecache/demo.env")
+MOUNT = Path("/srv/demo")
+CACHE = Path("/var/lib/fusecache/demo")
+PATIENCE_SECONDS = 60.0
+POLL_SECONDS = 0.1
+MIB = 1 << 20
+
+Check = Callable[[ServerProcess], None]
+
+
+class CheckError(Exception):
+    """The service did not do what it promises."""
+
+
+def expect(held: bool, otherwise: str) -> None:  # noqa: FBT001 — reads as an assertion, and is one
+    """Raise CheckError unless the promise held."""
+    if not held:
+        raise CheckError(otherwise)
+
+
+def wait_until(what: str, holds: Callable[[], bool], patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait for something that the service does by itself. Raises CheckError when patience ends."""
+    deadline = time.monotonic() + patience_seconds
+    while not holds():
+        expect(time.monotonic() < deadline, f"not within {patience_seconds:.0f} s: {what}")
+        time.sleep(POLL_SECONDS)
+
+
+def systemctl(*words: str) -> str:
+    """Run systemctl and return what it prints. Raises CheckError with its complaint."""
+    ended = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+    expect(ended.returncode == 0, f"systemctl {' '.join(words)}: {ended.stderr.strip()}")
+    return ended.stdout
+
+
+def shown(name: str) -> str:
+    """One property of the unit, as systemd keeps it."""
+    return systemctl("show", "--value", "--property", name, UNIT).strip()
+
+
+def write_keys(access_key: str, secret_key: str) -> None:
+    """Give the service these credentials, from its next start on."""
+    KEYS.touch(mode=0o600)
+    KEYS.write_text(f"AWS_ACCESS_KEY_ID={access_key}\nAWS_SECRET_ACCESS_KEY={secret_key}\n")
+
+
+def in_bucket(server: ServerProcess, key: str, data: bytes) -> bool:
+    """Whether the bucket has exactly these bytes under this key."""
+    return key in server.control.objects() and server.control.read(key) == data
+
+
+# ---- the checks, in order
+
+FIRST = secrets.token_bytes(3 * MIB + 17)
+
+
+def unit_has_no_complaints(_: ServerProcess) -> None:
+    ended = subprocess.run(
+        ["systemd-analyze", "verify", f"/etc/systemd/system/{UNIT.replace('demo', '')}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expect(ended.returncode == 0 and not ended.stderr.strip(), ended.stderr.strip())
+
+
+def the_example_is_a_config(_: ServerProcess) -> None:
+    options = load_options({}, {}, config_path=Path("/etc/fusecache/example.toml.sample"))
+    expect(options.mountpoint == Path("/srv/my-bucket"), f"it mounts at {options.mountpoint}")
+
+
+def active_means_the_mount_answers(server: ServerProcess) -> None:
+    server.control.put("already/there", b"bytes of another client")
+    systemctl("start", UNIT)
+    expect(shown("ActiveState") == "active", f"it is {shown('ActiveState')}")
+    expect(os.path.ismount(MOUNT), "active, and nothing is mounted")
+    expect(
+        (MOUNT / "already/there").read_bytes() == b"bytes of another client", "other bytes than the bucket's"
+    )
+
+
+def a_written_file_is_read_back_and_reaches_the_bucket(server: ServerProcess) -> None:
+    (MOUNT / "first").write_bytes(FIRST)
+    expect((MOUNT / "first").read_bytes() == FIRST, "read other bytes than were written")
+    wait_until("the file is in the bucket", lambda: in_bucket(server, "first", FIRST))
+
+
+def a_killed_daemon_comes_back_with_the_file(_: ServerProcess) -> None:
+    killed = shown("MainPID")
+    systemctl("kill", "--signal=KILL", "--kill-whom=main", UNIT)
+    wait_until(
+        "another daemon is active", lambda: shown("ActiveState") == "active" and shown("MainPID") != killed
+    )
+    expect((MOUNT / "first").read_bytes() == FIRST, "the file is not what it was")
+
+
+def a_daemon_killed_with_uploads_pending_uploads_them_afterwards(server: ServerProcess) -> None:
+    data = secrets.token_bytes(8 * MIB)
+    server.control.set(upload_bandwidth=1 * MIB)
+    (MOUNT / "pending").write_bytes(data)
+    expect("pending" not in server.control.objects(), "the upload was over before the kill: nothing is shown")
+    killed = shown("MainPID")
+    systemctl("kill", "--signal=KILL", "--kill-whom=main", UNIT)
+    server.control.set(upload_bandwidth=None)
+    wait_until(
+        "another daemon is active", lambda: shown("ActiveState") == "active" and shown("MainPID") != killed
+    )
+    wait_until("the file is in the bucket", lambda: in_bucket(server, "pending", data))
+
+
+def stopping_waits_until_the_bucket_has_every_byte(server: ServerProcess) -> None:
+    files = {f"last/{number}": secrets.token_bytes(4 * MIB + number) for number in range(4)}
+    server.control.set(upload_bandwidth=1 * MIB)
+    (MOUNT / "last").mkdir()
+    for name, data in files.items():
+        (MOUNT / name).write_bytes(data)
+    expect(
+        not files.keys() <= server.control.objects().keys(),
+        "all was uploaded before the stop: nothing is shown",
+    )
+    systemctl("stop", UNIT)
+    missing = [name for name, data in files.items() if not in_bucket(server, name, data)]
+    server.control.set(upload_bandwidth=None)
+    expect(not missing, f"stopped, and the bucket lacks {missing}")
+    expect(shown("Result") == "success", f"the stop's result is {shown('Result')}")
+    expect(not os.path.ismount(MOUNT), "stopped, and still mounted")
+
+
+def nothing_can_be_saved_beneath_a_stopped_mount(_: ServerProcess) -> None:
+    try:
+        (MOUNT / "lost").write_bytes(b"")
+    except OSError as error:
+        expect(error.errno == errno.EPERM, f"refused, but with {error.strerror}")
+    else:
+        raise CheckError("a file was saved on the node's own disk")
+
+
+def a_wrong_key_is_named_in_the_status(server: ServerProcess) -> None:
+    write_keys(server.access_key, "not-the-secret")
+    systemctl("start", "--no-block", UNIT)
+    words = ("credential", "denied", "refused", "signature", "key")
+    wait_until("the status line names the key", lambda: any(w in shown("StatusText").lower() for w in words))
+
+
+def the_right_key_mends_it(server: ServerProcess) -> None:
+    write_keys(server.access_key, server.secret_key)
+    systemctl("restart", UNIT)
+    expect((MOUNT / "first").read_bytes() == FIRST, "the file is not what it was")
+
+
+def uninstalling_leaves_what_is_not_its_own(_: ServerProcess) -> None:
+    make = ["make", "--no-print-directory", "uninstall"]
+    refused = subprocess.run(make, capture_output=True, text=True, check=False)
+    expect(refused.returncode != 0 and "still runs" in refused.stderr, "uninstalled under a running daemon")
+    systemctl("stop", UNIT)
+    subprocess.run(make, check=True)
+    expect(not Path("/opt/fusecache").exists(), "/opt/fusecache is still there")
+    expect(CONFIG.exists() and KEYS.exists() and any(CACHE.iterdir()), "a config or the cache is gone")
+
+
+CHECKS: list[Check] = [
+    unit_has_no_complaints,
+    the_example_is_a_config,
+    active_means_the_mount_answers,
+    a_written_file_is_read_back_and_reaches_the_bucket,
+    a_killed_daemon_comes_back_with_the_file,
+    a_daemon_killed_with_uploads_pending_uploads_them_afterwards,
+    stopping_waits_until_the_bucket_has_every_byte,
+    nothing_can_be_saved_beneath_a_stopped_mount,
+    a_wrong_key_is_named_in_the_status,
+    the_right_key_mends_it,
+    uninstalling_leaves_what_is_not_its_own,
+]
+
+
+def passes(check: Check, server: ServerProcess) -> bool:
+    """Run one check and print its line."""
+    title = check.__name__.replace("_", " ")
+    began = time.monotonic()
+    try:
+        check(server)
+    except (CheckError, OSError) as error:
+        sys.stdout.write(f"FAIL  {title}: {error}\n")
+        return False
+    except Exception:  # noqa: BLE001 — the other checks shall run, and the report shall say what happened
+        sys.stdout.write(f"FAIL  {title}:\n{traceback.format_exc()}")
+        return False
+    finally:
+        sys.stdout.flush()
+    sys.stdout.write(f"PASS  {title} ({time.monotonic() - began:.1f} s)\n")
+    return True
+
+
+def main() -> int:
+    """Run all checks; 0 if all passed."""
+    with ServerProcess() as server:
+        CONFIG.write_text(
+            f'source = "s3://{server.bucket}"\n'
+            f'endpoint_url = "{server.endpoint_url}"\n'
+            f'mountpoint = "{MOUNT}"\n'
+            f'cache_dir = "{CACHE}"\n'
+        )
+        write_keys(server.access_key, server.secret_key)
+        outcomes = [passes(check, server) for check in CHECKS]
+    sys.stdout.write(f"{outcomes.count(True)} passed, {outcomes.count(False)} failed\n")
+    return 0 if all(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,381 @@
+"""MDSDataset and MDSWriter: what is written comes back, and what cannot be read is said, by name."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader import DatasetError, EncodingError, MDSDataset, MDSWriter, ShardError, WriterError
+from loader.index import read_index
+from loader.shard import ShardReader
+
+COLUMNS = {"id": "int", "text": "str", "tokens": "ndarray:int32:16"}
+FIXED = {"id": "int", "tokens": "ndarray:int32:16"}
+COUNT = 200
+
+
+def sample(number: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "text": "x" * (number % 7),
+        "tokens": np.arange(number, number + 16, dtype=np.int32),
+    }
+
+
+def write(out: Path, columns: dict[str, str] = COLUMNS, count: int = COUNT, **options: Any) -> Path:
+    with MDSWriter(out, columns, **{"size_limit": 2048, **options}) as writer:
+        for number in range(count):
+            writer.write({name: value for name, value in sample(number).items() if name in columns})
+    return out
+
+
+def assert_same(found: dict[str, Any], number: int) -> None:
+    expected = sample(number)
+    assert found["id"] == number
+    assert np.array_equal(found["tokens"], expected["tokens"])
+    assert found.get("text", expected["text"]) == expected["text"]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd:19", "gz", "bz2:1", "br:1", "snappy"])
+@pytest.mark.parametrize("columns", [COLUMNS, FIXED])
+def test_what_is_written_comes_back(tmp_path: Path, compression: str | None, columns: dict[str, str]) -> None:
+    dataset = MDSDataset(write(tmp_path, columns, compression=compression))
+    assert len(dataset) == COUNT
+    assert dataset.shard_sizes.size > 3
+    for number, found in enumerate(dataset):
+        assert_same(found, number)
+    rest = {path.name.split(".", 2)[2] for path in tmp_path.glob("shard.*")}
+    assert rest == {"mds" if compression is None else f"mds.{compression.partition(':')[0]}"}
+
+
+def test_samples_are_found_by_every_kind_of_id(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    assert [found["id"] for found in dataset[5:60:9]] == list(range(5, 60, 9))
+    assert [found["id"] for found in dataset[-3:]] == [197, 198, 199]
+    for ids in ([3, 199, 3, -1, 60], np.array([3, 199, 3, -1, 60], np.int32), (3, 199, 3, -1, 60)):
+        assert [found["id"] for found in dataset[ids]] == [3, 199, 3, 199, 60]
+    assert dataset[np.int64(7)]["id"] == dataset[np.array(7)]["id"] == 7
+    assert dataset[-COUNT]["id"] == 0
+    assert dataset[[]] == []
+    assert dataset.__getitems__([1])[0]["id"] == 1
+
+
+@pytest.mark.parametrize("ids", [COUNT, -COUNT - 1, [0, COUNT], np.array([[1]]), [1.5], np.array([True])])
+def test_an_id_out_of_range_is_an_index_error(tmp_path: Path, ids: Any) -> None:
+    with pytest.raises(IndexError):
+        MDSDataset(write(tmp_path))[ids]
+
+
+def test_an_id_that_is_no_number_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        MDSDataset(write(tmp_path))["text"]  # type: ignore[call-overload]
+
+
+def test_two_samples_share_no_memory(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path, FIXED))
+    first, second = dataset[[4, 4]]
+    first["tokens"][:] = -1
+    assert_same(second, 4)
+    assert_same(dataset[4], 4)
+
+
+@pytest.mark.parametrize("align", [1, 64, 512])
+def test_aligned_samples_begin_at_multiples(tmp_path: Path, align: int) -> None:
+    dataset = MDSDataset(write(tmp_path, align=align))
+    for path in tmp_path.glob("shard.*"):
+        count, first = struct.unpack_from("<II", path.read_bytes())
+        assert first % align == 0
+        assert count
+        assert path.stat().st_size <= 2048
+    assert [found["id"] for found in dataset] == list(range(COUNT))
+
+
+def test_the_dataset_pickles_small_and_works_on(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    _ = dataset[:]
+    data = pickle.dumps(dataset)
+    assert len(data) < 10_000
+    copy = pickle.loads(data)
+    assert_same(copy[17], 17)
+    assert copy.fingerprint == dataset.fingerprint
+
+
+def test_columns_and_encodings_are_told(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    assert dataset.column_names == ("id", "text", "tokens")
+    assert dataset.encodings == COLUMNS
+
+
+def test_shards_of_different_columns_live_in_one_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "a", COLUMNS, 10)
+    write(tmp_path / "b", FIXED, 10, compression="gz")
+    shards = []
+    for part in "ab":
+        for shard in json.loads((tmp_path / part / "index.json").read_text())["shards"]:
+            for which in ("raw_data", "zip_data"):
+                if shard[which]:
+                    shard[which]["basename"] = f"{part}/{shard[which]['basename']}"
+            shards.append(shard)
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    dataset = MDSDataset(tmp_path)
+    assert [found["id"] for found in dataset] == [*range(10), *range(10)]
+    assert set(dataset[0]) - set(dataset[10]) == {"text"}
+
+
+def test_few_open_files_and_little_memory_are_enough(tmp_path: Path) -> None:
+    for compression in (None, "zstd"):
+        directory = write(tmp_path / str(compression), compression=compression)
+        index = read_index(directory)
+        reader = ShardReader(index, open_files=2, offset_cache_bytes=100, decompressed_cache_bytes=3000)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            for shard in range(index.shards):
+                assert len(reader.read(shard, 0)) > 0
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_threads_read_the_same_dataset(tmp_path: Path) -> None:
+    index = read_index(write(tmp_path, count=1000))
+    reader = ShardReader(index, open_files=1, offset_cache_bytes=1)
+    expected = [bytes(reader.read(shard, 0)) for shard in range(index.shards)]
+    wrong: list[object] = []
+
+    def read_all(seed: int) -> None:
+        try:
+            for shard in np.random.default_rng(seed).integers(0, index.shards, 300).tolist():
+                if reader.read(shard, 0) != expected[shard]:
+                    wrong.append(shard)
+        except Exception as problem:  # noqa: BLE001 -- whatever it is, it is the failure of this test
+            wrong.append(problem)
+
+    threads = [threading.Thread(target=read_all, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# Shards that cannot be read
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def replace_by_a_longer_one(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def make_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("columns", [COLUMNS, FIXED])
+@pytest.mark.parametrize("harm", [truncate, replace_by_a_longer_one, remove, make_a_directory])
+def test_a_harmed_shard_is_named_with_its_samples(
+    tmp_path: Path, harm: Any, columns: dict[str, str], compression: str | None
+) -> None:
+    dataset = MDSDataset(write(tmp_path, columns, compression=compression))
+    sizes = dataset.shard_sizes.tolist()
+    harm(next(tmp_path.glob("shard.00001.*")))
+    assert_same(dataset[0], 0)
+    for read in (lambda: dataset[sizes[0]], lambda: dataset[[0, sizes[0]]]):
+        with pytest.raises(
+            ShardError, match=rf"shard\.00001\.mds.*samples {sizes[0]} to {sum(sizes[:2]) - 1}"
+        ):
+            read()
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2", "br", "snappy"])
+def test_garbage_of_the_right_size_is_an_error(tmp_path: Path, compression: str | None) -> None:
+    dataset = MDSDataset(write(tmp_path, compression=compression))
+    path = next(tmp_path.glob("shard.00001.*"))
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(ShardError, match=r"shard\.00001"):
+        dataset[int(dataset.shard_sizes[0])]
+
+
+def test_a_shard_truncated_while_open_is_an_error(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    last = int(dataset.shard_sizes[0]) - 1
+    assert_same(dataset[0], 0)
+    truncate(tmp_path / "shard.00000.mds")
+    with pytest.raises(ShardError, match=f"sample {last}: .*truncated"):
+        dataset[last]
+
+
+@pytest.mark.parametrize("at", [4, 8, 40])
+def test_a_damaged_table_of_offsets_is_an_error(tmp_path: Path, at: int) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    with open(tmp_path / "shard.00000.mds", "r+b") as file:
+        file.seek(at)
+        file.write(struct.pack("<I", 3))
+    with pytest.raises(ShardError, match="damaged"):
+        dataset[0]
+
+
+def test_a_sample_count_that_contradicts_the_index_is_an_error(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    with open(tmp_path / "shard.00000.mds", "r+b") as file:
+        file.write(struct.pack("<I", 3))
+    with pytest.raises(ShardError, match="holds 3 samples"):
+        dataset[0]
+
+
+def test_bytes_that_do_not_decode_name_shard_sample_and_column(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    path = tmp_path / "shard.00000.mds"
+    data = bytearray(path.read_bytes())
+    start = struct.unpack_from("<I", data, 4 + 4 * 6)[0]
+    data[start + 12] = 0xFF  # after the size of the text and the id
+    path.write_bytes(data)
+    with pytest.raises(ShardError, match=r"shard\.00000.*sample 6.*'text'"):
+        dataset[6]
+    with pytest.raises(ShardError, match=r"shard\.00000.*sample 6.*'text'"):
+        dataset[[1, 6]]
+
+
+def test_an_index_without_byte_counts_is_read_and_checked_by_the_shards_header(tmp_path: Path) -> None:
+    write(tmp_path, FIXED)
+    document = json.loads((tmp_path / "index.json").read_text())
+    needed = ("samples", "column_names", "column_encodings", "column_sizes")
+    document["shards"] = [
+        {name: shard[name] for name in needed} | {"raw_data": {"basename": shard["raw_data"]["basename"]}}
+        for shard in document["shards"]
+    ]
+    (tmp_path / "index.json").write_text(json.dumps(document))
+    dataset = MDSDataset(tmp_path)
+    assert [found["id"] for found in dataset] == list(range(COUNT))
+    os.truncate(tmp_path / "shard.00000.mds", 10)
+    with pytest.raises(ShardError, match="within its header"):
+        MDSDataset(tmp_path)[0]
+
+
+# Writing
+
+
+def test_an_exception_in_the_block_leaves_no_index(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), MDSWriter(tmp_path, FIXED) as writer:  # noqa: PT012 -- it is the block
+        writer.write({"id": 1, "tokens": sample(1)["tokens"]})
+        raise RuntimeError
+    with pytest.raises(DatasetError):
+        MDSDataset(tmp_path)
+    write(tmp_path, FIXED)
+    assert len(MDSDataset(tmp_path)) == COUNT
+
+
+def test_an_existing_dataset_is_not_written_over(tmp_path: Path) -> None:
+    with pytest.raises(WriterError, match="holds a dataset already"):
+        MDSWriter(write(tmp_path), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"columns": {}}, "column"),
+        ({"columns": {"x": "int7"}}, "int7"),
+        ({"compression": "lzma"}, "lzma"),
+        ({"compression": "gz:12"}, "levels"),
+        ({"compression": "snappy:1"}, "levels"),
+        ({"hashes": ["md0"]}, "md0"),
+        ({"hashes": ["shake_128"]}, "shake"),
+        ({"size_limit": 1 << 32}, "32 bits"),
+        ({"size_limit": 0}, "size_limit"),
+        ({"align": 48}, "align"),
+    ],
+)
+def test_settings_that_cannot_work_are_errors(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(WriterError, match=told):
+        MDSWriter(**({"out": tmp_path / "new", "columns": FIXED} | options))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"id": 1}, "no value for column 'tokens'"),
+        ({"id": "x", "tokens": sample(1)["tokens"]}, "column 'id'"),
+        ({"id": 1, "tokens": np.zeros(3, np.int32)}, "column 'tokens'"),
+        ({"id": b"123", "tokens": sample(1)["tokens"]}, "3 bytes, but each value has 8"),
+        ({"id": 1, "tokens": sample(1)["tokens"], "more": 1}, "no column: more"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_named_and_left_out(
+    tmp_path: Path, value: dict[str, Any], told: str
+) -> None:
+    with MDSWriter(tmp_path, FIXED) as writer:
+        with pytest.raises(EncodingError, match=told):
+            writer.write(value)
+        writer.write({"id": 1, "tokens": sample(1)["tokens"]})
+    assert len(MDSDataset(tmp_path)) == 1
+
+
+def test_a_sample_larger_than_the_limit_gets_its_own_shard(tmp_path: Path) -> None:
+    with MDSWriter(tmp_path, {"data": "bytes"}, size_limit=1000) as writer:
+        for size in (10, 5000, 10, 10):
+            writer.write({"data": bytes(size)})
+    assert MDSDataset(tmp_path).shard_sizes.tolist() == [1, 1, 2]
+
+
+def test_offsets_beyond_32_bits_are_an_error(tmp_path: Path) -> None:
+    class Huge(bytes):
+        """Says that it is 4 GiB long, so that the test need not be."""
+
+        def __len__(self) -> int:
+            return (1 << 32) - 100
+
+    writer = MDSWriter(tmp_path, {"data": "bytes"})
+    writer._encode = lambda sample: sample["data"]  # type: ignore[method-assign]
+    with pytest.raises(WriterError, match="32 bits"):
+        writer.write({"data": Huge()})
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
+    with MDSWriter(tmp_path, FIXED) as writer:
+        pass
+    with pytest.raises(WriterError, match="closed"):
+        writer.write(sample(1))
+    assert len(MDSDataset(tmp_path)) == 0
+
+
+def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    import hashlib
+
+    write(tmp_path, compression="zstd", hashes=["sha1", "xxh64", "xxh3_128"])
+    shard = json.loads((tmp_path / "index.json").read_text())["shards"][0]
+    data = (tmp_path / "shard.00000.mds.zstd").read_bytes()
+    assert shard["zip_data"]["hashes"]["sha1"] == hashlib.sha1(data).hexdigest()
+    assert set(shard["raw_data"]["hashes"]) == {"sha1", "xxh64", "xxh3_128"}
+
+
+def test_importing_the_loader_is_quick_and_needs_no_torch() -> None:
+    code = (
+        "import time; start = time.process_time(); import loader; spent = time.process_time() - start\n"
+        "import sys; assert spent < 0.3, spent; assert not {'torch', 'PIL'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_is_written_beside_the_dataset(tmp_path: Path) -> None:
+    directory = write(tmp_path / "data", compression="zstd")
+    before = sorted(directory.iterdir())
+    read_only = shutil.copytree(directory, tmp_path / "copy")
+    assert len(MDSDataset(read_only)[:]) == COUNT
+    assert sorted(path.name for path in read_only.iterdir()) == [path.name for path in before]

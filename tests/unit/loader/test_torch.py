@@ -1,0 +1,142 @@
+"""The loader under torch: DataLoader with and without workers, and several ranks as processes."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, ShardError, World
+
+ROOT = Path(__file__).parents[3]
+RANKS = 4
+
+RANK_PROGRAM = """
+import json, sys
+import torch.distributed
+from loader import ElasticBatchSampler, MDSDataset, World
+from torch.utils.data import DataLoader
+
+directory, state, rendezvous, rank = sys.argv[1:]
+if rendezvous:
+    torch.distributed.init_process_group("gloo", "file://" + rendezvous, rank=int(rank), world_size=4)
+dataset = MDSDataset(directory)
+sampler = ElasticBatchSampler(dataset, global_batch_size=32, canonical_nodes=4, drop_last=False)
+sampler.load_state_dict(json.loads(state))
+steps = [batch["id"].tolist() for batch in DataLoader(dataset, batch_sampler=sampler)]
+print(json.dumps([World.detect().rank, steps]))
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data")
+    with MDSWriter(out, {"id": "int", "tokens": "ndarray:int32:64"}, size_limit=8192) as writer:
+        for number in range(500):
+            writer.write({"id": number, "tokens": np.full(64, number, np.int32)})
+    return out
+
+
+def sampler_of(dataset: MDSDataset, **options: Any) -> ElasticBatchSampler:
+    settings: dict[str, Any] = {"global_batch_size": 32, "canonical_nodes": 4, "drop_last": False}
+    return ElasticBatchSampler(dataset, world=World(), **settings | options)
+
+
+def run_ranks(directory: Path, state: dict[str, Any], rendezvous: str) -> list[list[int]]:
+    """The sorted union over RANKS processes of each step; with a rendezvous, torch.distributed is up."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK_PROGRAM, str(directory), json.dumps(state), rendezvous, str(rank)],
+            cwd=ROOT,
+            env=os.environ
+            | {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+            | ({} if rendezvous else {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    answers = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * RANKS
+    steps = dict(json.loads(answer.splitlines()[-1]) for answer in answers)
+    assert sorted(steps) == list(range(RANKS))
+    return [sorted(chain.from_iterable(parts)) for parts in zip(*steps.values(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1, "multiprocessing_context": "spawn"},
+    ],
+    ids=["no workers", "2 forked workers", "persistent workers", "1 spawned worker"],
+)
+def test_a_data_loader_delivers_the_samplers_batches(directory: Path, options: dict[str, Any]) -> None:
+    dataset = MDSDataset(directory)
+    sampler = sampler_of(dataset)
+    expected = [list(sampler), list(sampler)]
+    sampler.set_epoch(0)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, **options)
+    assert len(loader) == len(expected[0])
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        delivered = []
+        for batch in loader:
+            assert batch["tokens"].shape == (len(batch["id"]), 64)
+            assert (batch["tokens"][:, 0] == batch["id"]).all()
+            delivered.append(batch["id"].tolist())
+            sampler.record_step()
+        assert delivered == expected[epoch]
+        assert sampler.state_dict()["epoch"] == epoch + 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_checkpoint_in_the_middle_of_an_epoch_continues_it_though_workers_read_ahead(
+    directory: Path, workers: int
+) -> None:
+    dataset = MDSDataset(directory)
+    sampler = sampler_of(dataset)
+    seen = []
+    state: dict[str, Any] = {}
+    for batch in DataLoader(dataset, batch_sampler=sampler, num_workers=workers):
+        seen.append(batch["id"].tolist())
+        sampler.record_step()
+        if len(seen) == 5:
+            state = json.loads(json.dumps(sampler.state_dict()))
+            assert state == sampler.state_dict(batches_consumed=5)
+    resumed = sampler_of(dataset)
+    resumed.load_state_dict(state)
+    rest = [batch["id"].tolist() for batch in DataLoader(dataset, batch_sampler=resumed, num_workers=workers)]
+    assert rest == seen[5:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_missing_shard_ends_the_loop_with_its_name(tmp_path: Path, workers: int) -> None:
+    with MDSWriter(tmp_path, {"id": "int", "text": "str"}, size_limit=1024) as writer:
+        for number in range(300):
+            writer.write({"id": number, "text": "some text"})
+    (tmp_path / "shard.00003.mds").unlink()
+    dataset = MDSDataset(tmp_path)
+    with pytest.raises(ShardError, match=r"shard\.00003\.mds.*samples"):
+        for _ in DataLoader(dataset, batch_sampler=sampler_of(dataset), num_workers=workers):
+            pass
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["environment", "torch.distributed"])
+def test_four_processes_share_each_global_batch(
+    directory: Path, tmp_path: Path, *, distributed: bool
+) -> None:
+    sampler = sampler_of(MDSDataset(directory))
+    single = list(sampler)
+    state = sampler.state_dict(batches_consumed=6)
+    shared = run_ranks(directory, state, str(tmp_path / "rendezvous") if distributed else "")
+    assert shared[:-1] == [sorted(batch) for batch in single[6:-1]]
+    assert set(shared[-1]) == set(single[-1])

@@ -1,0 +1,1 @@
+"""Tests of the bucket room that need no bucket."""

@@ -1,0 +1,58 @@
+"""Which endpoint is chosen."""
+
+import pytest
+
+from fusecache.model.errors import ConfigError
+from fusecache.remote.endpoints import Credentials, Endpoint, choose_endpoint
+
+
+@pytest.mark.parametrize(
+    ("environment", "endpoint"),
+    [
+        ({}, Endpoint(None)),
+        ({"R2_ACCOUNT_ID": "abc"}, Endpoint("https://abc.r2.cloudflarestorage.com", "auto", is_r2=True)),
+        (
+            {"R2_ACCOUNT_ID": "abc", "R2_JURISDICTION": "eu"},
+            Endpoint("https://abc.eu.r2.cloudflarestorage.com", "auto", is_r2=True),
+        ),
+        ({"AWS_ENDPOINT_URL": "http://a", "R2_ACCOUNT_ID": "abc"}, Endpoint("http://a")),
+        ({"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"}, Endpoint("http://b")),
+        ({"AWS_ENDPOINT_URL_S3": "http://b", "S3_ENDPOINT_URL": "http://c"}, Endpoint("http://c")),
+        (
+            {"S3_ENDPOINT_URL": "https://x.r2.cloudflarestorage.com", "AWS_REGION": "eu-west-1"},
+            Endpoint("https://x.r2.cloudflarestorage.com", "auto", is_r2=True),
+        ),
+    ],
+)
+def test_the_environment_names_the_endpoint(environment: dict[str, str], endpoint: Endpoint) -> None:
+    assert choose_endpoint(environment) == endpoint
+
+
+def test_the_option_goes_first() -> None:
+    environment = {"S3_ENDPOINT_URL": "http://c", "R2_ACCOUNT_ID": "abc"}
+    assert choose_endpoint(environment, endpoint_url="http://d", region="r") == Endpoint("http://d", "r")
+    assert choose_endpoint({}, endpoint_url="http://d", is_r2=True) == Endpoint(
+        "http://d", "auto", is_r2=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"R2_ACCOUNT_ID": "abc/def"}, "R2_ACCOUNT_ID"),
+        ({"R2_ACCOUNT_ID": "abc", "R2_JURISDICTION": "moon"}, "eu, fedramp"),
+        ({"S3_ENDPOINT_URL": "localhost:9000"}, "is not a URL"),
+        ({"S3_ENDPOINT_URL": "https://host/bucket"}, "has a path"),
+    ],
+)
+def test_what_cannot_be_an_endpoint_is_refused(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        choose_endpoint(environment)
+
+
+def test_a_name_that_only_looks_like_r2_is_not() -> None:
+    assert not choose_endpoint({}, endpoint_url="https://evilr2.cloudflarestorage.com").is_r2
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "hidden" not in repr(Credentials("key", "hidden", "hidden"))

@@ -1,0 +1,171 @@
+"""Scripted faults: each action, and which requests it meets."""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import (
+    ConnectionClosedError,
+    IncompleteReadError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+
+from tests.s3server import Fault, FaultAction, ServerProcess, boto_client
+from tests.unit.s3server.refusals import refusal
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+BUCKET = "bucket"
+BODY = bytes(range(256)) * 16
+
+
+def script(server: ServerProcess, action: FaultAction, operation: str, **more: Any) -> None:
+    server.control.put("k", BODY)
+    server.control.faults(Fault(action, operation=operation, **more))
+
+
+def read(client: "S3Client", **more: Any) -> bytes:
+    return client.get_object(Bucket=BUCKET, Key="k", **more)["Body"].read()
+
+
+def test_answer_before_the_effect(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.ANSWER, "PutObject", status=503, code="SlowDown")
+    assert refusal(client.put_object, Bucket=BUCKET, Key="new", Body=b"x") == (503, "SlowDown")
+    assert list(server.control.objects()) == ["k"]
+    (entry,) = server.control.log("PutObject")
+    assert (entry.status, entry.took_effect, entry.fault) == (503, False, "answer")
+
+
+def test_answer_after_the_effect(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.ANSWER_AFTER, "PutObject", status=500, code="InternalError")
+    assert refusal(client.put_object, Bucket=BUCKET, Key="new", Body=b"x") == (500, "InternalError")
+    assert server.control.read("new") == b"x"
+
+
+@pytest.mark.parametrize(
+    ("action", "happened"), [(FaultAction.DROP_BEFORE, False), (FaultAction.DROP_AFTER, True)]
+)
+def test_dropped_connections(
+    server: ServerProcess,
+    client: "S3Client",
+    action: FaultAction,
+    happened: bool,  # noqa: FBT001 (a parameter set)
+) -> None:
+    script(server, action, "PutObject")
+    with pytest.raises(ConnectionClosedError):
+        client.put_object(Bucket=BUCKET, Key="new", Body=b"x")
+    (entry,) = server.control.wait_requests(1, "PutObject")
+    assert (entry.status, entry.took_effect) == (0, happened)
+    assert ("new" in server.control.objects()) is happened
+
+
+def test_short_body(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.SHORT_BODY, "GetObject", after_bytes=100, times=1)
+    with pytest.raises((IncompleteReadError, ResponseStreamingError)):
+        read(client)
+    assert server.control.wait_requests(1, "GetObject")[0].bytes_out == 100
+    assert read(client) == BODY
+
+
+def test_long_body(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.LONG_BODY, "GetObject", extra_bytes=5)
+    answer = client.get_object(Bucket=BUCKET, Key="k", Range="bytes=10-19")
+    assert (answer["ContentLength"], answer["ContentRange"]) == (15, f"bytes 10-19/{len(BODY)}")
+    assert answer["Body"].read() == BODY[10:20] + bytes(5)
+
+
+def test_wrong_range(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.WRONG_RANGE, "GetObject")
+    answer = client.get_object(Bucket=BUCKET, Key="k", Range="bytes=10-19")
+    assert answer["ContentRange"] == f"bytes 11-20/{len(BODY)}"
+    assert answer["Body"].read() == BODY[11:21]
+
+
+def test_ignored_range(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.IGNORE_RANGE, "GetObject")
+    answer = client.get_object(Bucket=BUCKET, Key="k", Range="bytes=10-19")
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+    assert answer["Body"].read() == BODY
+
+
+def test_wrong_etag(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.WRONG_ETAG, "*Object", etag="f" * 32)
+    assert client.head_object(Bucket=BUCKET, Key="k")["ETag"] == '"' + "f" * 32 + '"'
+    etag = client.put_object(Bucket=BUCKET, Key="k", Body=b"x")["ETag"]
+    assert etag == '"' + "f" * 32 + '"' != f'"{server.control.objects()["k"].etag}"'
+
+
+def test_corrupt(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.CORRUPT, "GetObject")
+    assert read(client, Range="bytes=10-19") == bytes([10 ^ 0xFF]) + BODY[11:20]
+
+
+def test_delay(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.DELAY, "GetObject", seconds=0.2, nth=2)
+    assert [read(client), read(client)] == [BODY, BODY]
+    first, second = server.control.wait_requests(2, "GetObject")
+    assert second.seconds >= 0.2 > first.seconds
+
+
+def test_a_stall_longer_than_the_read_timeout(server: ServerProcess) -> None:
+    script(server, FaultAction.STALL, "GetObject", seconds=30, after_bytes=100)
+    client = boto_client(server, read_timeout=0.2)
+    try:
+        body = client.get_object(Bucket=BUCKET, Key="k")["Body"]
+        assert body.read(100) == BODY[:100]
+        with pytest.raises(ReadTimeoutError):
+            body.read(1)
+        body.close()
+    finally:
+        client.close()
+
+
+def test_a_held_request_waits_for_the_script_to_be_cleared(server: ServerProcess, client: "S3Client") -> None:
+    server.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
+    arguments = {"Bucket": BUCKET, "Key": "held", "Body": b"x"}
+    thread = threading.Thread(target=client.put_object, kwargs=arguments)
+    thread.start()
+    (entry,) = server.control.wait_requests(1, "PutObject", finished=False)
+    assert (entry.status, entry.finished) == (None, False)
+    assert server.control.objects() == {}
+    server.control.clear_faults()
+    thread.join()
+    assert server.control.read("held") == b"x"
+
+
+def test_faults_are_told_by_key_method_and_number(server: ServerProcess, client: "S3Client") -> None:
+    for key in ("a/1", "a/2", "b/1"):
+        server.control.put(key, b"x")
+    server.control.faults(
+        Fault(FaultAction.ANSWER, key="a/*", method="GET", nth=2, status=500, code="InternalError"),
+        Fault(FaultAction.ANSWER, key="b/?", times=1, status=503, code="SlowDown"),
+    )
+    client.get_object(Bucket=BUCKET, Key="a/1")["Body"].read()
+    client.head_object(Bucket=BUCKET, Key="a/1")
+    assert refusal(client.get_object, Bucket=BUCKET, Key="a/2") == (500, "InternalError")
+    assert refusal(client.get_object, Bucket=BUCKET, Key="b/1") == (503, "SlowDown")
+    for key in ("a/1", "a/2", "b/1"):
+        client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+
+
+def test_probability_fires_sometimes(server: ServerProcess, client: "S3Client") -> None:
+    script(server, FaultAction.WRONG_ETAG, "HeadObject", probability=0.5)
+    etags = {client.head_object(Bucket=BUCKET, Key="k")["ETag"] for _ in range(40)}
+    assert len(etags) == 2
+
+
+def test_latency_delays_the_first_byte_and_bandwidth_the_rest(
+    server: ServerProcess, client: "S3Client"
+) -> None:
+    server.control.add_synthetic("s", 1_000_000, seed=1)
+    server.control.set(latency=0.1, jitter=0.2, bandwidth=5e6)
+    began = time.monotonic()
+    answer = client.get_object(Bucket=BUCKET, Key="s")
+    first = time.monotonic() - began
+    answer["Body"].read()
+    whole = time.monotonic() - began
+    assert first >= 0.08
+    assert whole >= 0.08 + 0.2

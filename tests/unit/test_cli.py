@@ -1,0 +1,429 @@
+"""The command line against a daemon's control socket: a real unix socket, a scripted daemon, no mount."""
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache import __version__, control_client, mounting
+from fusecache.cli import main
+from fusecache.control_client import Progress, ask, daemon_pid, find_mount
+from fusecache.model.errors import MountError
+from fusecache.report import ProgressView, size_text, status_table
+
+Row = dict[str, Any]
+
+
+class FakeDaemon:
+    """Serves one directory's control socket: answers each request with scripted rows and remembers it."""
+
+    def __init__(self, root: Path, rows: list[Row | bytes]) -> None:
+        self.requests: list[Row] = []
+        self._rows = rows
+        path = root.parent / "socket"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        (root / ".fusecache").mkdir()
+        (root / ".fusecache" / "socket").write_text(f"{path}\n")
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # stopped
+                return
+            with connection, connection.makefile("rwb") as lines:
+                line = lines.readline()
+                if not line:  # only looked who we are
+                    continue
+                self.requests.append(json.loads(line))
+                for row in self._rows:
+                    lines.write(row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The root of a pretended mount, with a file in it."""
+    root = tmp_path / "mount"
+    (root / "run" / "step-1").mkdir(parents=True)
+    (root / "run" / "step-1" / "model.pt").write_bytes(b"x")
+    return root
+
+
+@pytest.fixture
+def daemon(root: Path) -> Iterator[Callable[..., FakeDaemon]]:
+    """Start a daemon that answers with these rows."""
+    started: list[FakeDaemon] = []
+
+    def start(*rows: Row | bytes) -> FakeDaemon:
+        started.append(FakeDaemon(root, list(rows)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def done(result: str, message: str = "", **more: Any) -> Row:
+    return {
+        "pending_files": 0,
+        "pending_bytes": 0,
+        "uploading": [],
+        "done": True,
+        "result": result,
+        "message": message,
+    } | more
+
+
+# ---- finding the mount
+
+
+def test_the_mount_of_a_path_is_the_directory_above_it_with_a_control_file(
+    root: Path, daemon: Callable[..., FakeDaemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon()
+    mount, inner = find_mount(root / "run" / "step-1" / "not-yet", {})
+    assert (mount.root, inner) == (root, "run/step-1/not-yet")
+    assert find_mount(root, {})[1] == ""
+    monkeypatch.chdir(root / "run")
+    assert find_mount("step-1", {})[1] == "run/step-1"
+    (root.parent / "link").symlink_to(root / "run")
+    assert find_mount(root.parent / "link", {})[1] == "run"
+
+
+def test_a_path_outside_every_mount_is_an_error_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"fusecache: error: {tmp_path} is not in a fusecache mount\n"
+
+
+def test_in_a_container_the_variable_names_the_socket(root: Path, daemon: Callable[..., FakeDaemon]) -> None:
+    daemon(done("ok"))
+    control = root / ".fusecache" / "socket"
+    reachable = control.read_text().strip()
+    control.write_text("/host/only/socket")
+    mount, _ = find_mount(root, {"FUSECACHE_SOCKET": reachable})
+    assert ask(mount, "status").result == "ok"
+
+
+def test_the_daemon_s_process_is_known_by_its_socket(root: Path, daemon: Callable[..., FakeDaemon]) -> None:
+    daemon()
+    assert daemon_pid(find_mount(root, {})[0]) == os.getpid()
+
+
+# ---- sync
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [("durable", 0), ("ok", 0), ("timeout", 1), ("error", 2), ("conflict", 3), ("new word", 2)],
+)
+def test_sync_says_how_it_ended_by_its_exit_status(
+    root: Path,
+    daemon: Callable[..., FakeDaemon],
+    capsys: pytest.CaptureFixture[str],
+    result: str,
+    status: int,
+) -> None:
+    served = daemon(
+        {"pending_files": 2, "pending_bytes": 3 << 20, "uploading": ["run/a"]},
+        done(result, "because of this"),
+    )
+    assert main(["sync", str(root / "run"), "--timeout", "2.5"]) == status
+    assert served.requests == [{"command": "sync", "path": "run", "timeout_seconds": 2.5}]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fusecache: uploading: 2 files, 3.0 MiB left"
+    assert lines[1:] == (
+        [] if status == 0 else [f"fusecache: error: {root / 'run'}: {result}: because of this"]
+    )
+
+
+def test_sync_without_a_daemon_is_an_error_not_a_timeout(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon()
+    (root / ".fusecache" / "socket").write_text(str(root / "nobody"))
+    assert main(["sync", str(root)]) == 2
+    assert "cannot reach the daemon" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "hung up"),
+        ([{"pending_files": 1}], "hung up"),
+        ([b"garbage\n"], "not JSON"),
+        ([b"[1]\n"], "not an object"),
+    ],
+)
+def test_a_daemon_that_breaks_the_protocol_is_an_error(
+    root: Path,
+    daemon: Callable[..., FakeDaemon],
+    capsys: pytest.CaptureFixture[str],
+    rows: list[Row],
+    words: str,
+) -> None:
+    daemon(*rows)
+    assert main(["sync", str(root)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("fusecache: error: ")
+    assert words in error
+
+
+def test_a_silent_daemon_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "SILENCE_SECONDS", 0.05)
+    path = root.parent / "silent"
+    (root / ".fusecache").mkdir()
+    (root / ".fusecache" / "socket").write_text(str(path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()  # accepted by the kernel, answered by nobody
+        with pytest.raises(MountError, match="silent"):
+            ask(find_mount(root, {})[0], "sync")
+
+
+# ---- status
+
+STATUS = {
+    "state": "ok",
+    "cache": {"used_bytes": 3 << 30, "blocks": 12, "hit_ratio": 0.25},
+    "uploads": [{"path": "run/a", "size_bytes": 1 << 20}],
+    "alarms": [],
+    "read_only": False,
+    "oldest": None,
+}
+
+
+def test_status_for_programs_is_the_daemon_s_json(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = daemon(done("ok", status=STATUS))
+    assert main(["status", str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+    assert served.requests == [{"command": "status", "path": "", "timeout_seconds": None}]
+
+
+def test_status_for_people_is_a_table() -> None:
+    assert status_table(STATUS).splitlines() == [
+        "state            ok",
+        "cache.used       3.0 GiB",
+        "cache.blocks     12",
+        "cache.hit ratio  0.2",
+        "uploads          1",
+        "                   path=run/a size_bytes=1.0 MiB",
+        "alarms           none",
+        "read only        no",
+        "oldest           -",
+    ]
+
+
+def test_a_status_that_failed_is_an_error(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon(done("error", "no such path"))
+    assert main(["status", str(root / "x")]) == 1
+    assert capsys.readouterr().err == f"fusecache: error: {root / 'x'}: no such path\n"
+
+
+def test_sizes_are_written_for_people() -> None:
+    assert [size_text(size) for size in (0, 1023, 1024, 5 << 30, 2 << 50)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "5.0 GiB",
+        "2048.0 TiB",
+    ]
+
+
+# ---- progress
+
+
+def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
+    leader, follower = os.openpty()
+    with open(leader, "rb", buffering=0) as screen, open(follower, "w") as terminal:
+        with ProgressView(terminal, verb="uploading") as view:
+            view.show(Progress(3, 100 << 20))
+            view.show(Progress(2, 50 << 20))
+        shown = screen.read(65536).decode()
+    assert "uploading" in shown
+    assert "50.0M/100M" in shown
+    assert "2 files left" in shown
+
+
+def test_a_log_gets_no_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressView(sys.stderr, verb="uploading") as view:
+        for _ in range(3):
+            view.show(Progress(1, 10))
+    assert capsys.readouterr().err == "fusecache: uploading: 1 file, 10 B left\n"
+
+
+# ---- unmount
+
+
+def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["unmount", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"fusecache: error: {tmp_path} is not a mount: nothing to unmount\n"
+    assert main(["unmount", "--if-dead", str(tmp_path)]) == 0
+    assert main(["unmount", str(tmp_path / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_another_file_system_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["unmount", "/proc"]) == 1
+    assert "not of fusecache" in capsys.readouterr().err
+
+
+def test_a_directory_with_a_control_file_that_is_no_mount_is_none(
+    root: Path, daemon: Callable[..., FakeDaemon]
+) -> None:
+    daemon()
+    assert mounting.mount_state(root) is mounting.MountState.NONE
+
+
+def test_a_mount_is_found_in_the_table_whatever_its_name(
+    root: Path, daemon: Callable[..., FakeDaemon], tmp_path: Path
+) -> None:
+    daemon()
+    table = tmp_path / "mountinfo"
+
+    def state(kind: str, path: Path) -> mounting.MountState:
+        name = str(path).replace(" ", "\\040")
+        line = f"36 35 98:0 / {name} rw,noatime shared:1 - {kind} fusecache rw\n"
+        table.write_text(f"1 1 0:1 / / rw - ext4 /dev/x rw\n{line}")
+        return mounting.mount_state(path, mount_table=table)
+
+    assert state("fuse", root) is mounting.MountState.LIVE
+    assert state("fuse.fusecache", root) is mounting.MountState.LIVE
+    assert state("ext4", root) is mounting.MountState.FOREIGN
+    odd = tmp_path / "ü with space"
+    odd.mkdir()
+    assert state("fuse.sshfs", odd) is mounting.MountState.FOREIGN
+
+
+def test_draining_ends_well_only_if_the_daemon_says_so(root: Path, daemon: Callable[..., FakeDaemon]) -> None:
+    seen: list[Progress] = []
+    daemon(
+        {"pending_files": 5, "pending_bytes": 500}, done("timeout", "", pending_files=4, pending_bytes=400)
+    )
+    with pytest.raises(
+        MountError, match=r"stays mounted: 4 files, 400 B not in the bucket yet: timeout; .* --force"
+    ):
+        mounting.drain(root, timeout_seconds=1.0, on_progress=seen.append)
+    assert seen == [Progress(5, 500)]
+
+
+def test_what_is_pending_is_known_before_a_forced_unmount(
+    root: Path, daemon: Callable[..., FakeDaemon]
+) -> None:
+    daemon(done("ok", pending_files=7, pending_bytes=70))
+    assert mounting.pending(root) == Progress(7, 70)
+
+
+# ---- starting in the background
+
+
+@contextmanager
+def child(text: str) -> Iterator[Callable[[int], list[str]]]:
+    """A command that runs a few lines of Python with the pipe as `parent`."""
+    program = (
+        "import os, sys\nfrom fusecache.mounting import Parent\nparent = Parent(int(sys.argv[1]))\n" + text
+    )
+    yield lambda descriptor: [sys.executable, "-c", program, str(descriptor)]
+
+
+def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = (
+        "print('hello', os.getsid(0) == os.getpid(), flush=True)\n"
+        "parent.tell('ready')\n"
+        "parent.tell('late')\n"
+        f"open({str(fifo)!r}).read()\n"
+    )
+    with child(program) as command:
+        mounting.start_in_background(command, tmp_path / "new" / "log")
+    assert (tmp_path / "new" / "log").read_text() == "hello True\n"
+    fifo.write_text("end")  # blocks until the child opens it: it is alive
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+
+
+def test_a_child_s_error_is_told_in_its_words(tmp_path: Path) -> None:
+    with (
+        child("parent.tell('error: the bucket\\nis gone')\nsys.exit(1)") as command,
+        pytest.raises(MountError, match=r"^the bucket is gone$"),
+    ):
+        mounting.start_in_background(command, tmp_path / "log")
+
+
+def test_a_child_that_dies_without_a_word_is_told_by_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("an older run\n")
+    with child("print('last words', flush=True)\nos._exit(9)") as command, pytest.raises(MountError) as error:
+        mounting.start_in_background(command, log)
+    assert "status 9" in str(error.value)
+    assert "last words" in str(error.value)
+    assert "an older run" not in str(error.value)
+
+
+def test_a_wrong_option_fails_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["mount", "s3://bucket", str(tmp_path), "--memory=lots", f"--cache-dir={tmp_path / 'cache'}"])
+        == 1
+    )
+    assert capsys.readouterr().err.startswith("fusecache: error: --memory = 'lots': allowed is ")
+    assert main(["mount", "s3://b", str(tmp_path / "none"), f"--cache-dir={tmp_path / 'cache'}"]) == 1
+    assert "is not a directory" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_foreground_start_that_fails_tells_its_parent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    status = main(["mount", "--foreground", "--ready-fd", str(writer), "no source", str(tmp_path)])
+    with open(reader) as words:
+        assert words.read().startswith("error: source = 'no source': allowed is s3://BUCKET")
+    assert status == 1
+    assert capsys.readouterr().err.startswith("fusecache: error: source = ")
+
+
+# ---- usage
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"fusecache {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["frobnicate"], ["sync"], ["mount", "--no-such-flag"]])
+def test_wrong_usage_is_status_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+
+
+def test_help_tells_every_option_and_hides_the_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["mount", "--help"])
+    text = capsys.readouterr().out
+    assert "--cache-size" in text
+    assert "80%" in text
+    assert "--ready-fd" not in text

@@ -1,0 +1,304 @@
+"""The options of a mount: where they come from, which one counts, and how a wrong one is refused."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fusecache.config import (
+    FIELDS,
+    MountOptions,
+    add_flags,
+    default_cache_dir,
+    free_bytes_at,
+    load_options,
+)
+from fusecache.model.errors import ConfigError
+from fusecache.model.nouns import GIB, MIB
+from fusecache.option_values import parse_size
+
+FREE = 100 * GIB
+
+
+def load(
+    *words: str,
+    environment: dict[str, str] | None = None,
+    file: str | None = None,
+    folder: Path | None = None,
+) -> MountOptions:
+    """Options from a command line, an environment and the text of a file."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source", nargs="?")
+    parser.add_argument("mountpoint", nargs="?")
+    add_flags(parser)
+    config_path = None
+    if file is not None:
+        assert folder is not None
+        config_path = folder / "fusecache.toml"
+        config_path.write_text(file)
+    return load_options(
+        vars(parser.parse_args(words)),
+        environment or {},
+        config_path=config_path,
+        home=Path("/home/someone"),
+        user_id=1000,
+        free_bytes=lambda _: FREE,
+    )
+
+
+MOUNT = ("s3://bucket/some/prefix", "/mnt/data")
+
+
+def test_source_and_mountpoint_are_enough() -> None:
+    options = load(*MOUNT)
+    assert (options.bucket, options.prefix, options.mountpoint) == (
+        "bucket",
+        "some/prefix/",
+        Path("/mnt/data"),
+    )
+    assert options.cache_size == FREE * 8 // 10
+    assert (options.memory, options.fsync, options.settle_seconds) == (256 * MIB, "ordered", 1.0)
+    assert (options.umask, options.read_only, options.uid) == (0o022, False, None)
+    assert options.cache_dir.parent == Path("/home/someone/.cache/fusecache")
+
+
+def test_a_bucket_without_prefix_has_none() -> None:
+    assert load("s3://bucket", "/mnt").prefix == ""
+    assert load("s3://bucket/", "/mnt").prefix == ""
+
+
+def test_flags_go_before_the_environment_before_the_file_before_the_defaults(tmp_path: Path) -> None:
+    file = (
+        'source = "s3://bucket"\nmountpoint = "/mnt"\nmemory = "64MiB"\nlog_level = "error"\nregion = "file"'
+    )
+    environment = {"FUSECACHE_LOG_LEVEL": "debug", "FUSECACHE_REGION": "variable"}
+    options = load("--region=flag", environment=environment, file=file, folder=tmp_path)
+    assert (options.region, options.log_level, options.memory, options.fsync) == (
+        "flag",
+        "debug",
+        64 * MIB,
+        "ordered",
+    )
+
+
+def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path) -> None:
+    texts = {
+        "source": "s3://b/p",
+        "mountpoint": "/m",
+        "endpoint_url": "http://localhost:9000",
+        "endpoint_is_r2": "true",
+        "region": "auto",
+        "profile": "reader",
+        "write_profile": "writer",
+        "cache_dir": "/var/tmp/c",
+        "cache_size": "50GiB",
+        "memory": "128MiB",
+        "read_only": "true",
+        "allow_other": "true",
+        "uid": "1000",
+        "gid": "100",
+        "umask": "027",
+        "log_level": "warning",
+        "settle_seconds": "0.5",
+        "attribute_seconds": "2",
+        "fsync": "remote",
+        "immutable": "train/,*.mds",
+        "temp_names": "*.tmp",
+        "order_last": "done",
+    }
+    assert set(texts) == set(FIELDS)
+    from_file = load(file="\n".join(f'{name} = "{text}"' for name, text in texts.items()), folder=tmp_path)
+    from_variables = load(environment={f"FUSECACHE_{name.upper()}": text for name, text in texts.items()})
+    flags = [
+        "--" + name.replace("_", "-") + ("" if text == "true" else f"={text}")
+        for name, text in texts.items()
+        if name not in ("source", "mountpoint")
+    ]
+    from_flags = load(texts["source"], texts["mountpoint"], *flags)
+    assert from_file == from_variables == from_flags
+    defaults = load("s3://b/p", "/m")
+    same = [
+        item.name
+        for item in dataclasses.fields(defaults)
+        if getattr(defaults, item.name) == getattr(from_file, item.name)
+    ]
+    assert same == ["source", "mountpoint"]
+
+
+def test_a_file_may_use_the_types_of_toml(tmp_path: Path) -> None:
+    file = 'read_only = true\nuid = 5\nsettle_seconds = 2\nmemory = 134217728\nimmutable = ["a/", "*.bin"]'
+    options = load(*MOUNT, file=file, folder=tmp_path)
+    assert (options.read_only, options.uid, options.settle_seconds, options.memory) == (
+        True,
+        5,
+        2.0,
+        128 * MIB,
+    )
+    assert options.immutable == ("a/", "*.bin")
+
+
+def test_a_flag_can_switch_off_what_the_file_switches_on(tmp_path: Path) -> None:
+    assert not load(*MOUNT, "--no-read-only", file="read_only = true", folder=tmp_path).read_only
+
+
+def test_a_list_may_be_empty() -> None:
+    assert load(*MOUNT, "--temp-names=").temp_names == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("500", 500),
+        ("1KiB", 1024),
+        ("50GiB", 50 * GIB),
+        ("500G", 500 * 10**9),
+        ("1.5 TB", 1500 * 10**9),
+        ("2m", 2 * 10**6),
+        ("64 mib", 64 * MIB),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
+    assert parse_size(text) == count
+
+
+def test_a_share_is_of_the_free_space() -> None:
+    assert load(*MOUNT, "--cache-size=50%").cache_size == FREE // 2
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--cache-size=lots",), "--cache-size = 'lots': allowed is bytes, like 50GiB"),
+        (("--cache-size=101%",), "at most 100 %"),
+        (("--cache-size=0%",), "above 0 %"),
+        (("--memory=-5",), "--memory = '-5'"),
+        (("--memory=5iB",), "--memory = '5iB'"),
+        (("--umask=888",), "octal"),
+        (("--umask=1777",), "octal"),
+        (("--uid=-1",), "--uid = '-1': allowed is a whole number"),
+        (("--uid=4294967295",), "4294967294"),
+        (("--settle-seconds=nan",), "from 0 to 3600"),
+        (("--settle-seconds=-1",), "from 0 to 3600"),
+        (("--fsync=never",), "one of ordered, remote"),
+        (("--log-level=loud",), "one of debug, info, warning, error"),
+        (("--endpoint-url=localhost:9000",), "http://host:port"),
+        (("--endpoint-url=https://host/bucket",), "without a path"),
+        (("--region=",), "--region = ''"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_key_value_and_what_is_allowed(
+    words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(*MOUNT, *words)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "source", ["bucket", "gs://bucket", "s3://", "s3:///x", "s3://b//x", "s3://b/../c", "s3://b/./c"]
+)
+def test_a_source_is_a_bucket_and_a_plain_prefix(source: str) -> None:
+    with pytest.raises(ConfigError, match="source"):
+        load(source, "/mnt")
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="source is missing"):
+        load()
+    with pytest.raises(ConfigError, match="mountpoint is missing"):
+        load("s3://bucket")
+
+
+def test_an_unknown_key_of_the_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'cachesize': did you mean 'cache_size'"):
+        load(*MOUNT, file="cachesize = 1", folder=tmp_path)
+
+
+def test_a_number_as_umask_is_refused_because_its_base_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="umask = 22: allowed is octal digits"):
+        load(*MOUNT, file="umask = 22", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["read_only = 1", "uid = true", "immutable = [1]", "memory = 1.5", "source = 5"]
+)
+def test_a_wrong_type_in_the_file_is_refused_with_file_and_key(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=rf"fusecache.toml: {line.split(' ')[0]} = "):
+        load("--region=x", file='mountpoint = "/mnt"\n' + line, folder=tmp_path)
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(file="= 1", folder=tmp_path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_options({}, {}, config_path=tmp_path / "none.toml")
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match="unknown variable FUSECACHE_MEMROY: did you mean 'FUSECACHE_MEMORY'"
+    ):
+        load(*MOUNT, environment={"FUSECACHE_MEMROY": "1"})
+
+
+def test_variables_that_are_no_options_are_left_alone() -> None:
+    load(
+        *MOUNT,
+        environment={"FUSECACHE_SOCKET": "/x", "FUSECACHE_TEST_ENDPOINT": "y", "FUSE": "z", "HOME": "/"},
+    )
+
+
+def test_a_cache_smaller_than_its_buffers_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"cache_size = 104857600 .* smaller memory"):
+        load(*MOUNT, "--cache-size=100MiB")
+    assert load(*MOUNT, "--cache-size=100MiB", "--memory=64MiB").cache_size == 100 * MIB
+    with pytest.raises(ConfigError, match="64 MiB"):
+        load(*MOUNT, "--cache-size=63MiB", "--memory=32MiB")
+    with pytest.raises(ConfigError, match="memory = 1: "):
+        load(*MOUNT, "--memory=1")
+
+
+def test_the_cache_cannot_live_inside_its_own_mount() -> None:
+    with pytest.raises(ConfigError, match="inside the mountpoint"):
+        load("s3://bucket", "/mnt", "--cache-dir=/mnt/x/../cache")
+
+
+# ---- the cache directory
+
+
+def test_every_bucket_prefix_and_endpoint_has_a_cache_of_its_own() -> None:
+    def where(source: str, endpoint: str = "") -> Path:
+        return default_cache_dir(source, endpoint, environment={}, home=Path("/h"), user_id=1)
+
+    different = [where("s3://b"), where("s3://b/p"), where("s3://c"), where("s3://b", "http://e")]
+    assert len(set(different)) == 4
+    assert where("s3://b/p/", "http://e/") == where("s3://b/p", "http://e")
+    assert where("s3://b").name.startswith("b-")
+
+
+def test_the_environment_s_endpoint_counts_for_the_cache_too() -> None:
+    plain = load(*MOUNT).cache_dir
+    assert load(*MOUNT, environment={"S3_ENDPOINT_URL": "http://e"}).cache_dir != plain
+    assert load(*MOUNT, environment={"R2_ACCOUNT_ID": "abc"}).cache_dir != plain
+
+
+def test_caches_live_where_the_system_keeps_them() -> None:
+    environment = {"XDG_CACHE_HOME": "/xdg"}
+    user = default_cache_dir("s3://b", "", environment=environment, home=Path("/h"), user_id=1)
+    root = default_cache_dir("s3://b", "", environment=environment, home=Path("/h"), user_id=0)
+    assert (user.parent, root.parent) == (Path("/xdg/fusecache"), Path("/var/cache/fusecache"))
+
+
+def test_what_a_cache_holds_already_counts_as_free(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    empty = free_bytes_at(cache / "not" / "there")
+    assert empty > 0
+    cache.mkdir()
+    (cache / "file").write_bytes(b"x" * 64 * MIB)
+    # The disk is shared with other programs: the file's size must not be missing, the rest may move a little.
+    assert abs(free_bytes_at(cache) - empty) < 48 * MIB
