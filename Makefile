@@ -8,14 +8,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # How packages get onto the system; empty: they are there already, or are not apt's.
 APT ?= scripts/apt_packages.sh
-# What pip is told to install as torch. Where there is no NVIDIA driver, a build without CUDA is looked for too,
-# and preferred by pip: it is 0.2 GB instead of several.
+# What pip is told to install as torch, and where from: TORCH_FLAGS="--index-url …" for a build without CUDA, say,
+# which is 0.2 GB instead of several.
 TORCH ?= torch==2.13.0
-TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl),,https://download.pytorch.org/whl/cpu)
-# Only if that index answers: otherwise pip would wait for it again with every package.
-WITH_TORCH = $(TORCH) $(if $(TORCH_INDEX),$(shell $(VENV)/bin/python -c \
-    'from urllib.request import urlopen; urlopen("$(TORCH_INDEX)/torch/", timeout=5)' 2>/dev/null \
-    && echo --extra-index-url $(TORCH_INDEX)))
+TORCH_FLAGS ?=
+WITH_TORCH = $(TORCH) $(TORCH_FLAGS)
 # The library whose files and order the loader must agree with; it also keeps numpy below 2.2.
 STREAMING ?= mosaicml-streaming==0.13.0
 

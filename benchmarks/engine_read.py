@@ -119,7 +119,11 @@ def main() -> None:
         result = {
             "benchmark": "engine_read",
             "revision": subprocess.run(
-                ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+                ["git", "describe", "--always", "--dirty"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
             ).stdout.strip(),
             "machine": f"{platform.machine()} Linux {platform.release()}",
             "bytes": options.bytes,

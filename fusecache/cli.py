@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     mount.set_defaults(run=_mount)
 
     unmount = commands.add_parser("unmount", help="upload what is left, then unmount")
-    unmount.add_argument("mountpoint", type=Path)
+    unmount.add_argument("mountpoint", type=Path, nargs="?")
+    unmount.add_argument("--config", type=Path, metavar="FILE", help="the file that names the mountpoint")
     unmount.add_argument("--timeout", type=float, metavar="SECONDS", help="give up uploading after this long")
     unmount.add_argument("--force", action="store_true", help="do not wait: the next mount uploads the rest")
     unmount.add_argument("--if-dead", action="store_true", help="only clean up a mount whose daemon is gone")
@@ -111,7 +112,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mountpoint: Path = arguments.mountpoint
+    mountpoint = _mountpoint(arguments)
     state = mount_state(mountpoint)
     if state is MountState.DEAD:
         clear_dead(mountpoint)
@@ -130,6 +131,14 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if not detach_and_wait(mountpoint, forced=arguments.force):
         _say(f"{mountpoint} is unmounted; its daemon is still ending")
     return 0
+
+
+def _mountpoint(arguments: argparse.Namespace) -> Path:
+    if arguments.mountpoint is not None:
+        return Path(arguments.mountpoint)
+    if arguments.config is None:
+        raise MountError("which mount? give its mountpoint, or the --config file that names it")
+    return load_options({}, os.environ, config_path=arguments.config, user_id=os.geteuid()).mountpoint
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:

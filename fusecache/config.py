@@ -50,23 +50,6 @@ DEFAULT_CACHE_SHARE = 0.8
 
 # Names under which programs write before they rename: never published unless they stay.
 TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*")
-# Names that declare other files complete: published after everything that was written before them.
-ORDER_LAST = (
-    ".metadata",
-    "*.metadata",
-    "_metadata*",
-    "metadata.json",
-    "index.json",
-    "*.index.json",
-    "_shard_sizes.json",
-    "trainer_state.json",
-    "latest*",
-    "last.*",
-    "*.symlink",
-    "commit_success.txt",
-    "_SUCCESS",
-    "*.done",
-)
 
 
 def _option(
@@ -132,17 +115,11 @@ class MountOptions:
     attribute_seconds: float = _option(
         number(0, 3600), "how long names and sizes are believed without asking", unit="seconds", default=1.0
     )
-    fsync: str = _option(
-        one_of("ordered", "remote"), "what fsync waits for: this disk, or the bucket", default="ordered"
-    )
     immutable: tuple[str, ...] = _option(
         as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
     )
     temp_names: tuple[str, ...] = _option(
         as_names, "names under which programs write before renaming", unit="list", default=TEMP_NAMES
-    )
-    order_last: tuple[str, ...] = _option(
-        as_names, "names published only after everything before them", unit="list", default=ORDER_LAST
     )
 
     @property

@@ -6,6 +6,7 @@ Request: `{"command": …, "path": …, "timeout_seconds": …}`. Answers: progr
 import json
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,12 +22,15 @@ _LONGEST_REQUEST = 65536
 
 
 class ControlServer:
-    """Answers `status`, `sync` and `drain` on a unix socket."""
+    """Answers `status`, `sync`, `drain` and `abandon` (end without draining) on a unix socket."""
 
-    def __init__(self, filesystem: FileSystem, path: str, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, filesystem: FileSystem, path: str, facts: dict[str, Any], *, on_abandon: Callable[[], None]
+    ) -> None:
         self._fs = filesystem
         self._path = path
         self._facts = facts
+        self._on_abandon = on_abandon
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; the socket is removed at the end."""
@@ -38,7 +42,8 @@ class ControlServer:
         os.chmod(self._path, 0o666)
         listener.listen(16)
         try:
-            await trio.serve_listeners(self._serve, [trio.SocketListener(listener)], task_status=task_status)
+            task_status.started()
+            await trio.serve_listeners(self._serve, [trio.SocketListener(listener)])
         finally:
             os.unlink(self._path)
 
@@ -72,6 +77,9 @@ class ControlServer:
                 case "drain":
                     with self._fs.publisher.draining():
                         await self._wait(stream, "", timeout)
+                case "abandon":
+                    self._on_abandon()
+                    await self._send(stream, "", {"done": True, "result": "ok"})
                 case _:
                     await self._send(
                         stream,

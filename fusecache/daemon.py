@@ -27,7 +27,7 @@ from fusecache.engine.tree import Ownership
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, MountError
+from fusecache.model.errors import AccessDenied, CredentialsMissing, MountError
 from fusecache.mounting import MountState, mount_state
 from fusecache.notify import notify
 from fusecache.remote.endpoints import Endpoint, Transport, choose_endpoint
@@ -46,6 +46,7 @@ MIN_TASKS = 64
 # With the default of 5 ms a thread that copies a body holds the loop, and so every reader, for as long.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STATUS_SECONDS = 5.0
+CREDENTIALS_SECONDS = 30.0
 
 
 def run(options: MountOptions, ready: Callable[[], None]) -> int:
@@ -122,6 +123,7 @@ class _Daemon:
         self._ready = ready
         self._stop = trio.Event()
         self._mounted = False
+        self._abandoned = False
         self._signals = 0
         self._signal = trio.Event()
 
@@ -157,7 +159,7 @@ class _Daemon:
             "read_only": options.read_only,
         }
         socket_path = _socket_path(options.cache_dir)
-        server = ControlServer(filesystem, socket_path, facts)
+        server = ControlServer(filesystem, socket_path, facts, on_abandon=self._abandon)
         statistics: Callable[[], dict[str, Any]] = server.status
         operations = Operations(
             filesystem,
@@ -172,6 +174,7 @@ class _Daemon:
                 nursery.start_soon(self._serve, nursery.cancel_scope, name="fuse")
                 await self._announce(filesystem)
                 nursery.start_soon(self._report, filesystem, name="status")
+                nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
                 await self._stop.wait()
                 await self._drain(filesystem)
             finally:
@@ -225,9 +228,21 @@ class _Daemon:
             await trio.sleep(STATUS_SECONDS)
             notify(STATUS=_status_line(filesystem))
 
+    async def _renew_credentials(self, filesystem: FileSystem) -> None:
+        """While the bucket refuses our keys, read them again from where they came from: somebody may mend them."""
+        while True:
+            await trio.sleep(CREDENTIALS_SECONDS)
+            if isinstance(filesystem.publisher.failure, AccessDenied | CredentialsMissing):
+                log.warning("the bucket refuses the credentials; reading them again")
+                await trio.to_thread.run_sync(self._remote.reload)
+
+    def _abandon(self) -> None:
+        """Leave what is not uploaded to the next mount."""
+        self._abandoned = True
+
     async def _drain(self, filesystem: FileSystem) -> None:
         """Publish what is left, saying how far it is; a second signal leaves it to the next mount."""
-        if not len(filesystem.owed):
+        if not len(filesystem.owed) or self._abandoned:
             return
         notify(STOPPING=1, STATUS="uploading what is left")
 

@@ -160,6 +160,8 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
     pid = daemon_pid(mount)
     # Opened before the unmount: the number cannot come to mean another process.
     handle = _open_process(pid)
+    if forced:
+        ask(mount, "abandon")
     try:
         _detach(mountpoint, lazy=False)
         if handle is None:

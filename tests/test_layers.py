@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 LOADER_SHARES = ("model.hint",)
 
 _S3_CLIENT = ("fusecache/remote/s3.py", "fusecache/remote/endpoints.py")
-_LOOP = ("fusecache/engine/", "fusecache/fs/", "fusecache/daemon.py", "fusecache/cli.py")
+_LOOP = ("fusecache/engine/", "fusecache/fs/", "fusecache/daemon.py", "fusecache/control_server.py")
 # library -> the files or folders that may import it. A library with no line here may be imported nowhere.
 OWNERS: dict[str, tuple[str, ...]] = {
     "boto3": _S3_CLIENT,
@@ -38,8 +38,9 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "numpy": ("loader/",),
     "pyfuse3": ("fusecache/fs/", "fusecache/daemon.py"),
     "torch": ("loader/dataset.py", "loader/world.py"),
-    "tqdm": ("fusecache/cli.py", "loader/"),
+    "tqdm": ("fusecache/report.py", "loader/"),
     "trio": _LOOP,
+    "urllib3": _S3_CLIENT,
     "xxhash": ("fusecache/disk/", "fusecache/engine/", "loader/"),
     "zstandard": ("loader/",),
 }

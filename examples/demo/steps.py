@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -304,7 +304,12 @@ def compare(demo: Demo, phases: list[history.Phase]) -> None:
         key for step in whole for key in demo.written if f"/step-{step:04d}/" in key and key not in keys
     ]
     demo.report.check(Check.CHECKPOINTS, held=equal == keys and not missing and len(whole) > 1)
-    stray = [key for key in demo.bucket.objects() if key not in demo.written and not key.endswith("/")]
+    folders = {f"{parent}/": 0 for key in demo.written for parent in PurePosixPath(key).parents}
+    stray = [
+        key
+        for key, item in demo.bucket.objects().items()
+        if key not in demo.written and folders.get(key) != item.size  # a folder's marker is an empty object
+    ]
     unfinished = demo.bucket.unfinished_uploads()
     demo.report.check(Check.NOTHING_ELSE, held=not stray and not unfinished)
     demo.report.notes["bucket"] = {"checkpoints": whole, "stray": stray, "unfinished uploads": unfinished}

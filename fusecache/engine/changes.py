@@ -54,7 +54,7 @@ class Changes:
 
     async def create(self, parent: Node, name: str, mode: int) -> Node:
         """Make an empty file, not yet promised to anyone. Raises AlreadyExists, NoSpace."""
-        self._contents.check_room()
+        await self._contents.check_room()
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
         node.mode = mode

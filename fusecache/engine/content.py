@@ -145,19 +145,21 @@ class Contents:
 
     # ---- writing
 
-    def check_room(self) -> None:
+    async def check_room(self) -> None:
         """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for writing."""
         self._journal.check_writable()
         if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
-            raise NoSpace(
-                "the cache's disk limit is reached by files that the bucket does not have yet; "
-                "wait for uploads (`fusecache status`) or mount with a larger --cache-size"
-            )
+            try:
+                await self._cache.reserve_staging(_HEADROOM_BYTES)
+            except NoSpace as exc:
+                raise NoSpace(
+                    "the cache's disk limit is reached by files that the bucket does not have yet; "
+                    "wait for uploads (`fusecache status`) or mount with a larger --cache-size"
+                ) from exc
         self._cache.release_staging(_HEADROOM_BYTES)
 
     def create(self, node: Node) -> None:
-        """Give a new file its first, empty generation. Raises NoSpace."""
-        self.check_room()
+        """Give a new file its first, empty generation."""
         generation = self._new_generation(node)
         self._journal.submit(PutFile(generation.record))
 

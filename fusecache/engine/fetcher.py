@@ -173,7 +173,7 @@ class Fetcher:
             queue.push(request, cause)
 
     def _give_frame(self, request: Request) -> bool:
-        """Find the request a frame: its chunk's own large one, or an empty one. False if there is none now."""
+        """Find the request a frame: one that its chunk has, or an empty one. False if there is none now."""
         request.frame = self._frame_for(request)
         if request.frame is None:
             return False
@@ -182,7 +182,7 @@ class Fetcher:
 
     def _frame_for(self, request: Request) -> Frame | None:
         chunk, now = request.chunk, trio.current_time()
-        frame = chunk.large_frame()
+        frame = chunk.frame_for(request.first, request.stop)
         if frame is not None:
             return frame
         chunk.pins += 1  # making room must not take this chunk's own frames

@@ -6,7 +6,6 @@ Invariants:
 disagree.
 """
 
-
 from typing import TYPE_CHECKING
 
 import trio

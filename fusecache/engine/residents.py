@@ -128,10 +128,10 @@ class Chunk:
         """Return a frame that holds this granule."""
         return self.frame_with(1 << granule)
 
-    def large_frame(self) -> "Frame | None":
-        """Return the chunk's large frame; there is at most one."""
+    def frame_for(self, first: int, stop: int) -> "Frame | None":
+        """Return a frame with room for granules first..stop-1, whatever it holds of them."""
         for frame in self.frames:
-            if not frame.small:
+            if not frame.small or frame.first <= first < stop <= frame.first + SMALL_GRANULES:
                 return frame
         return None
 
@@ -292,7 +292,12 @@ class Frames:
     def let_go(self, frame: Frame, now: float) -> None:
         """A thread no longer uses the frame."""
         frame.busy -= 1
-        if not frame.busy:
+        if frame.busy:
+            return
+        if not frame.valid:
+            # Nothing came. Were it kept, readers that wait for retries could pin all frames and get none.
+            self.release(frame)
+        else:
             frame.touched_at = now
             shelf = self._consumed if frame.is_consumed else self._clean
             shelf[frame.small][id(frame)] = frame

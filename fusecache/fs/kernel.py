@@ -5,6 +5,7 @@ without them, only slower.
 """
 
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,16 @@ class KernelSettings:
     refused: tuple[str, ...]
 
 
+CONNECTIONS = Path("/sys/fs/fuse/connections")
+
+
 def tune(mountpoint: str) -> KernelSettings:
     """Apply the settings to a live mount. Blocking; the mount must be answering."""
     device = os.stat(mountpoint).st_dev
     major, minor = os.major(device), os.minor(device)
-    connection = Path(f"/sys/fs/fuse/connections/{minor}")
+    connection = CONNECTIONS / str(minor)
+    if not connection.exists():
+        _mount_control_files()
     wanted = (
         (Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB),
         (connection / "max_background", MAX_BACKGROUND),
@@ -41,3 +47,12 @@ def tune(mountpoint: str) -> KernelSettings:
         except OSError as exc:
             refused.append(f"{path.name}: {exc.strerror}")
     return KernelSettings(tuple(applied), tuple(refused))
+
+
+def _mount_control_files() -> None:
+    """Mount the file system in which FUSE connections are set up; most distributions do so at boot."""
+    if os.geteuid() == 0:
+        command = ["mount", "-t", "fusectl", "fusectl", str(CONNECTIONS)]
+        subprocess.run(
+            command, check=False, capture_output=True
+        )  # refused in containers: reported by the caller

@@ -297,7 +297,7 @@ class Operations(pyfuse3.Operations):
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
             self._check_writable(inode)
-            self._fs.contents.check_room()
+            await self._fs.contents.check_room()
         if node.parent is not None and node.generation is None:
             seen = await self._fs.names.lookup(node.parent, node.name)
             if seen is not node:

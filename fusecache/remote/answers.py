@@ -83,7 +83,7 @@ def error_of_answer(request: str, *, code: str, status: int, message: str) -> Re
     if code == "InvalidArgument" and "credential" in message.lower():
         kind = AccessDenied
     cause = f"{status}" if code == str(status) else f"{code} ({status})"
-    detail = f": {message}" if message else ""
+    detail = f": {message.rstrip('.')}" if message else ""
     way_out = WAY_OUT.get(kind)
     if 300 <= status < 400:
         way_out = "check the endpoint and the region"

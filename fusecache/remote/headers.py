@@ -1,5 +1,7 @@
 """S3's headers in small: ETags, conditions, and the event handlers that set what boto3 itself cannot."""
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from fusecache.remote.store import Condition
@@ -16,6 +18,12 @@ def bare_etag(etag: str) -> str:
 def quoted_etag(etag: str) -> str:
     """Return an ETag as headers want it."""
     return f'"{etag}"'
+
+
+def multipart_etag(part_etags: Sequence[str]) -> str:
+    """Return the ETag that S3 gives to an object of these parts: the MD5 of their MD5s, and their number."""
+    digests = b"".join(bytes.fromhex(etag) for etag in part_etags)
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_etags)}"
 
 
 def condition_arguments(condition: Condition | None) -> dict[str, Any]:

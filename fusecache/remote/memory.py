@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fusecache.model.errors import ObjectChanged, ObjectMissing, Refused, RemoteError, UploadLost
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId, ObjectInfo
 from fusecache.remote.body import SliceBody
+from fusecache.remote.headers import multipart_etag
 from fusecache.remote.metadata import encode_metadata
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
 from fusecache.remote.store import Condition, FileSlice, ListPage
@@ -172,20 +173,17 @@ class MemoryStore:
         """Publish parts 1..n; a failed condition throws the parts away, as R2 does."""
         with self._request("completes"):
             upload = self._find_upload(key, upload_id)
-            digests = []
             for number, etag in enumerate(part_etags, 1):
                 digest = hashlib.md5(upload.parts.get(number, b""), usedforsecurity=False)
                 if number not in upload.parts or digest.hexdigest() != etag:
                     raise Refused(f"InvalidPart: part {number} of {key} is not {etag}")
-                digests.append(digest.digest())
             self._check_part_sizes(
                 key, [len(upload.parts[number]) for number in range(1, len(part_etags) + 1)]
             )
             del self._uploads[upload_id]
             self._check(key, condition)
-            etag = f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
             data = b"".join(upload.parts[number] for number in range(1, len(part_etags) + 1))
-            return self._store(key, data, etag, upload.metadata)
+            return self._store(key, data, multipart_etag(part_etags), upload.metadata)
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Drop an upload and its parts. An unknown upload is success."""

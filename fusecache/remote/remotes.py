@@ -8,7 +8,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from fusecache.model.errors import (
     AccessDenied,
@@ -40,6 +40,15 @@ MOST_OPEN_FIRST: tuple[type[RemoteError], ...] = (
 READER_IS_DOWN = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
 
 
+@runtime_checkable
+class SupportsReload(Protocol):
+    """A store whose credentials can be read again."""
+
+    def reload(self) -> None:
+        """Read them again."""
+        ...
+
+
 class Remote:
     """A `Store` over several: readers in order of preference, and one writer or none (a read-only mount).
 
@@ -57,6 +66,12 @@ class Remote:
     def is_writable(self) -> bool:
         """Whether there is a writer."""
         return self._writer is not None
+
+    def reload(self) -> None:
+        """Read the credentials of every store again from where they came from."""
+        for store in {id(store): store for store in (*self._readers, self._writer) if store}.values():
+            if isinstance(store, SupportsReload):
+                store.reload()
 
     def list_page(
         self,

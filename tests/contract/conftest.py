@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
 from fusecache.remote.memory import MemoryStore
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.store import FileSlice, Store
@@ -64,15 +64,16 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     if request.param == "s3":
         return Subject(s3_store(request.getfixturevalue("shared_server"), SMALL_COPIES), prefix, is_r2=True)
     environment = os.environ
+    endpoint = choose_endpoint({}, endpoint_url=environment["FUSECACHE_TEST_ENDPOINT"])
     store = S3Store(
         environment["FUSECACHE_TEST_BUCKET"],
-        Endpoint(environment["FUSECACHE_TEST_ENDPOINT"]),
+        endpoint,
         credentials=Credentials(
             environment["FUSECACHE_TEST_ACCESS_KEY"], environment["FUSECACHE_TEST_SECRET_KEY"]
         ),
         transport=SMALL_COPIES,
     )
-    return Subject(store, prefix, is_r2=False)
+    return Subject(store, prefix, is_r2=endpoint.is_r2)
 
 
 @pytest.fixture

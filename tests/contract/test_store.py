@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing, Refused, UploadLost
+from fusecache.model.errors import (
+    LocalDiskError,
+    ObjectChanged,
+    ObjectMissing,
+    Refused,
+    Unavailable,
+    UploadLost,
+)
 from fusecache.model.nouns import MIB, Extent, ObjectId
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import Subject
@@ -180,6 +187,8 @@ def test_a_new_object_does_not_replace_one(subject: Subject, body: MakeBody) -> 
 
 
 def test_a_replacement_replaces_only_the_version_it_names(subject: Subject, body: MakeBody) -> None:
+    if not subject.is_r2:
+        pytest.skip("Ceph 16 compares the If-Match of a PUT with its quotes and refuses every version")
     first = put(subject, body(b"first"))
     second = subject.store.put(first.key, body(b"second"), metadata={}, condition=Condition(first.etag))
     with pytest.raises(ObjectChanged):
@@ -267,11 +276,15 @@ def test_an_aborted_upload_is_lost_and_aborting_it_again_is_success(subject: Sub
     subject.store.abort_multipart(key, upload_id)
     with pytest.raises(UploadLost):
         subject.store.upload_part(key, upload_id, 2, body(b"y"))
-    with pytest.raises(UploadLost):
+    # Ceph 16 answers 500, "already in progress": an error all the same, and nothing is published.
+    with pytest.raises(UploadLost if subject.is_r2 else (UploadLost, Unavailable)):
         subject.store.complete_multipart(key, upload_id, etags)
+    assert names(subject) == []
 
 
 def test_completing_obeys_its_condition(subject: Subject, body: MakeBody) -> None:
+    if not subject.is_r2:
+        pytest.skip("Ceph 16 ignores conditions at CompleteMultipartUpload")
     there = put(subject, body(b"there"), "big")
     key, upload_id, etags = upload(subject, body, "big", b"ours")
     with pytest.raises(ObjectChanged):
@@ -367,5 +380,7 @@ def test_a_key_that_is_too_long_is_refused(subject: Subject, body: MakeBody) -> 
 
 
 def test_metadata_that_is_too_large_is_refused(subject: Subject, body: MakeBody) -> None:
+    if not subject.is_r2:
+        pytest.skip("the limit of 8 192 bytes is R2's")
     with pytest.raises(Refused):
         put(subject, body(b"x"), note="n" * 9000)

@@ -263,7 +263,7 @@ class Connection:
                 self._sock.shutdown(socket.SHUT_WR)  # under TLS a client would take this for an attack
             deadline = time.monotonic() + linger_seconds
             while linger_seconds and self._readable(deadline - time.monotonic()):
-                if not socket.socket.recv(self._sock, PIECE_BYTES):  # under TLS the cipher text: nobody reads it
+                if not socket.socket.recv(self._sock, PIECE_BYTES):  # cipher text will do
                     break
 
     def cut(self) -> None:
@@ -274,7 +274,9 @@ class Connection:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def _readable(self, seconds: float) -> bool:
-        return bool(select.select([self._sock], [], [], max(0.0, seconds))[0])
+        poll = select.poll()  # select would refuse descriptors from 1024 on
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def _checkpoint(self) -> None:
         self._outage()

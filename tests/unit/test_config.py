@@ -58,7 +58,7 @@ def test_source_and_mountpoint_are_enough() -> None:
         Path("/mnt/data"),
     )
     assert options.cache_size == FREE * 8 // 10
-    assert (options.memory, options.fsync, options.settle_seconds) == (256 * MIB, "ordered", 1.0)
+    assert (options.memory, options.settle_seconds) == (256 * MIB, 1.0)
     assert (options.umask, options.read_only, options.uid) == (0o022, False, None)
     assert options.cache_dir.parent == Path("/home/someone/.cache/fusecache")
 
@@ -74,11 +74,11 @@ def test_flags_go_before_the_environment_before_the_file_before_the_defaults(tmp
     )
     environment = {"FUSECACHE_LOG_LEVEL": "debug", "FUSECACHE_REGION": "variable"}
     options = load("--region=flag", environment=environment, file=file, folder=tmp_path)
-    assert (options.region, options.log_level, options.memory, options.fsync) == (
+    assert (options.region, options.log_level, options.memory, options.umask) == (
         "flag",
         "debug",
         64 * MIB,
-        "ordered",
+        0o022,
     )
 
 
@@ -102,10 +102,8 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "log_level": "warning",
         "settle_seconds": "0.5",
         "attribute_seconds": "2",
-        "fsync": "remote",
         "immutable": "train/,*.mds",
         "temp_names": "*.tmp",
-        "order_last": "done",
     }
     assert set(texts) == set(FIELDS)
     from_file = load(file="\n".join(f'{name} = "{text}"' for name, text in texts.items()), folder=tmp_path)
@@ -184,7 +182,6 @@ def test_a_share_is_of_the_free_space() -> None:
         (("--uid=4294967295",), "4294967294"),
         (("--settle-seconds=nan",), "from 0 to 3600"),
         (("--settle-seconds=-1",), "from 0 to 3600"),
-        (("--fsync=never",), "one of ordered, remote"),
         (("--log-level=loud",), "one of debug, info, warning, error"),
         (("--endpoint-url=localhost:9000",), "http://host:port"),
         (("--endpoint-url=https://host/bucket",), "without a path"),

@@ -1,0 +1,94 @@
+"""What readers see when the bucket fails, under a virtual clock."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.model.errors import AccessDenied, ObjectChanged, Throttled, Unavailable
+from fusecache.model.nouns import KIB, MIB
+from fusecache.remote.faulty import Fault, FaultyStore
+from tests.engine.block_caches import new_bucket, running_cache, some_bytes
+
+
+async def test_a_failure_that_passes_is_not_seen_by_the_reader(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    data = some_bytes(MIB)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    store = FaultyStore(bucket.watched, Fault(Unavailable("reset"), times=3))  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache:
+        assert await cache.read(cache.open(object_id, MIB), 0, MIB) == data
+        assert cache.statistics().errors == 3
+    assert trio.current_time() >= 1
+
+
+async def test_a_retry_asks_only_for_what_has_not_come(tmp_path: Path, autojump_clock: MockClock) -> None:
+    data = some_bytes(MIB)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    broken = Fault(Unavailable("short body"), deliver_bytes=300 * KIB)
+    store = FaultyStore(bucket.watched, broken)  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache:
+        assert await cache.read(cache.open(object_id, MIB), 0, MIB) == data
+    # The first extent is what the broken body delivered: four whole granules and a bit.
+    assert [extent.start for extent in bucket.watched.extents] == [0, 256 * KIB]
+
+
+async def test_an_outage_is_an_error_after_a_minute_not_before(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket = new_bucket()
+    object_id = bucket.put("a", some_bytes(MIB))
+    store = FaultyStore(bucket.watched, Fault(Unavailable("down"), times=None))  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache:
+        began = trio.current_time()
+        with pytest.raises(Unavailable, match="down"):
+            await cache.read(cache.open(object_id, MIB), 0, 10)
+        assert 55 <= trio.current_time() - began <= 65
+        store.heal()
+        assert len(await cache.read(cache.open(object_id, MIB), 0, 10)) == 10
+
+
+async def test_refused_credentials_are_an_error_after_a_few_tries(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket = new_bucket()
+    object_id = bucket.put("a", some_bytes(MIB))
+    store = FaultyStore(bucket.watched, Fault(AccessDenied("403"), times=None))  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache:
+        with pytest.raises(AccessDenied):
+            await cache.read(cache.open(object_id, MIB), 0, 10)
+    assert len(store.calls("get_into")) == 4
+    assert trio.current_time() < 20
+
+
+async def test_errors_of_read_ahead_never_reach_readers(tmp_path: Path, autojump_clock: MockClock) -> None:
+    data = some_bytes(40 * MIB)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    store = FaultyStore(bucket.watched)  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache:
+        handle = cache.open(object_id, len(data))
+        assert await cache.read(handle, 0, MIB) == data[:MIB]
+        # What is demanded next is one request; the read-ahead behind it fails.
+        store.script(Fault(ObjectChanged("odd"), skip=1, times=3))
+        for offset in range(MIB, 8 * MIB, MIB):
+            assert await cache.read(handle, offset, MIB) == data[offset : offset + MIB]
+        await trio.sleep(1)
+        store.heal()
+        for offset in range(8 * MIB, 40 * MIB, MIB):
+            assert await cache.read(handle, offset, MIB) == data[offset : offset + MIB]
+        assert cache.statistics().errors > 0
+
+
+async def test_throttling_slows_the_whole_client_down(tmp_path: Path, autojump_clock: MockClock) -> None:
+    bucket = new_bucket()
+    objects = [bucket.put(f"o{n}", some_bytes(KIB, seed=n)) for n in range(20)]
+    store = FaultyStore(bucket.watched, Fault(Throttled("429"), times=25))  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache, trio.open_nursery() as nursery:
+        for object_id in objects:
+            nursery.start_soon(cache.read, cache.open(object_id, KIB), 0, KIB)
+    assert len(store.calls("get_into")) == 45

@@ -1,0 +1,221 @@
+"""A bucket, mounts of it, and the watch over what their daemons log.
+
+The bucket is the test server's, or any S3's: FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY and _SECRET_KEY. Most tests
+share two mounts, `place.path` and `place.second`, and have a directory of their own in them; those that need other
+flags, or that kill a daemon, make theirs with `mount`.
+"""
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.mount.buckets import Bucket, Service
+from tests.mount.mounts import Mount, wait_until
+from tests.s3server import ServerProcess
+
+# Uploads start soon after the close, so that tests are short; what `settle` promises is tested with longer ones.
+FLAGS = ("--settle-seconds", "0.2", "--memory", "64MiB", "--cache-size", "4GiB", "--log-level", "info")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs FUSE."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.fuse)
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    """An S3 service: one named by the environment, else the project's own server."""
+    endpoint = os.environ.get("FUSECACHE_TEST_ENDPOINT")
+    if endpoint:
+        yield Service(
+            endpoint,
+            os.environ["FUSECACHE_TEST_ACCESS_KEY"],
+            os.environ["FUSECACHE_TEST_SECRET_KEY"],
+            os.environ["FUSECACHE_TEST_BUCKET"],
+        )
+        return
+    with ServerProcess() as server:
+        yield Service(
+            server.endpoint_url,
+            server.access_key,
+            server.secret_key,
+            server.bucket,
+            server.control,
+            server.ca_path,
+        )
+
+
+@pytest.fixture(scope="session")
+def whole_bucket(service: Service) -> Bucket:
+    """The bucket, a prefix of this run in it."""
+    return Bucket(service, service.client(), f"{uuid.uuid4().hex}/")
+
+
+class Mounts:
+    """All mounts of the run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._count = 0
+        self.living: list[Mount] = []
+
+    def make(
+        self, bucket: Bucket, *flags: str, cache: Path | None = None, path: Path | None = None
+    ) -> Mount:
+        """Mount a bucket at a fresh directory; later flags win over the suite's."""
+        self._count += 1
+        point = path or self._directory / f"mnt{self._count}"
+        point.mkdir(exist_ok=True)
+        made = Mount(bucket, point, cache or self._directory / f"cache{self._count}")
+        self.living.append(made)
+        made.start(*FLAGS, *flags)
+        return made
+
+    def remove(self, mounts: list[Mount]) -> list[str]:
+        """End mounts; return what went wrong."""
+        wrong = []
+        for mount in mounts:
+            wrong += [f"{mount.path}: {words}" for words in mount.remove()]
+            wrong += [f"{mount.path} logged: {line}" for line in mount.new_alarms()]
+            self.living.remove(mount)
+        return wrong
+
+
+@pytest.fixture(scope="session")
+def mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
+    """The register of mounts; at the end nothing is left."""
+    directory = tmp_path_factory.mktemp("mounts")
+    register = Mounts(directory)
+    try:
+        yield register
+    finally:
+        wrong = register.remove(list(register.living))
+        shutil.rmtree(directory, ignore_errors=True)
+        assert not wrong, "\n".join(wrong)
+
+
+class ExpectedLog:
+    """Announces lines of WARNING and above that a test will cause. Each must come."""
+
+    def __init__(self) -> None:
+        self.patterns: list[str] = []
+
+    def __call__(self, pattern: str) -> None:
+        self.patterns.append(pattern)
+
+
+@pytest.fixture
+def expect_log() -> ExpectedLog:
+    """Call it with a regular expression for each kind of line that the daemons will warn with."""
+    return ExpectedLog()
+
+
+@pytest.fixture(autouse=True)
+def quiet_daemons(mounts: Mounts, expect_log: ExpectedLog) -> Iterator[None]:
+    """Fail a test in which a daemon logged a warning, an error or a traceback that was not announced."""
+    yield
+    seen: list[str] = []
+
+    def missing() -> list[str]:
+        for mount in mounts.living:
+            seen.extend(mount.new_alarms())
+        return [word for word in expect_log.patterns if not any(re.search(word, line) for line in seen)]
+
+    if expect_log.patterns:
+        wait_until(lambda: not missing(), f"the log lines {expect_log.patterns}; seen {seen}", seconds=5)
+    missing()
+    surprising = [line for line in seen if not any(re.search(word, line) for word in expect_log.patterns)]
+    assert not surprising, "\n".join(surprising)
+
+
+@pytest.fixture
+def bucket(whole_bucket: Bucket) -> Bucket:
+    """A prefix of this test's own."""
+    if whole_bucket.service.control is not None:
+        whole_bucket.service.control.clear_log()
+    return whole_bucket.below(uuid.uuid4().hex)
+
+
+@pytest.fixture
+def mount(
+    mounts: Mounts, bucket: Bucket, expect_log: ExpectedLog, quiet_daemons: None
+) -> Iterator[Callable[..., Mount]]:
+    """Make mounts of this test's prefix: `mount(*flags, cache=…, path=…)`; gone at its end."""
+    mine: list[Mount] = []
+
+    def make(*flags: str, cache: Path | None = None, path: Path | None = None, of: Bucket = bucket) -> Mount:
+        made = mounts.make(of, *flags, cache=cache, path=path)
+        mine.append(made)
+        return made
+
+    yield make
+    if bucket.service.control is not None:
+        bucket.service.control.clear_faults()
+        bucket.service.control.resume()
+    wrong = mounts.remove([each for each in mine if each in mounts.living])
+    wrong = [line for line in wrong if not any(re.search(word, line) for word in expect_log.patterns)]
+    assert not wrong, "\n".join(wrong)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A test's own directory in the two shared mounts, and the bucket below it."""
+
+    first_mount: Mount
+    second_mount: Mount
+    name: str
+    bucket: Bucket
+
+    @property
+    def path(self) -> Path:
+        """The directory, on the first mount."""
+        return self.first_mount.path / self.name
+
+    @property
+    def second(self) -> Path:
+        """The same directory, on the second mount: another node, with another cache."""
+        return self.second_mount.path / self.name
+
+    def sync(self, name: str = "") -> None:
+        """Wait until what was closed on the first mount is in the bucket."""
+        self.first_mount.sync(f"{self.name}/{name}".rstrip("/"))
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self.pair: list[Mount] = []
+
+
+@pytest.fixture(scope="session")
+def shared() -> _Shared:
+    """The mounts that `place` lives in, made when first needed, and again if one died."""
+    return _Shared()
+
+
+@pytest.fixture
+def place(
+    whole_bucket: Bucket, mounts: Mounts, shared: _Shared, quiet_daemons: None
+) -> Iterator[Place]:
+    """A directory of this test's own."""
+    bucket = whole_bucket.below("shared")
+    if not all(each.is_alive() for each in shared.pair) or not shared.pair:
+        shared.pair = [mounts.make(bucket), mounts.make(bucket)]
+    first, second = shared.pair
+    name = uuid.uuid4().hex
+    if bucket.service.control is not None:
+        bucket.service.control.clear_log()
+    here = bucket.below(name)
+    here.put("")  # its marker: there is a directory before anything is in it
+    yield Place(first, second, name, here)
+    if bucket.service.control is not None:
+        bucket.service.control.clear_faults()
+    first.sync()
