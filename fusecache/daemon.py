@@ -27,7 +27,7 @@ from fusecache.engine.tree import Ownership
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, CredentialsMissing, MountError
+from fusecache.model.errors import AccessDenied, CredentialsMissing, FusecacheError, MountError
 from fusecache.mounting import MountState, mount_state
 from fusecache.notify import notify
 from fusecache.remote.endpoints import Endpoint, Transport, choose_endpoint
@@ -62,6 +62,14 @@ def run(options: MountOptions, ready: Callable[[], None]) -> int:
     for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    try:
+        return _run(options, ready)
+    except FusecacheError as exc:
+        notify(STATUS=f"failed: {exc}")
+        raise
+
+
+def _run(options: MountOptions, ready: Callable[[], None]) -> int:
     _check_mountpoint(options)
     endpoint = choose_endpoint(
         os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
@@ -96,9 +104,9 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
 def _check_mountpoint(options: MountOptions) -> None:
     """Raise MountError, saying what to do, unless the mountpoint is an empty directory where nothing is mounted."""
     path = options.mountpoint
-    if not os.path.lexists(path):
-        raise MountError(f"{path} does not exist: create it first (mkdir -p {path})")
     match mount_state(path):
+        case MountState.MISSING:
+            raise MountError(f"{path} does not exist: create it first (mkdir -p {path})")
         case MountState.DEAD:
             raise MountError(
                 f"{path}: the daemon of an earlier mount died here; clear it with `fusecache unmount {path}` "

@@ -31,6 +31,7 @@ FORCED_GONE_SECONDS = 10.0
 class MountState(enum.Enum):
     """What a path is."""
 
+    MISSING = "not there"
     NONE = "not a mount"
     LIVE = "a fusecache mount with its daemon"
     DEAD = "a FUSE mount whose daemon is gone"
@@ -113,6 +114,8 @@ def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mounti
     except OSError as exc:
         if exc.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             return MountState.DEAD
+        if exc.errno == errno.ENOENT:
+            return MountState.MISSING
         raise MountError(f"{mountpoint}: {exc.strerror}") from exc
     kind = _mounted_type(os.path.realpath(mountpoint), mount_table.read_bytes())
     if kind is None:

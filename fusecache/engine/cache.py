@@ -232,6 +232,7 @@ class BlockCache:
             disk_errors=counters.disk_errors,
             checksum_failures=counters.checksum_failures,
             uncached=counters.uncached,
+            not_admitted=counters.not_admitted,
             latency_p50_seconds=counters.latency_seconds(0.5),
             latency_p99_seconds=counters.latency_seconds(0.99),
         )

@@ -14,7 +14,7 @@ class CacheStatistics:
     """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
 
     hits: reads answered without waiting for the bucket. wait_seconds: what readers waited for, summed.
-    uncached: fetches that could not be kept on disk. latency: of `read` as a whole.
+    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for. latency: of `read` as a whole.
     """
 
     hits: int
@@ -35,6 +35,7 @@ class CacheStatistics:
     disk_errors: int
     checksum_failures: int
     uncached: int
+    not_admitted: int
     latency_p50_seconds: float
     latency_p99_seconds: float
 
@@ -53,6 +54,7 @@ class Counters:
     disk_errors: int = 0
     checksum_failures: int = 0
     uncached: int = 0
+    not_admitted: int = 0
     bytes_by_cause: Counter[str] = field(default_factory=Counter)
     wait_seconds: dict[str, float] = field(
         default_factory=lambda: {"network": 0.0, "queue": 0.0, "disk": 0.0}

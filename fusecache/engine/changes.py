@@ -156,19 +156,14 @@ class Changes:
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, new_key: str
     ) -> None:
         old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
-        if new_key.startswith(old_key):
-            raise InvalidName(f"{self._tree.path(node)}: cannot be moved into itself")
-        if target is not None:
-            if target.kind is not Kind.DIRECTORY:
-                raise NotADirectory(f"{self._tree.path(target)}: is not a directory")
-            if not await self._names.is_empty(target):
-                raise NotEmpty(f"{self._tree.path(target)}: is not empty")
+        await self._check_directory_target(node, target, new_key)
         began = self._tree.now()
         remote = await self._everything_below(old_key)
         # ---- from here to the commit nothing is awaited
         for info in remote:
             check_key(new_key + info.key[len(old_key) :])
             self._materialise(node, info, old_key, began)
+        self._forget_gone(node, {info.key for info in remote}, began)
         changes: list[Change] = []
         if target is not None:
             self._remove_marker(target, new_key, changes)
@@ -195,6 +190,16 @@ class Changes:
             self._keep_directory(old_parent, changes)
         await self._journal.commit(*changes)
 
+    async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
+        if new_key.startswith(self._tree.key(node)):
+            raise InvalidName(f"{self._tree.path(node)}: cannot be moved into itself")
+        if target is None:
+            return
+        if target.kind is not Kind.DIRECTORY:
+            raise NotADirectory(f"{self._tree.path(target)}: is not a directory")
+        if not await self._names.is_empty(target):
+            raise NotEmpty(f"{self._tree.path(target)}: is not empty")
+
     async def _everything_below(self, prefix: str) -> list[ObjectInfo]:
         found: list[ObjectInfo] = []
         token: str | None = None
@@ -207,6 +212,13 @@ class Changes:
             token = page.next_token
             if token is None:
                 return found
+
+    def _forget_gone(self, top: Node, listed: set[str], began: float) -> None:
+        """Drop nodes below `top` that another client removed: there is nothing to rename."""
+        for member in list(self._tree.walk(top)):
+            is_clean = member.pins == 0 and member.verified < began and not member.children
+            if member.kind is not Kind.DIRECTORY and is_clean and self._tree.key(member) not in listed:
+                self._tree.detach(member)
 
     def _materialise(self, top: Node, info: ObjectInfo, prefix: str, listed: float) -> None:
         """Make nodes for one remote object below `top`, unless this node knows better."""

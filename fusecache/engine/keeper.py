@@ -24,7 +24,13 @@ from fusecache.engine.residents import CachedObject, Chunk, Frame
 from fusecache.index.cache_index import BlockRow, CacheIndex, Evicted, ObjectChange
 from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace
 from fusecache.model.nouns import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
-from fusecache.policy.eviction import STAMPS_PER_LIMIT, Candidate, choose_victims
+from fusecache.policy.eviction import (
+    CANDIDATES_PER_VICTIM,
+    STAMPS_PER_LIMIT,
+    Candidate,
+    choose_victims,
+    is_admitted,
+)
 from fusecache.policy.granules import (
     BLOCK_MASK,
     BLOCKS_PER_CHUNK,
@@ -260,8 +266,6 @@ class Keeper:
         entry.disk_operations += 1
         try:
             if not await self._reserve(nbytes):
-                self._counters.uncached += 1
-                self._tell_once("room", "no room in the cache: reads go on, uncached")
                 return
             await self._write(chunk, frame, mask, nbytes)
         except LocalDiskError as exc:
@@ -312,7 +316,30 @@ class Keeper:
         """Reserve room for cache blocks, evicting others if needed."""
         if self._free_bytes - nbytes >= self._floor_bytes and self.ledger.reserve_cache(nbytes):
             return True
-        return await self._make_room(nbytes, lambda: self.ledger.reserve_cache(nbytes))
+        if not await self._is_admitted():
+            self._counters.not_admitted += 1
+            return False
+        if await self._make_room(nbytes, lambda: self.ledger.reserve_cache(nbytes)):
+            return True
+        self._counters.uncached += 1
+        self._tell_once("room", "no room in the cache: reads go on, uncached")
+        return False
+
+    async def _is_admitted(self) -> bool:
+        """Ask policy whether new blocks are worth the eviction of others."""
+        async with self._rows_lock:
+            sample = await self._offload.rows(self._index.sample, self._random, CANDIDATES_PER_VICTIM, 1)
+        candidates = [Candidate(number, block, row.size, row.stamp) for number, block, row in sample]
+        return not candidates or is_admitted(
+            candidates,
+            clock=self.clock,
+            next_use=self._next_use,
+            incoming_use=None,
+            chance=self._random.random(),
+        )
+
+    def _next_use(self, candidate: Candidate) -> float | None:
+        return self.next_use(self._by_number.get(candidate.file_number), candidate)
 
     async def reserve_staging(self, nbytes: int) -> None:
         """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
@@ -371,9 +398,7 @@ class Keeper:
                 candidates,
                 need_bytes,
                 clock=self.clock,
-                next_use=lambda candidate: self.next_use(
-                    self._by_number.get(candidate.file_number), candidate
-                ),
+                next_use=self._next_use,
             )
             if not victims:
                 return 0

@@ -191,28 +191,15 @@ class Names:
     async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Node]:
         """Return the next nodes that rows show; sets `local_names` at the end of the rows."""
         directory = handle.node
-        if handle.generation == 0:
-            if self._is_fresh(directory) and directory.number not in self._building:
-                handle.generation = directory.listing.generation
-            else:
-                handle.generation = self._start_listing(directory).generation
         while True:
-            building = self._building.get(directory.number)
-            if building is not None and building.generation != handle.generation:
-                building = None
-            if building is None and handle.generation < directory.listing.generation:
-                handle.generation = directory.listing.generation  # a newer one took its place meanwhile
-            elif building is None and handle.generation > directory.listing.generation:
-                building = self._start_listing(directory)  # ours failed while nobody waited for it
-                handle.generation = building.generation
-            generation = handle.generation
+            building = self._listing_of(handle)
             started = building.started if building is not None else directory.listing.started
-            rows = self._listings.scan(directory.number, generation, handle.after, limit)
+            rows = self._listings.scan(directory.number, handle.generation, handle.after, limit)
             if building is not None:
                 rows = [row for row in rows if row.sort_name <= building.progress]
             if rows:
                 handle.after = rows[-1].sort_name
-                nodes = self._visible(directory, generation, rows, started)
+                nodes = self._visible(directory, handle.generation, rows, started)
                 if nodes:
                     return nodes
             elif building is None:
@@ -223,6 +210,23 @@ class Names:
                 await building.page.wait()
                 if building.failure is not None:
                     raise building.failure
+
+    def _listing_of(self, handle: DirectoryHandle) -> _Building | None:
+        """Return the listing under way that the handle reads, None if it reads a complete one; begins it if needed."""
+        directory = handle.node
+        building = self._building.get(directory.number)
+        if handle.generation == 0 and building is None and self._is_fresh(directory):
+            handle.generation = directory.listing.generation
+        elif handle.generation == 0:
+            building = self._start_listing(directory)
+            handle.generation = building.generation
+        elif building is None and handle.generation > directory.listing.generation:
+            building = self._start_listing(directory)  # ours failed while nobody waited for it
+            handle.generation = building.generation
+        elif building is None or building.generation != handle.generation:
+            # Complete by now, or a newer one took its place.
+            building, handle.generation = None, directory.listing.generation
+        return building
 
     def _visible(
         self, directory: Node, generation: int, rows: list[ListedEntry], started: float

@@ -31,7 +31,7 @@ from pathlib import Path
 import lmdb
 
 from fusecache.model.errors import StateError
-from fusecache.model.nouns import GRANULES_PER_BLOCK, ObjectId
+from fusecache.model.nouns import BLOCK_BYTES, GRANULES_PER_BLOCK, ObjectId
 
 FORMAT = 1
 # Address space, not memory: 64 GiB of rows describe some 400 TiB of cache.
@@ -41,6 +41,7 @@ _NUMBER = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">QI")
 _BLOCK = struct.Struct(">HII")
 _CHECKSUMS_BYTES = GRANULES_PER_BLOCK * 8
+_DIGEST_BYTES = 32
 _STATE_NAME = "state.json"
 _FIRST_NUMBER = 1
 
@@ -225,23 +226,28 @@ class CacheIndex:
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
 
-        seeks: how many places; run: how many neighbours from each. Every file is as likely as every other,
-        and within a file every block; the larger ones are met more often only through their longer runs.
+        seeks: how many places; run: how many neighbours from each. Digests are spread evenly, so every object is as
+        likely as every other, and within an object every block; large ones are met more often only by their runs.
         """
         found: dict[tuple[int, int], BlockRow] = {}
-        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
-            if not cursor.first():
-                return []
-            lowest = _BLOCK_KEY.unpack(cursor.key())[0]
-            cursor.last()
-            highest = _BLOCK_KEY.unpack(cursor.key())[0]
+        with (
+            self._env.begin() as txn,
+            txn.cursor(self._objects) as objects,
+            txn.cursor(self._blocks) as blocks,
+        ):
             for _ in range(seeks):
-                if not _seek_random(cursor, rng, lowest, highest):
+                if not objects.set_range(rng.randbytes(_DIGEST_BYTES)) and not objects.first():
+                    break
+                number, size, _, _ = _OBJECT.unpack_from(objects.value())
+                start = rng.randrange(max(1, -(-size // BLOCK_BYTES)))
+                if not _seek_block(blocks, number, start):
                     continue
                 for _ in range(run):
-                    number, block = _BLOCK_KEY.unpack(cursor.key())
-                    found[number, block] = _unpack_block(cursor.value())
-                    if not cursor.next():
+                    key_number, block = _BLOCK_KEY.unpack(blocks.key())
+                    if key_number != number:
+                        break
+                    found[number, block] = _unpack_block(blocks.value())
+                    if not blocks.next():
                         break
         rows = [(number, block, row) for (number, block), row in found.items()]
         rng.shuffle(rows)
@@ -327,22 +333,16 @@ def _prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Openin
     return Opening(tuple(leftovers), unclean=False)
 
 
-def _seek_random(cursor: lmdb.Cursor, rng: random.Random, lowest: int, highest: int) -> bool:
-    """Put the cursor on a random block of a random file."""
-    number = rng.randint(lowest, highest)
-    if not cursor.set_range(_BLOCK_KEY.pack(number, 0)):
-        return False
-    number = _BLOCK_KEY.unpack(cursor.key())[0]
-    # The file's last block: the row before the first of any later file.
-    at_later = cursor.set_range(_BLOCK_KEY.pack(number + 1, 0))
-    last = cursor.prev() if at_later else cursor.last()
-    assert last, "a file that was just seen has a last block"
-    last_block = _BLOCK_KEY.unpack(cursor.key())[1]
-    return bool(cursor.set_range(_BLOCK_KEY.pack(number, rng.randint(0, last_block))))
+def _seek_block(cursor: lmdb.Cursor, number: int, start: int) -> bool:
+    """Put the cursor on the first row of a file from block `start` on, or else on the file's first row."""
+    for block in (start, 0):
+        if cursor.set_range(_BLOCK_KEY.pack(number, block)) and _BLOCK_KEY.unpack(cursor.key())[0] == number:
+            return True
+    return False
 
 
 def _digest(object_id: ObjectId) -> bytes:
-    return hashlib.blake2b(f"{object_id.key}\0{object_id.etag}".encode(), digest_size=32).digest()
+    return hashlib.blake2b(f"{object_id.key}\0{object_id.etag}".encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def _pack_object(change: ObjectChange, blocks: int) -> bytes:

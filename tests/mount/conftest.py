@@ -68,9 +68,7 @@ class Mounts:
         self._count = 0
         self.living: list[Mount] = []
 
-    def make(
-        self, bucket: Bucket, *flags: str, cache: Path | None = None, path: Path | None = None
-    ) -> Mount:
+    def make(self, bucket: Bucket, *flags: str, cache: Path | None = None, path: Path | None = None) -> Mount:
         """Mount a bucket at a fresh directory; later flags win over the suite's."""
         self._count += 1
         point = path or self._directory / f"mnt{self._count}"
@@ -80,12 +78,12 @@ class Mounts:
         made.start(*FLAGS, *flags)
         return made
 
-    def remove(self, mounts: list[Mount]) -> list[str]:
-        """End mounts; return what went wrong."""
+    def remove(self, mounts: list[Mount], alarms: list[str]) -> list[str]:
+        """End mounts; return what went wrong, and add to `alarms` what their logs say at the end."""
         wrong = []
         for mount in mounts:
             wrong += [f"{mount.path}: {words}" for words in mount.remove()]
-            wrong += [f"{mount.path} logged: {line}" for line in mount.new_alarms()]
+            alarms += mount.new_alarms()
             self.living.remove(mount)
         return wrong
 
@@ -98,16 +96,18 @@ def mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
     try:
         yield register
     finally:
-        wrong = register.remove(list(register.living))
+        alarms: list[str] = []
+        wrong = register.remove(list(register.living), alarms) + alarms
         shutil.rmtree(directory, ignore_errors=True)
         assert not wrong, "\n".join(wrong)
 
 
 class ExpectedLog:
-    """Announces lines of WARNING and above that a test will cause. Each must come."""
+    """Announces lines of WARNING and above that a test will cause. Each must come. seen: those that came."""
 
     def __init__(self) -> None:
         self.patterns: list[str] = []
+        self.seen: list[str] = []
 
     def __call__(self, pattern: str) -> None:
         self.patterns.append(pattern)
@@ -123,18 +123,21 @@ def expect_log() -> ExpectedLog:
 def quiet_daemons(mounts: Mounts, expect_log: ExpectedLog) -> Iterator[None]:
     """Fail a test in which a daemon logged a warning, an error or a traceback that was not announced."""
     yield
-    seen: list[str] = []
 
     def missing() -> list[str]:
         for mount in mounts.living:
-            seen.extend(mount.new_alarms())
-        return [word for word in expect_log.patterns if not any(re.search(word, line) for line in seen)]
+            expect_log.seen += mount.new_alarms()
+        return [word for word in expect_log.patterns if not _mentions(expect_log.seen, word)]
 
-    if expect_log.patterns:
-        wait_until(lambda: not missing(), f"the log lines {expect_log.patterns}; seen {seen}", seconds=5)
-    missing()
-    surprising = [line for line in seen if not any(re.search(word, line) for word in expect_log.patterns)]
+    wait_until(lambda: not missing(), f"the log lines {expect_log.patterns}", seconds=5)
+    surprising = [
+        line for line in expect_log.seen if not any(re.search(p, line) for p in expect_log.patterns)
+    ]
     assert not surprising, "\n".join(surprising)
+
+
+def _mentions(lines: list[str], pattern: str) -> bool:
+    return any(re.search(pattern, line) for line in lines)
 
 
 @pytest.fixture
@@ -161,8 +164,7 @@ def mount(
     if bucket.service.control is not None:
         bucket.service.control.clear_faults()
         bucket.service.control.resume()
-    wrong = mounts.remove([each for each in mine if each in mounts.living])
-    wrong = [line for line in wrong if not any(re.search(word, line) for word in expect_log.patterns)]
+    wrong = mounts.remove([each for each in mine if each in mounts.living], expect_log.seen)
     assert not wrong, "\n".join(wrong)
 
 
@@ -190,32 +192,52 @@ class Place:
         self.first_mount.sync(f"{self.name}/{name}".rstrip("/"))
 
 
-class _Shared:
-    def __init__(self) -> None:
-        self.pair: list[Mount] = []
+# Directories made before the mounts: a name that another client makes is seen only after a second.
+DIRECTORIES = 400
+
+
+class Shared:
+    """The two mounts that `place` lives in, made when first needed, and again if one died."""
+
+    def __init__(self, bucket: Bucket, mounts: Mounts) -> None:
+        self.bucket = bucket
+        self._mounts = mounts
+        self._free: list[str] = []
+        self._pair: list[Mount] = []
+
+    def pair(self) -> tuple[Mount, Mount]:
+        """Return the mounts."""
+        if not self._pair or not all(each.is_alive() for each in self._pair):
+            self._pair = [self._mounts.make(self.bucket), self._mounts.make(self.bucket)]
+        first, second = self._pair
+        return first, second
+
+    def take_name(self) -> str:
+        """Return the name of a directory that no test has used."""
+        if not self._free:
+            self._free = [f"{index:03}" for index in range(DIRECTORIES)]
+            for name in self._free:
+                self.bucket.put(f"{name}/")
+        return self._free.pop(0)
 
 
 @pytest.fixture(scope="session")
-def shared() -> _Shared:
-    """The mounts that `place` lives in, made when first needed, and again if one died."""
-    return _Shared()
+def shared(whole_bucket: Bucket, mounts: Mounts) -> Shared:
+    """The mounts that `place` lives in."""
+    return Shared(whole_bucket.below("shared"), mounts)
 
 
 @pytest.fixture
-def place(
-    whole_bucket: Bucket, mounts: Mounts, shared: _Shared, quiet_daemons: None
-) -> Iterator[Place]:
+def place(shared: Shared, quiet_daemons: None) -> Iterator[Place]:
     """A directory of this test's own."""
-    bucket = whole_bucket.below("shared")
-    if not all(each.is_alive() for each in shared.pair) or not shared.pair:
-        shared.pair = [mounts.make(bucket), mounts.make(bucket)]
-    first, second = shared.pair
-    name = uuid.uuid4().hex
-    if bucket.service.control is not None:
-        bucket.service.control.clear_log()
-    here = bucket.below(name)
-    here.put("")  # its marker: there is a directory before anything is in it
-    yield Place(first, second, name, here)
-    if bucket.service.control is not None:
-        bucket.service.control.clear_faults()
-    first.sync()
+    name = shared.take_name()
+    first, second = shared.pair()
+    bucket = shared.bucket.below(name)
+    control = bucket.service.control
+    if control is not None:
+        control.clear_log()
+    yield Place(first, second, name, bucket)
+    if control is not None:
+        control.clear_faults()
+    if first.is_alive():
+        first.sync()

@@ -1,5 +1,6 @@
 """Mounts made by the real command line, and what tests ask of them."""
 
+import errno
 import os
 import re
 import shutil
@@ -64,6 +65,15 @@ def mounted_at(path: Path) -> bool:
     return f" {path} " in Path("/proc/self/mountinfo").read_text()
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
 class Mount:
     """One mount: its directory `path`, its daemon, its cache directory and log."""
 
@@ -107,8 +117,8 @@ class Mount:
         assert answer.result == "durable", f"{answer.result}: {answer.message}; log:\n{self.log()}"
 
     def is_alive(self) -> bool:
-        """Return whether the daemon's process is there."""
-        return self.pid != 0 and Path(f"/proc/{self.pid}/fd").exists()
+        """Return whether the daemon's process is there; one that only waits to be collected is not."""
+        return self.pid != 0 and is_running(self.pid)
 
     def log(self) -> str:
         """Return the daemon's log since this mount was started."""
@@ -165,6 +175,16 @@ class Mount:
             wait_until(lambda: not self.is_alive(), f"the end of daemon {self.pid}")
         self.pid = 0
         return wrong
+
+
+def read_newest(path: Path) -> bytes | None:
+    """Return a file's bytes; None if it is not there, or was replaced in the bucket since it was last looked at."""
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        if exc.errno in (errno.ESTALE, errno.ENOENT):
+            return None
+        raise
 
 
 def tree_of(root: Path) -> dict[str, bytes | str | None]:

@@ -284,6 +284,17 @@ def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path, capsys: pytest.
     assert "No such file" in capsys.readouterr().err
 
 
+def test_clearing_the_dead_is_done_where_there_is_no_mountpoint_yet(tmp_path: Path) -> None:
+    config = tmp_path / "data.toml"
+    config.write_text(f'source = "s3://bucket"\nmountpoint = "{tmp_path / "not-yet"}"\n')
+    assert main(["unmount", "--if-dead", "--config", str(config)]) == 0
+
+
+def test_unmount_needs_a_mountpoint_or_the_file_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["unmount"]) == 1
+    assert "give its mountpoint, or the --config file" in capsys.readouterr().err
+
+
 def test_another_file_system_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unmount", "/proc"]) == 1
     assert "not of fusecache" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Objects that another client replaces or removes: an open file reads one version, the next open the newest."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import Place
+from tests.mount.mounts import pattern, read_newest, wait_until
+from tests.s3server import Fault, FaultAction
+
+MIB = 2**20
+
+
+def read_in_steps(path: Path, between: object) -> tuple[bytes, OSError | None]:
+    """Read a file, calling `between` once after the first MiB; return the bytes until the end or the error."""
+    pieces = []
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead: each read asks
+        try:
+            while piece := file.read(MIB):
+                pieces.append(piece)
+                if len(pieces) == 1:
+                    between()  # type: ignore[operator]
+        except OSError as exc:
+            return b"".join(pieces), exc
+    return b"".join(pieces), None
+
+
+def test_a_file_replaced_while_it_is_read_gives_old_bytes_or_estale_never_a_mixture(place: Place):
+    old, new = pattern(40 * MIB, seed=1), pattern(40 * MIB, seed=2)
+    place.bucket.put("file", old)
+    got, error = read_in_steps(place.path / "file", lambda: place.bucket.put("file", new))
+    assert got == old[: len(got)]
+    if error is None:
+        assert len(got) == len(old)
+    else:
+        assert error.errno == errno.ESTALE
+        assert (place.path / "file").read_bytes() == new
+    wait_until(lambda: read_newest(place.path / "file") == new, "the new version", seconds=5)
+
+
+def test_a_mapping_of_a_replaced_file_never_shows_the_new_bytes(place: Place):
+    old, new = b"o" * 8192, b"n" * 8192
+    place.bucket.put("file", old)
+    with open(place.path / "file", "rb") as file:
+        assert os.pread(file.fileno(), 4096, 0) == old[:4096]
+        place.bucket.put("file", new)
+        wait_until(lambda: read_newest(place.path / "file") == new, "the new version", seconds=5)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            assert os.pread(file.fileno(), 8192, 0) == old
+        except OSError as exc:
+            assert exc.errno == errno.ESTALE
+
+
+def test_the_next_open_sees_another_size_and_other_bytes(place: Place):
+    place.bucket.put("file", b"short")
+    assert (place.path / "file").read_bytes() == b"short"
+    for turn in range(3):
+        data = pattern(1000 * (turn + 1), seed=turn)
+        place.bucket.put("file", data)
+        wait_until(lambda data=data: read_newest(place.path / "file") == data, "the new bytes", seconds=5)
+        assert (place.path / "file").stat().st_size == len(data)
+
+
+def test_a_file_removed_elsewhere_is_gone_after_a_second(place: Place):
+    place.bucket.put("file", b"bytes")
+    assert (place.path / "file").read_bytes() == b"bytes"
+    place.bucket.delete("file")
+    wait_until(lambda: not (place.path / "file").exists(), "the name to go", seconds=5)
+    wait_until(lambda: os.listdir(place.path) == [], "the entry to go", seconds=5)
+
+
+def test_what_one_node_closed_and_synced_another_node_opens(place: Place):
+    """Close-to-open: also when the other node has read the file before, or has looked for it in vain."""
+    assert not (place.second / "file").exists()
+    for turn in range(3):
+        data = pattern(50_000 + turn, seed=turn)
+        (place.path / "file").write_bytes(data)
+        place.sync("file")
+        wait_until(lambda: (place.second / "file").exists(), "the name on the other node", seconds=5)
+        wait_until(
+            lambda data=data: read_newest(place.second / "file") == data,
+            "the bytes on the other node",
+            seconds=5,
+        )
+
+
+def test_another_node_reads_the_old_file_whole_until_the_new_one_is_there(place: Place):
+    old, new = b"old" * 100_000, b"new" * 100_000
+    (place.path / "file").write_bytes(old)
+    place.sync()
+    wait_until(lambda: (place.second / "file").exists(), "the file", seconds=5)
+    with open(place.path / "file", "wb") as file:
+        file.write(new[:100_000])
+        file.flush()
+        os.fsync(file.fileno())
+        assert (place.second / "file").read_bytes() == old
+        file.write(new[100_000:])
+    place.sync()
+    wait_until(lambda: read_newest(place.second / "file") == new, "the new bytes", seconds=5)
+
+
+def test_two_nodes_that_write_one_name_both_keep_their_bytes(place: Place, expect_log):
+    expect_log("conflict key=")
+    place.bucket.put("file", b"base")
+    assert (place.path / "file").read_bytes() == b"base"
+    with open(place.path / "file", "wb") as file:
+        file.write(b"ours")
+        file.flush()
+        os.fsync(file.fileno())
+        place.bucket.put("file", b"theirs")
+    name = wait_until(
+        lambda: next((name for name in place.bucket.names() if ".conflict-" in name), None), "our copy"
+    )
+    assert place.bucket.get(name) == b"ours"
+    assert place.bucket.get("file") == b"theirs"
+    wait_until(lambda: read_newest(place.path / "file") == b"theirs", "theirs here", seconds=5)
+    wait_until(lambda: read_newest(place.path / name) == b"ours", "ours here", seconds=5)
+
+
+@pytest.mark.s3server_only
+def test_a_lookup_that_fails_is_an_error_and_not_a_missing_file(place: Place):
+    place.bucket.put("file", b"bytes")
+    place.bucket.control.faults(
+        Fault(FaultAction.ANSWER, operation="ListObjectsV2", status=403, code="AccessDenied")
+    )
+    with pytest.raises(PermissionError):
+        os.stat(place.path / "file")
