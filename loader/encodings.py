@@ -1,9 +1,9 @@
 """MDS column encodings: values to bytes and back, compiled once per schema.
 
 A decoder gets (data, start, stop) rather than a slice, so that arrays are views into the sample's bytes and
-nothing is copied; where there are arrays, the bytes are a bytearray of the sample's own, so they can be written to. `pkl` runs
-code that the dataset brings along: it is refused unless the caller allows it. PIL is imported when an image
-column is met.
+nothing is copied; where there are arrays, the bytes are a bytearray of the sample's own, so they can be
+written to. `pkl` runs code that the dataset brings along: it is refused unless the caller allows it. PIL is
+imported when an image column is met.
 """
 
 import importlib

@@ -79,7 +79,7 @@ class ShardReader:
         self._forget()
 
     def read(self, shard: int, sample: int) -> Buffer:
-        """Return the bytes of one sample. Raises ShardError, naming shard, bytes and sample, if that fails."""
+        """Return the bytes of one sample. Raises ShardError, naming shard, bytes and sample, if it cannot."""
         return self.read_many(shard, [sample])[0]
 
     def read_many(self, shard: int, samples: list[int]) -> list[Buffer]:

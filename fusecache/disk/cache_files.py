@@ -105,7 +105,7 @@ class CacheFiles:
         return bad
 
     def punch(self, number: int, extents: list[tuple[int, int]]) -> None:
-        """Give (offset, length) ranges of a file back to the disk; a missing file has none. Raises LocalDiskError."""
+        """Give (offset, length) ranges back to the disk; a missing file has none. Raises LocalDiskError."""
         try:
             fd = os.open(self._path(number), os.O_WRONLY)
         except FileNotFoundError:
@@ -128,7 +128,7 @@ class CacheFiles:
             raise LocalDiskError(f"cache file {number:x} cannot be removed: {exc}") from exc
 
     def adopt(self, path: Path, number: int) -> None:
-        """Make the file at `path` cache file `number` by a rename. Raises LocalDiskError (other file system, …)."""
+        """Make the file at `path` cache file `number` by a rename. Raises LocalDiskError."""
         try:
             path.rename(self._path(number))
         except OSError as exc:
@@ -168,7 +168,7 @@ def delete_tree(directory: Path) -> None:
 
 
 def _direct_io_works(directory: Path) -> bool:
-    """Say whether files in `directory` can be opened for direct I/O (tmpfs and some network file systems refuse)."""
+    """Say whether files in `directory` can be opened for direct I/O; some file systems refuse."""
     probe = directory / ".direct-io-probe"
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)

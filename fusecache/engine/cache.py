@@ -18,10 +18,13 @@ import trio
 from fusecache.disk.buffers import BufferPool
 from fusecache.disk.cache_files import CacheFiles, delete_tree
 from fusecache.engine.cache_statistics import CacheStatistics, Counters
+from fusecache.engine.cache_table import CacheTable
 from fusecache.engine.fetcher import Fetcher, SupportsGet
+from fusecache.engine.frames import Frames
 from fusecache.engine.keeper import Keeper
 from fusecache.engine.offload import Offload
-from fusecache.engine.residents import CachedObject, Chunk, Frame, Frames
+from fusecache.engine.residents import CachedObject, Chunk, Frame
+from fusecache.engine.room import Room
 from fusecache.index.cache_index import CacheIndex, read_boot_id
 from fusecache.model.nouns import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.fetch_order import Cause
@@ -102,15 +105,18 @@ class BlockCache:
         self._files = CacheFiles(files_directory)
         ledger = Ledger(options.limit_bytes)
         ledger.restore_cache(self._index.used_bytes())
-        self._keeper = Keeper(
+        self._table = CacheTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
+        self._room = Room(
             offload,
             self._files,
             self._index,
+            self._table,
             ledger,
             self._counters,
             floor_bytes=options.free_space_floor_bytes,
         )
-        self._frames = Frames(BufferPool(options.buffer_bytes), self._keeper.drop_if_idle)
+        self._keeper = Keeper(offload, self._files, self._index, self._table, self._room, self._counters)
+        self._frames = Frames(BufferPool(options.buffer_bytes), self._table.drop_if_idle)
         self._fetcher = Fetcher(store, offload, self._frames, self._counters, connections=options.connections)
         self._fetcher.disk = self._keeper
         self._streams: set[ReadHandle] = set()
@@ -120,14 +126,14 @@ class BlockCache:
         """Own the cache's tasks until cancelled; then write the index's rows and its clean mark."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = self._fetcher.nursery = self._keeper.nursery = nursery
+                self._nursery = self._fetcher.nursery = self._table.nursery = nursery
                 nursery.start_soon(self._write_index, name="cache-index")
                 nursery.start_soon(self._clean_up_after_last_run, name="cache-clean-up")
                 task_status.started()
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            self._keeper.close()
+            self._table.close()
 
     def open(self, object_id: ObjectId, size: int) -> ReadHandle:
         """Return a new handle on an object version of `size` bytes. Does no I/O."""
@@ -145,8 +151,8 @@ class BlockCache:
             self._fetcher.cancel_readahead(handle, chunks)
         if not entry.handles:
             for chunk in chunks:
-                self._keeper.drop_if_idle(chunk)
-            self._keeper.drop_object_if_idle(entry)
+                self._table.drop_if_idle(chunk)
+            self._table.drop_object_if_idle(entry)
 
     async def read(self, handle: ReadHandle, offset: int, length: int) -> memoryview | bytes:
         """Return bytes [offset, offset + length), clamped to the object's size; empty at its end.
@@ -173,22 +179,23 @@ class BlockCache:
 
     async def reserve_staging(self, nbytes: int) -> None:
         """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
-        await self._keeper.reserve_staging(nbytes)
+        await self._room.reserve_staging(nbytes)
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
         """Reserve room for staging files if there is enough right now."""
-        return self._keeper.reserve_staging_nowait(nbytes)
+        return self._room.reserve_staging_nowait(nbytes)
 
     def restore_staging(self, nbytes: int) -> None:
         """Account for staging files found at start, which exist whether or not they fit."""
-        self._keeper.ledger.restore_staging(nbytes)
+        self._room.ledger.restore_staging(nbytes)
 
     def release_staging(self, nbytes: int) -> None:
         """Give reserved room back."""
-        self._keeper.ledger.release_staging(nbytes)
+        self._room.ledger.release_staging(nbytes)
 
     async def adopt(self, object_id: ObjectId, size: int, path: Path, granule_checksums: bytes) -> None:
-        """Make a staging file whose bytes the bucket has a cache file; its reservation of `size` moves with it.
+        """Make a staging file whose bytes the bucket has a cache file; its reservation of `size` moves with
+        it.
 
         granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB. A file that cannot be kept is
         removed.
@@ -196,13 +203,7 @@ class BlockCache:
         granules = -(-size // GRANULE_BYTES)
         if len(granule_checksums) != granules * 8:
             raise ValueError(f"{granules} granules need {granules * 8} bytes, not {len(granule_checksums)}")
-        entry = self._entry(object_id, size)
-        entry.handles += 1
-        try:
-            await self._keeper.adopt(entry, path, granule_checksums)
-        finally:
-            entry.handles -= 1
-            self._keeper.drop_object_if_idle(entry)
+        await self._keeper.adopt(self._entry(object_id, size), path, granule_checksums)
 
     async def forget(self, object_id: ObjectId) -> None:
         """Drop all blocks of an object version."""
@@ -210,7 +211,7 @@ class BlockCache:
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""
-        counters, ledger = self._counters, self._keeper.ledger
+        counters, ledger = self._counters, self._room.ledger
         return CacheStatistics(
             hits=counters.hits,
             misses=counters.misses,
@@ -240,9 +241,9 @@ class BlockCache:
     # ---- one read
 
     def _entry(self, object_id: ObjectId, size: int) -> CachedObject:
-        entry = self._keeper.objects.get(object_id)
+        entry = self._table.objects.get(object_id)
         if entry is None:
-            entry = self._keeper.objects[object_id] = CachedObject(object_id, size)
+            entry = self._table.objects[object_id] = CachedObject(object_id, size)
         elif entry.size != size:
             raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
         return entry
@@ -272,7 +273,7 @@ class BlockCache:
         return frame.view(start - base, stop - base)
 
     def _note_read(self, handle: ReadHandle, chunk: Chunk, frame: Frame, stop: int, now: float) -> None:
-        self._keeper.note_use(chunk)
+        self._table.note_use(chunk)
         self._frames.touch(frame, now)
         if stop == chunk.size and handle.pattern.phase is Phase.SEQUENTIAL:
             self._frames.consume(frame)
@@ -326,14 +327,14 @@ class BlockCache:
     async def _chunk(self, entry: CachedObject, index: int) -> Chunk:
         """Return a chunk with its rows loaded."""
         while True:
-            await self._keeper.load_object_now(entry)
-            chunk = self._keeper.new_chunk(entry, index)
+            await self._table.load_object_now(entry)
+            chunk = self._table.new_chunk(entry, index)
             if chunk.loaded:
                 return chunk
-            await self._keeper.load_chunk(chunk)
+            await self._table.load_chunk(chunk)
 
     def _read_ahead(self, handle: ReadHandle) -> None:
-        """Ask for what a sequential reader will want next, as far as its window and its share of buffers reach."""
+        """Ask for what a sequential reader will want next, within its window and its share of buffers."""
         if handle.pattern.phase is not Phase.SEQUENTIAL:
             return
         self._streams.add(handle)
@@ -347,7 +348,7 @@ class BlockCache:
         pieces = split_by_chunk(Extent(start, extent.stop))
         unloaded = []
         for index, first, last in pieces:
-            chunk = self._keeper.new_chunk(handle.entry, index)
+            chunk = self._table.new_chunk(handle.entry, index)
             if chunk.loaded:
                 self._fetcher.request(
                     chunk, mask_of_bytes(first, last), Cause.READAHEAD, depth=index - here, handle=handle
@@ -363,7 +364,7 @@ class BlockCache:
         for chunk, mask, depth in pieces:
             if handle not in self._streams:
                 return  # closed, or random by now
-            await self._keeper.load_chunk(chunk)
+            await self._table.load_chunk(chunk)
             if handle not in self._streams or chunk.owner.chunks.get(chunk.index) is not chunk:
                 return
             self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth, handle=handle)
@@ -375,9 +376,9 @@ class BlockCache:
         """Write rows and look at the disk once a second."""
         while True:
             await trio.sleep(INDEX_SECONDS)
-            await self._keeper.flush_rows()
-            await self._keeper.measure_free_space()
-            self._keeper.trim_chunks(CHUNKS_IN_MEMORY)
+            await self._table.flush_rows()
+            await self._room.measure_free_space()
+            self._table.trim_chunks(CHUNKS_IN_MEMORY)
             now = trio.current_time()
             self._streams = {handle for handle in self._streams if now - handle.read_at < STREAM_IDLE_SECONDS}
 

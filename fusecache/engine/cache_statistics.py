@@ -14,7 +14,8 @@ class CacheStatistics:
     """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
 
     hits: reads answered without waiting for the bucket. wait_seconds: what readers waited for, summed.
-    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for. latency: of `read` as a whole.
+    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for. latency: of
+    `read` as a whole.
     """
 
     hits: int

@@ -18,12 +18,12 @@ from typing import Protocol
 import trio
 
 from fusecache.engine.cache_statistics import Counters
+from fusecache.engine.frames import Frames
 from fusecache.engine.offload import Offload
 from fusecache.engine.residents import (
     SMALL_GRANULES,
     Chunk,
     Frame,
-    Frames,
     Request,
     RequestState,
     Source,
@@ -89,7 +89,7 @@ class Fetcher:
     def request(
         self, chunk: Chunk, mask: int, cause: Cause, *, depth: int = 0, handle: object = None
     ) -> None:
-        """See to it that the granules of `mask` are in memory or on their way. Never waits; call `pump` after it."""
+        """See to it that granules are in memory or asked for. Never waits; call `pump` after it."""
         now = trio.current_time()
         for request in chunk.requests:
             if request.mask & mask:
@@ -301,7 +301,7 @@ class Fetcher:
                 waiter.event.set()
 
     def _retry_or_give_up(self, request: Request, error: RemoteError) -> None:
-        """Queue the rest again after a pause, while a reader waits for it and its time is not over; else end it."""
+        """Queue the rest again after a pause while a reader waits and its time is not over; else end it."""
         now = trio.current_time()
         self._counters.errors += 1
         if isinstance(error, Throttled):

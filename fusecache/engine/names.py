@@ -71,7 +71,12 @@ class Names:
         child = parent.children.get(name)
         if child is not None and self._is_trusted(child):
             return child
-        rows, started = await self._rows(parent, name)
+        if child is not None and child.verified == float("-inf"):
+            # A request for it has failed: even a fresh listing may show the version that is no longer there.
+            started = trio.current_time()
+            rows = await self._probe(parent, name)
+        else:
+            rows, started = await self._rows(parent, name)
         return self._reconcile(parent, name, rows, started)
 
     def fresh_seconds(self, node: Node) -> float:

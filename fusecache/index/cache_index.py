@@ -48,7 +48,7 @@ _FIRST_NUMBER = 1
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """One cached block. mask: bit g set if granule g is on disk; size: bytes of those; checksums: 16 x 8 bytes."""
+    """One cached block. mask: the granules on disk; size: bytes of those; checksums: 16 x 8 bytes."""
 
     mask: int
     stamp: int
@@ -86,7 +86,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How the index was found. discarded: folders renamed aside, to be deleted; unclean: orphan files are possible."""
+    """How the index was found. discarded: folders to be deleted; unclean: orphan files are possible."""
 
     discarded: tuple[Path, ...]
     unclean: bool
@@ -226,8 +226,10 @@ class CacheIndex:
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
 
-        seeks: how many places; run: how many neighbours from each. Digests are spread evenly, so every object is as
-        likely as every other, and within an object every block; large ones are met more often only by their runs.
+        seeks: how many places; run: how many neighbours from each. Digests are spread evenly, so every object
+        is as
+        likely as every other, and within an object every block; large ones are met more often only by their
+        runs.
         """
         found: dict[tuple[int, int], BlockRow] = {}
         with (

@@ -1,4 +1,4 @@
-"""How long to wait after a failure, and how many requests a struggling bucket still gets. Time is an argument."""
+"""How long to wait after a failure, and how many requests a struggling bucket still gets."""
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
@@ -7,7 +7,8 @@ SIGNAL_SECONDS = 1.0
 
 
 def backoff_seconds(attempt: int, chance: float) -> float:
-    """Return the wait before attempt number `attempt` (1 is the first retry): exponential, jittered, 0.5-60 s.
+    """Return the wait before attempt number `attempt` (1 is the first retry): exponential, jittered, 0.5-60
+    s.
 
     chance: a random number in [0, 1), so that a thousand nodes do not come back in step.
     """

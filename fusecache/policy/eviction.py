@@ -12,7 +12,8 @@ from dataclasses import dataclass
 # Stamps count traffic in units of limit/64, so that age 64 is one whole cache of traffic ago.
 STAMPS_PER_LIMIT = 64
 STALE_AGE = 3 * STAMPS_PER_LIMIT
-# While nothing cached is stale, one newcomer in so many is admitted all the same: what is cached changes slowly.
+# While nothing cached is stale, one newcomer in so many is admitted all the same: what is cached changes
+# slowly.
 ADMIT_ONE_IN = 32
 # Each victim is the worst of about this many sampled at random.
 CANDIDATES_PER_VICTIM = 16
@@ -36,11 +37,15 @@ def is_admitted(
     incoming_use: float | None,
     chance: float,
 ) -> bool:
-    """Say whether a newcomer may take the room of cached blocks, of which `candidates` are a small random sample.
+    """Say whether a newcomer may take the room of cached blocks, of which `candidates` are a small random
+    sample.
 
-    Known order: only if something is needed later than it, or never. Unknown order: if a quarter of the sample has gone unread
-    for three caches of traffic, else by chance. To keep what one has beats replacing it where everything is read
-    once an epoch: of reshuffled epochs over twice the cache it hits near 0.5, random replacement 0.22, LRU 0.15.
+    Known order: only if something is needed later than it, or never. Unknown order: if a quarter of the
+    sample has gone unread
+    for three caches of traffic, else by chance. To keep what one has beats replacing it where everything is
+    read
+    once an epoch: of reshuffled epochs over twice the cache it hits near 0.5, random replacement 0.22, LRU
+    0.15.
     chance: a random number in [0, 1).
     """
     uses = [next_use(candidate) for candidate in candidates]

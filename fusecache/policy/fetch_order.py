@@ -1,4 +1,4 @@
-"""In which order fetches start: demand before hint before read-ahead; within a cause, what is needed soonest."""
+"""In which order fetches start: demand, hint, read-ahead; within a cause, what is needed soonest."""
 
 import enum
 import heapq
@@ -34,7 +34,7 @@ class FetchQueue(Generic[T]):
         return id(item) in self._tickets
 
     def push(self, item: T, cause: Cause, depth: int = 0) -> None:
-        """Add an item, or move it to a new place. depth: how far ahead of its reader it is; nearer goes first."""
+        """Add an item, or move it. depth: how far ahead of its reader it is; nearer goes first."""
         ticket = next(self._numbers)
         self._tickets[id(item)] = ticket
         heapq.heappush(self._heap, (cause, depth, ticket, item))

@@ -40,7 +40,7 @@ def runs(mask: int) -> Iterator[tuple[int, int]]:
 
 
 def split_by_chunk(extent: Extent) -> list[tuple[int, int, int]]:
-    """Cut an extent at chunk borders: (chunk, start, stop) with start and stop counted from that chunk's start."""
+    """Cut an extent at chunk borders: (chunk, start, stop), counted from that chunk's start."""
     pieces = []
     start = extent.start
     while start < extent.stop:
@@ -63,7 +63,7 @@ def full_mask(size: int) -> int:
 
 
 def mask_bytes(mask: int, size: int) -> int:
-    """Return the bytes in the granules of `mask`, in a chunk of `size` bytes (its last granule may be short)."""
+    """Return the bytes in the granules of `mask` of a chunk of `size` bytes (the last may be short)."""
     total = mask.bit_count() * GRANULE_BYTES
     granules = -(-size // GRANULE_BYTES)
     if granules and mask >> (granules - 1) & 1:
@@ -79,5 +79,5 @@ def blocks_of(mask: int) -> Iterator[int]:
 
 
 def received_mask(first: int, stop: int, received: int) -> int:
-    """Return which of the granules first..stop-1 are whole once `received` bytes from `first` on are there."""
+    """Return which of granules first..stop-1 are whole when `received` bytes from `first` on are there."""
     return mask_between(first, min(stop, first + received // GRANULE_BYTES))

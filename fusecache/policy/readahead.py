@@ -36,7 +36,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The state of one handle. position: the end of the farthest read of the stream; all in bytes but the counts."""
+    """The state of one handle, in bytes. position: the end of the farthest read of the stream."""
 
     phase: Phase = Phase.START
     position: int = 0

@@ -37,7 +37,8 @@ class Bucket:
         self.states: list[dict[str, bytes]] = []
         self._dies_at: tuple[int, str] | None = None
         self._on_death: Callable[[], None] = lambda: None
-        self.is_cut_off = False
+        self.is_cut_off = False  # nothing is answered
+        self.takes_nothing = False  # reads are answered, writes are not
 
     def die_at(self, request: int, when: str, on_death: Callable[[], None]) -> None:
         """At the writing request of that number (from 0) the node ends, `before` or `after` it takes effect."""
@@ -45,7 +46,8 @@ class Bucket:
 
     def come_back(self) -> None:
         """Answer again."""
-        self.is_cut_off, self._dies_at = False, None
+        self.is_cut_off = self.takes_nothing = False
+        self._dies_at = None
 
     def shows(self) -> dict[str, bytes]:
         """Return what lies in the bucket now."""
@@ -67,6 +69,8 @@ class Bucket:
                 raise Unavailable("the bucket cannot be reached")
             if name not in WRITING:
                 return call(key, *args, **options)
+            if self.takes_nothing:
+                raise Unavailable("the bucket takes nothing")
             number = len(self.requests)
             self.requests.append((name, args[0] if name == "copy" else key))
             if self._dies_at == (number, "before"):
@@ -100,7 +104,7 @@ class User:
         except NotFound:
             node = await self.fs.changes.create(parent, name, 0o644)
             return self.fs.contents.open(node, writable=True, pid=0)
-        self.fs.contents.check_room()
+        await self.fs.contents.check_room()
         handle = self.fs.contents.open(node, writable=True, pid=0)
         if truncate:
             await self.fs.contents.truncate(node, 0)

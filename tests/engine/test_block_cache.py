@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusecache.engine.cache import BlockCache
+from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
 from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes, until
@@ -88,7 +88,11 @@ async def test_a_cancelled_reader_breaks_nothing_for_the_others(tmp_path: Path) 
     bucket = new_bucket()
     object_id = bucket.put("a", data)
     held = threading.Event()
-    bucket.watched.on_progress = lambda extent, received: [None for _ in (held.wait(10),)][0]
+
+    def hold(extent: Extent, received: int) -> None:
+        assert held.wait(10)
+
+    bucket.watched.on_progress = hold
     answers: list[bytes] = []
     async with running_cache(bucket.watched, tmp_path) as cache, trio.open_nursery() as nursery:
 
@@ -247,12 +251,10 @@ async def test_staging_evicts_clean_blocks_but_not_more_than_its_share(tmp_path:
         cache.release_staging(10 * MIB)
 
 
-async def _adopt(cache: BlockCache, object_id: ObjectId, data: bytes, path: Path) -> None:
-    from fusecache.disk.cache_files import granule_checksums
-
+def _staged(path: Path, data: bytes) -> bytes:
+    """Write a staging file; return its granules' checksums."""
     path.write_bytes(data)
-    assert cache.reserve_staging_nowait(len(data))
-    await cache.adopt(object_id, len(data), path, granule_checksums(memoryview(data)))
+    return granule_checksums(memoryview(data))
 
 
 async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Path) -> None:
@@ -262,7 +264,9 @@ async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Pa
     staged = tmp_path / "staged"
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         handle = cache.open(object_id, len(data))  # open before, as a reader's is
-        await _adopt(cache, object_id, data, staged)
+        checksums = _staged(staged, data)
+        assert cache.reserve_staging_nowait(len(data))
+        await cache.adopt(object_id, len(data), staged, checksums)
         assert not staged.exists()
         assert await cache.read(handle, MIB, 10) == data[MIB : MIB + 10]
         assert await read_all(cache, object_id, len(data)) == data
@@ -280,7 +284,9 @@ async def test_a_file_that_is_cached_already_is_not_adopted_twice(tmp_path: Path
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
-        await _adopt(cache, object_id, data, tmp_path / "staged")
+        checksums = _staged(tmp_path / "staged", data)
+        assert cache.reserve_staging_nowait(len(data))
+        await cache.adopt(object_id, len(data), tmp_path / "staged", checksums)
         assert not (tmp_path / "staged").exists()
         assert (cache.statistics().used_bytes, cache.statistics().staging_bytes) == (len(data), 0)
 

@@ -18,14 +18,15 @@ ROOT = Path(__file__).parents[3]
 RANKS = 4
 
 RANK_PROGRAM = """
-import json, sys
+import json, os, sys
 import torch.distributed
 from loader import ElasticBatchSampler, MDSDataset, World
 from torch.utils.data import DataLoader
 
 directory, state, rendezvous, rank = sys.argv[1:]
-if rendezvous:
-    torch.distributed.init_process_group("gloo", "file://" + rendezvous, rank=int(rank), world_size=4)
+assert World.detect() == World(int(rank), 4, 2)  # by the environment
+del os.environ["RANK"], os.environ["WORLD_SIZE"]
+torch.distributed.init_process_group("gloo", "file://" + rendezvous, rank=int(rank), world_size=4)
 dataset = MDSDataset(directory)
 sampler = ElasticBatchSampler(dataset, global_batch_size=32, canonical_nodes=4, drop_last=False)
 sampler.load_state_dict(json.loads(state))
@@ -49,14 +50,13 @@ def sampler_of(dataset: MDSDataset, **options: Any) -> ElasticBatchSampler:
 
 
 def run_ranks(directory: Path, state: dict[str, Any], rendezvous: str) -> list[list[int]]:
-    """The sorted union over RANKS processes of each step; with a rendezvous, torch.distributed is up."""
+    """The sorted union over RANKS processes of each step."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", RANK_PROGRAM, str(directory), json.dumps(state), rendezvous, str(rank)],
             cwd=ROOT,
             env=os.environ
-            | {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-            | ({} if rendezvous else {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}),
+            | {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -130,13 +130,9 @@ def test_a_missing_shard_ends_the_loop_with_its_name(tmp_path: Path, workers: in
             pass
 
 
-@pytest.mark.parametrize("distributed", [False, True], ids=["environment", "torch.distributed"])
-def test_four_processes_share_each_global_batch(
-    directory: Path, tmp_path: Path, *, distributed: bool
-) -> None:
+def test_four_processes_share_each_global_batch(directory: Path, tmp_path: Path) -> None:
     sampler = sampler_of(MDSDataset(directory))
     single = list(sampler)
-    state = sampler.state_dict(batches_consumed=6)
-    shared = run_ranks(directory, state, str(tmp_path / "rendezvous") if distributed else "")
+    shared = run_ranks(directory, sampler.state_dict(batches_consumed=6), str(tmp_path / "rendezvous"))
     assert shared[:-1] == [sorted(batch) for batch in single[6:-1]]
     assert set(shared[-1]) == set(single[-1])

@@ -1,5 +1,7 @@
 """Chunks, blocks and granules add up."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +31,7 @@ def test_runs_cover_the_mask_and_never_touch(mask: int) -> None:
         assert first < stop
         total |= mask_between(first, stop)
     assert total == mask
-    assert all(before[1] < after[0] for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
 
 
 @given(st.integers(0, 1 << 40), st.integers(1, 1 << 28))

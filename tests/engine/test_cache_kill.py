@@ -1,0 +1,69 @@
+"""What kill -9 leaves behind is read again or fetched again, never wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from fusecache.model.nouns import MIB, ObjectId
+from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes
+
+SIZE = 30 * MIB + 1234
+ROOT = Path(__file__).resolve().parents[2]
+# Reads the object again and again, forgetting it in between, until it is killed.
+CHILD = """
+import sys, trio
+from pathlib import Path
+from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes
+
+async def main():
+    bucket = new_bucket()
+    data = some_bytes({size})
+    object_id = bucket.put("a", data)
+    async with running_cache(bucket.watched, Path(sys.argv[1])) as cache:
+        while True:
+            await read_all(cache, object_id, len(data))
+            await trio.sleep({pause})
+            print("read", flush=True)
+            await cache.forget(object_id)
+
+trio.run(main)
+"""
+
+
+def _run_and_kill(directory: Path, reads: int, pause_seconds: float) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD.format(size=SIZE, pause=pause_seconds), str(directory)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        for _ in range(reads):
+            assert child.stdout.readline() == b"read\n"
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+
+
+async def _check(directory: Path) -> int:
+    """Read everything in the next run under the same boot; return how many GETs that took."""
+    bucket = new_bucket()
+    data = some_bytes(SIZE)
+    object_id = ObjectId("a", bucket.memory.put_bytes("a", data))
+    async with running_cache(bucket.watched, directory) as cache:
+        assert await read_all(cache, object_id, len(data)) == data
+        assert cache.statistics().checksum_failures == 0
+    return bucket.memory.statistics().gets
+
+
+async def test_a_kill_in_the_middle_of_writing_leaves_right_bytes(tmp_path: Path) -> None:
+    for reads in (1, 3, 6):
+        _run_and_kill(tmp_path, reads, 0)
+        await _check(tmp_path)
+
+
+async def test_a_kill_some_seconds_later_loses_nothing(tmp_path: Path) -> None:
+    _run_and_kill(tmp_path, 1, 3)
+    assert await _check(tmp_path) == 0

@@ -1,0 +1,581 @@
+"""What is closed on a node reaches the bucket: all of it, once, in order, whatever the bucket answers meanwhile."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.model.errors import (
+    AccessDenied,
+    LocalDiskError,
+    NoSpace,
+    NotFound,
+    ObjectMissing,
+    Refused,
+    StateError,
+    Throttled,
+    Unavailable,
+)
+from fusecache.model.nouns import MIB
+from fusecache.remote.faulty import Fault, FaultyStore
+from tests.engine.nodes import Bucket, User, files_in, running_node
+
+LARGE = 65 * MIB  # two parts
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+# ---- order
+
+
+async def test_files_are_published_in_the_order_of_their_closes(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        names = [f"checkpoint/{name}" for name in ("a", "z", "b", "y", ".metadata", "latest")]
+        await user.mkdir("checkpoint")
+        for name in names:
+            await user.write(name, name.encode())
+        assert await user.drained() == "durable"
+    assert bucket.sent() == ["checkpoint/", *names]
+
+
+async def test_an_old_checkpoint_is_deleted_after_the_new_one_is_there(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.mkdir("old")
+        await user.write("old/model", b"1")
+        await user.drained()
+        await user.mkdir("new")
+        await user.write("new/model", b"2" * LARGE)
+        await user.unlink("old/model")
+        await user.rmdir("old")
+        await user.drained()
+    assert bucket.sent("complete_multipart") == ["new/model"]
+    after = bucket.requests[bucket.requests.index(("complete_multipart", "new/model")) :]
+    assert [key for name, key in after if name == "delete"] == ["old/model", "old/"]
+    assert all("old/model" in state or "new/model" in state for state in bucket.states[1:])
+
+
+async def test_a_pointer_rewritten_while_queued_stays_behind_what_it_points_to(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """A `latest` file of the first checkpoint still waits when the second is complete."""
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        for step in (b"1", b"2", b"3"):
+            await user.write("shard-" + step.decode(), step)
+            await user.write("latest", step)
+        bucket.come_back()
+        await user.drained()
+    for state in bucket.states:
+        if "latest" in state:
+            assert f"shard-{state['latest'].decode()}" in state
+    assert bucket.shows()["latest"] == b"3"
+    assert bucket.sent().count("latest") <= 2  # not one for each that nobody saw
+
+
+async def test_a_shard_rewritten_while_queued_is_never_missing_when_its_pointer_is_there(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("shard", b"1")
+        await user.write("latest", b"points to shard")
+        await user.write("shard", b"2")
+        bucket.come_back()
+        await user.drained()
+    assert all("shard" in state for state in bucket.states if "latest" in state)
+    assert bucket.shows()["shard"] == b"2"
+
+
+async def test_a_rewritten_file_is_sent_once_under_its_first_place(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("model", b"1" * (2 * MIB))
+        await user.write("other", b"-")
+        await user.write("model", b"2" * (2 * MIB))
+        await user.write("model", b"3" * (2 * MIB))
+        await user.drained()
+    assert bucket.sent() == ["model", "other"]
+    assert bucket.shows()["model"] == b"3" * (2 * MIB)
+
+
+async def test_replacing_a_published_file_by_unlink_and_rename_never_deletes_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """torch.distributed.checkpoint with overwrite=True does so with `.metadata`."""
+    async with running_node(bucket, cache) as user:
+        await user.write(".metadata", b"1")
+        await user.drained()
+        await user.write(".metadata.tmp", b"2")
+        await trio.sleep(5)  # the temporary file is long settled, and the queue empty but for it
+        await user.unlink(".metadata")
+        await trio.sleep(0.5)
+        await user.rename(".metadata.tmp", ".metadata")
+        await user.drained()
+    assert bucket.requests == [("put", ".metadata"), ("put", ".metadata")]
+    assert bucket.shows() == {".metadata": b"2"}
+
+
+async def test_what_is_renamed_and_removed_at_once_is_never_uploaded(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.mkdir("a")
+        await user.write("a/file", b"1")
+        await user.rename("a/file", "a/other")
+        await user.unlink("a/other")
+        await trio.sleep(10)
+        assert bucket.sent("put") == ["a/"]
+        assert await user.drained() == "durable"
+
+
+async def test_a_file_renamed_while_its_parts_are_sent_comes_in_its_new_place(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        hold = [trio.Event(), trio.Event()]
+        _hold_parts(user, hold)
+        await user.write("large", b"1" * LARGE)
+        await user.write("small", b"2")
+        await hold[0].wait()
+        await user.rename("large", "renamed")
+        hold[1].set()
+        await user.drained()
+    assert [key for name, key in bucket.requests if name in {"put", "complete_multipart"}] == [
+        "small",
+        "renamed",
+    ]
+    assert bucket.shows() == {"renamed": b"1" * LARGE, "small": b"2"}
+    assert bucket.memory.uploads() == ()
+
+
+async def test_a_file_removed_while_its_parts_are_sent_leaves_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        hold = [trio.Event(), trio.Event()]
+        _hold_parts(user, hold)
+        await user.write("large", b"1" * LARGE)
+        await hold[0].wait()
+        await user.unlink("large")
+        hold[1].set()
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    assert bucket.shows() == {}
+    assert bucket.memory.uploads() == ()
+    assert list((cache / "staging").iterdir()) == []
+
+
+def _hold_parts(user: User, hold: list[trio.Event]) -> None:
+    """The first part says that it begins (hold[0]), and waits (hold[1]) as a thread does: it cannot be cancelled."""
+    offload, upload = user.fs._offload, user.fs._offload.upload
+
+    async def held(call, *args):
+        if "upload_part" in repr(call) or getattr(call, "__name__", "") == "passed":
+            if not hold[0].is_set() and len(args) == 4:
+                hold[0].set()
+                with trio.CancelScope(shield=True):
+                    await hold[1].wait()
+                return call(*args)
+        return await upload(call, *args)
+
+    offload.upload = held  # type: ignore[method-assign]
+
+
+async def test_one_key_is_written_at_most_once_a_second(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    times: list[float] = []
+    async with running_node(bucket, cache, settle_seconds=0.0) as user:
+        for number in range(4):
+            await user.write("log", b"%d" % number)
+            await user.drained()
+            times.append(trio.current_time())
+    assert all(later - earlier >= 1.0 for earlier, later in zip(times, times[1:], strict=False))
+
+
+async def test_a_temporary_name_is_never_published_unless_it_stays(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("model.tmp", b"1")
+        await user.write("done", b"2")
+        await trio.sleep(30)
+        assert bucket.sent() == ["done"]
+        await trio.sleep(60)
+        assert bucket.sent() == ["done", "model.tmp"]
+
+
+# ---- waiting
+
+
+@pytest.mark.parametrize("change", ["mkdir", "symlink", "unlink", "rename"])
+async def test_a_change_of_names_alone_is_published_without_being_asked(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, change: str
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"1")
+        await user.drained()
+        await trio.sleep(5)
+        before = len(bucket.requests)
+        match change:
+            case "mkdir":
+                await user.mkdir("folder")
+            case "symlink":
+                await user.symlink("file", "link")
+            case "unlink":
+                await user.unlink("file")
+            case "rename":
+                await user.rename("file", "other")
+        await trio.sleep(5)
+        assert len(bucket.requests) > before
+        assert user.fs.pending().files == 0
+
+
+async def test_sync_ends_when_what_it_waits_for_is_removed(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, settle_seconds=30.0) as user:
+        await user.write("file", b"1")
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(600):
+                nursery.start_soon(user.drained)
+                await trio.sleep(1)
+                await user.unlink("file")
+
+
+async def test_sync_says_that_time_is_up(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("file", b"1")
+        assert (await user.fs.wait_durable("", 10)).result == "timeout"
+        bucket.come_back()
+        assert await user.drained() == "durable"
+
+
+# ---- answers that are lost or bad
+
+
+@pytest.mark.parametrize("method", ["put", "complete_multipart", "copy", "delete", "head"])
+@pytest.mark.parametrize("after_effect", [False, True])
+async def test_a_lost_answer_changes_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, method: str, *, after_effect: bool
+) -> None:
+    store = FaultyStore(bucket)
+    async with running_node(store, cache) as user:
+        await user.write("small", b"0")
+        await user.drained()
+        store.script(Fault(Unavailable("reset"), method, after_effect=after_effect, times=2))
+        await user.write("large", b"1" * LARGE)
+        await user.write("small", b"2")
+        await user.rename("small", "renamed")
+        await user.write("gone", b"3")
+        await user.drained()
+        await user.unlink("gone")
+        await user.rename("large", "moved")
+        assert await user.drained() == "durable"
+        assert user.fs.publisher.conflicts == []
+    assert files_in(bucket.shows()) == {"moved": b"1" * LARGE, "renamed": b"2"}
+    assert bucket.memory.uploads() == ()
+
+
+async def test_an_upload_that_the_bucket_forgot_is_sent_again(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Unavailable("no answer"), "complete_multipart"))
+    async with running_node(store, cache) as user:
+        await user.write("large", b"1" * LARGE)
+        while not store.calls("complete_multipart"):
+            await trio.sleep(0.1)
+        bucket.memory.lose_uploads()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"large": b"1" * LARGE}
+
+
+async def test_a_storm_of_refusals_ends_in_everything_published_in_order(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(
+        bucket, Fault(Throttled("429"), "*", times=20), Fault(Unavailable("500"), "put", times=20)
+    )
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        for number in range(5):
+            await user.write(f"d/{number}", b"%d" % number)
+        assert await user.drained(6000) == "durable"
+    assert bucket.sent() == ["d/", *(f"d/{number}" for number in range(5))]
+
+
+async def test_writers_go_on_while_keys_are_refused_and_all_is_published_once_they_are_back(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(store := FaultyStore(bucket), cache) as user:
+        await user.write("before", b"0")
+        await user.drained()
+        store.script(Fault(AccessDenied("403"), "*", times=None))
+        await user.write("file", b"1")
+        await trio.sleep(100)
+        assert "403" in user.fs.statistics()["waiting_for"]
+        store.heal()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"before": b"0", "file": b"1"}
+
+
+async def test_a_source_that_vanishes_before_its_copy_ends_the_rename_not_the_daemon(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket)
+    async with running_node(store, cache) as user:
+        await user.write("file", b"1")
+        await user.drained()
+        store.script(Fault(ObjectMissing("404"), "copy"))
+        bucket_remove = bucket.memory.remove
+        await user.rename("file", "other")
+        bucket_remove("file")
+        await user.write("next", b"2")
+        await user.drained()
+    assert bucket.shows() == {"next": b"2"}
+
+
+# ---- refused for good
+
+
+async def test_a_refused_file_is_kept_and_the_others_go_on(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("EntityTooLarge"), "put", "bad", times=None))
+    async with running_node(store, cache) as user:
+        await user.write("bad", b"1")
+        await user.write("good", b"2")
+        assert await user.drained() == "error"
+        assert await user.read("bad") == b"1"
+        assert (await user.fs.path_state("bad")).startswith("error:")
+        assert (await user.fs.wait_durable("good", None)).result == "durable"
+    assert bucket.shows() == {"good": b"2"}
+    async with running_node(store, cache) as user:
+        answer = await user.fs.wait_durable("", None)
+        assert (answer.result, "EntityTooLarge" in answer.message) == ("error", True)
+        assert await user.read("bad") == b"1"
+
+
+@pytest.mark.parametrize("way_out", ["rewrite", "unlink"])
+async def test_a_refused_file_is_forgotten_once_it_is_rewritten_or_removed(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, way_out: str
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("policy"), "put", "bad", times=1))
+    async with running_node(store, cache) as user:
+        await user.write("bad", b"1")
+        assert await user.drained() == "error"
+        if way_out == "rewrite":
+            await user.write("bad", b"2")
+        else:
+            await user.unlink("bad")
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+        assert list((cache / "staging").iterdir()) == []
+    assert bucket.shows() == ({"bad": b"2"} if way_out == "rewrite" else {})
+
+
+async def test_bytes_that_cannot_be_read_back_are_never_published(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("broken", b"1" * MIB)
+        await user.write("good", b"2")
+        generation = (await user.fs.resolve("broken")).generation
+        assert generation is not None
+        generation.file.path.unlink()
+        assert await user.drained() == "error"
+    assert bucket.shows() == {"good": b"2"}
+
+
+# ---- other clients
+
+
+async def test_both_versions_survive_a_write_conflict(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("new", b"ours")
+        bucket.memory.put_bytes("new", b"theirs")
+        assert await user.drained() == "conflict"
+        shown = bucket.shows()
+        copies = [key for key in shown if key.startswith("new.conflict-")]
+        assert [shown["new"], *(shown[key] for key in copies)] == [b"theirs", b"ours"]
+        await trio.sleep(5)
+        assert await user.read("new") == b"theirs"
+        assert await user.read(copies[0]) == b"ours"
+
+
+async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("new", b"1" * LARGE)
+        bucket.memory.put_bytes("new", b"theirs")
+        assert await user.drained() == "conflict"
+        await trio.sleep(5)
+    assert sorted(len(data) for data in bucket.shows().values()) == [6, LARGE]
+    assert bucket.memory.uploads() == ()
+
+
+@pytest.mark.parametrize("data", [b"same", b"1" * LARGE], ids=["one request", "parts"])
+async def test_the_same_bytes_from_another_node_are_success(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, data: bytes
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as one, running_node(bucket, tmp_path / "2") as two:
+        await one.write("file", data)
+        await two.write("file", data)
+        assert await one.drained() == "durable"
+        assert await two.drained() == "durable"
+    assert bucket.shows() == {"file": data}
+    assert bucket.memory.uploads() == ()
+
+
+async def test_a_newer_object_of_another_client_survives_our_queued_delete(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"ours")
+        await user.drained()
+        await user.unlink("file")
+        bucket.memory.put_bytes("file", b"theirs")
+        await user.drained()
+        await trio.sleep(5)
+        assert bucket.shows() == {"file": b"theirs"}
+        assert await user.read("file") == b"theirs"
+
+
+async def test_a_file_rewritten_just_while_it_is_published_is_no_conflict(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """Every moment between the PUT and the journal's row for it is tried."""
+    for steps in range(12):
+        async with running_node(bucket, cache) as user:
+            await user.write("file", b"first %d" % steps)
+            sent = len(bucket.requests)
+            while len(bucket.requests) == sent:
+                await trio.sleep(0.01)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            await user.write("file", b"second %d" % steps)
+            assert await user.drained() == "durable"
+            assert bucket.shows() == {"file": b"second %d" % steps}
+
+
+async def test_a_file_removed_just_while_it_is_published_is_gone(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    for steps in range(12):
+        async with running_node(bucket, cache) as user:
+            await user.write("file", b"first %d" % steps)
+            sent = len(bucket.requests)
+            while len(bucket.requests) == sent:
+                await trio.sleep(0.01)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            await user.unlink("file")
+            assert await user.drained() == "durable"
+            with pytest.raises(NotFound):
+                await user.fs.resolve("file")
+        assert bucket.shows() == {}
+
+
+# ---- the node's own disk
+
+
+async def test_a_full_disk_refuses_new_files_at_once_and_takes_them_later(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
+        bucket.takes_nothing = True
+        with pytest.raises(NoSpace):
+            for number in range(10):
+                await user.write(f"{number}", b"%d" % number * (20 * MIB))
+        written = [f"{number}" for number in range(2)]
+        with pytest.raises(NoSpace):
+            for number in range(60):
+                await user.open(f"more{number}")
+                await user.write(f"filler{number}", b"-" * MIB)
+        bucket.come_back()
+        assert await user.drained(6000) in {"durable", "error"}
+        shown = bucket.shows()
+        assert all(shown[name] == name.encode() * (20 * MIB) for name in written)
+        assert "2" not in shown
+        await user.write("later", b"x" * (20 * MIB))
+        assert await user.drained() == "durable"
+
+
+async def test_a_file_whose_write_failed_is_never_published(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"old")
+        await user.drained()
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"new")
+        generation = handle.node.generation
+        assert generation is not None
+
+        def failing(*_: object) -> None:
+            raise LocalDiskError("the disk is broken")
+
+        generation.file.write = failing  # type: ignore[method-assign]
+        with pytest.raises(LocalDiskError):
+            await user.fs.contents.write(handle, 3, b"er")
+        for _ in range(2):  # the second close tells it too
+            with pytest.raises(LocalDiskError):
+                await user.fs.contents.flush(handle)
+        await user.fs.contents.release(handle)
+        assert await user.drained() == "durable"
+        assert await user.read("file") == b"old"
+    assert bucket.shows() == {"file": b"old"}
+
+
+async def test_when_the_journal_fails_writing_stops_and_reading_goes_on(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("there", b"1")
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"2")
+
+        def failing(_: object) -> None:
+            raise StateError("the journal's disk is broken")
+
+        user.fs.journal.journal.apply = failing  # type: ignore[method-assign]
+        with pytest.raises(StateError):
+            await user.mkdir("folder")
+        await trio.sleep(100)
+        assert await user.read("there") == b"1"
+        assert bucket.shows() == {"there": b"1"}
+    async with running_node(bucket, cache) as user:
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"there": b"1", "file": b"2"}
+
+
+async def test_a_thousand_files_wait_for_the_bucket_with_few_descriptors(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("first", b"1")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for number in range(200):
+            await user.write(f"{number}", b"%d" % number)
+        assert len(list(Path("/proc/self/fd").iterdir())) - before < 20
+        bucket.come_back()
+        await user.drained(6000)
+    assert len(bucket.shows()) == 201

@@ -1,0 +1,220 @@
+"""Names: what the bucket holds as a tree of directories, whatever its keys look like."""
+
+import errno
+import os
+import unicodedata
+
+import pytest
+
+from tests.mount.conftest import Place
+from tests.mount.mounts import Mount, run, run_python, wait_until
+
+
+def test_a_directory_of_three_thousand_objects_is_listed_whole(place: Place):
+    """More than one page of LIST; and of the kernel's READDIR."""
+    for index in range(3000):
+        place.bucket.put(f"many/{index:05}.txt", b"x")
+    wait_until(lambda: (place.path / "many").is_dir(), "the directory", seconds=5)
+    names = os.listdir(place.path / "many")
+    assert sorted(names) == [f"{index:05}.txt" for index in range(3000)]
+    with os.scandir(place.path / "many") as entries:
+        assert all(entry.stat().st_size == 1 for entry in entries)
+    assert (place.path / "many" / "02999.txt").read_bytes() == b"x"
+    assert not (place.path / "many" / "03000.txt").exists()
+
+
+@pytest.mark.s3server_only
+def test_listing_with_sizes_asks_for_the_list_and_never_for_each_file(place: Place):
+    for index in range(300):
+        place.bucket.put(f"{index:03}", b"x" * index)
+    seen = run("ls", "-l", place.path).stdout
+    assert len(seen.splitlines()) == 301
+    assert run("find", place.path, "-type", "f", "-size", "+0c").stdout.count("\n") == 299
+    asked = place.bucket.operations("HeadObject")
+    assert asked == [("HeadObject", "000")]  # empty: it might be a symlink
+    assert len(place.bucket.requests("ListObjectsV2")) <= 6
+    assert not place.bucket.requests("GetObject")
+
+
+@pytest.mark.s3server_only
+def test_no_request_asks_for_the_bucket_itself(place: Place):
+    place.bucket.put("a", b"1")
+    assert (place.path / "a").read_bytes() == b"1"
+    (place.path / "b").write_bytes(b"2")
+    place.sync()
+    asked = place.bucket.control.counts()
+    assert not set(asked) & {"HeadBucket", "ListBuckets", "CreateBucket", "GetBucketLocation"}
+
+
+def test_nested_directories_exist_by_their_objects_alone(place: Place):
+    place.bucket.put("a/b/c/deep", b"1")
+    place.bucket.put("a/shallow", b"2")
+    assert (place.path / "a" / "b" / "c" / "deep").read_bytes() == b"1"
+    assert sorted(os.listdir(place.path / "a")) == ["b", "shallow"]
+    assert (place.path / "a" / "b").is_dir()
+    with pytest.raises(NotADirectoryError):
+        os.stat(place.path / "a" / "shallow" / "x")
+    with pytest.raises(FileNotFoundError):
+        os.stat(place.path / "a" / "x" / "y")
+
+
+def test_markers_of_other_programs_are_directories(place: Place):
+    place.bucket.put("empty/")
+    place.bucket.put("full/")
+    place.bucket.put("full/file", b"1")
+    assert sorted(os.listdir(place.path)) == ["empty", "full"]
+    assert os.listdir(place.path / "empty") == []
+    assert os.listdir(place.path / "full") == ["file"]
+
+
+def test_a_key_that_is_also_a_prefix_shows_as_the_directory(place: Place):
+    place.bucket.put("both", b"bytes")
+    place.bucket.put("both/file", b"1")
+    place.bucket.put("both.txt", b"2")
+    assert sorted(os.listdir(place.path)) == ["both", "both.txt"]
+    assert (place.path / "both").is_dir()
+    assert (place.path / "both" / "file").read_bytes() == b"1"
+
+
+def test_keys_that_are_no_paths_are_hidden_and_harm_nothing(place: Place):
+    place.bucket.put("good", b"1")
+    place.bucket.put("a//b", b"x")
+    place.bucket.put("a/fine", b"2")
+    place.bucket.put("n" * 300, b"x")
+    place.bucket.put("d/" + "n" * 300 + "/file", b"x")
+    assert sorted(os.listdir(place.path)) == ["a", "d", "good"]
+    assert os.listdir(place.path / "a") == ["fine"]
+    assert os.listdir(place.path / "d") == []
+    with pytest.raises(OSError, match="File name too long"):
+        os.stat(place.path / ("n" * 300))
+    assert (place.path / "good").read_bytes() == b"1"
+
+
+@pytest.mark.s3server_only
+@pytest.mark.parametrize("key", ["../x", "a/../../x", "./y", "a/./y", "/abs", "//", "..", ".", "nul\0key"])
+def test_no_key_escapes_from_the_mount(place: Place, key: str):
+    place.bucket.put(key, b"x")
+    place.bucket.put("good", b"1")
+    seen = run("find", place.path, "-type", "f").stdout.split()
+    assert seen == [str(place.path / "good")]
+    assert sorted(os.listdir(place.path)) in (["good"], ["a", "good"])
+
+
+def test_a_directory_with_hidden_keys_is_not_empty(place: Place):
+    """Else rmdir would say success, and the objects would stay for ever behind a name that is gone."""
+    place.bucket.put("d/")
+    place.bucket.put("d/" + "n" * 300, b"x")
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # its errno is checked below
+        os.rmdir(place.path / "d")
+    assert caught.value.errno == errno.ENOTEMPTY
+
+
+def test_names_that_differ_only_in_normalisation_are_one_file(place: Place):
+    composed, decomposed = (unicodedata.normalize(form, "Ångström é") for form in ("NFC", "NFD"))
+    assert composed != decomposed
+    (place.path / decomposed).write_bytes(b"1")
+    assert (place.path / composed).read_bytes() == b"1"
+    (place.path / composed).write_bytes(b"22")
+    assert (place.path / decomposed).read_bytes() == b"22"
+    place.sync()
+    assert os.listdir(place.path) == [composed]
+    assert place.bucket.names() == [composed]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Ünïcödé",
+        "日本語",
+        "emoji 🎉",
+        "a b  c",
+        "per%20cent",
+        "plus+and&amp",
+        "quo'te\"s",
+        "new\nline",
+        "tab\t",
+    ],
+)
+def test_any_unicode_name_goes_there_and_back(place: Place, name: str):
+    (place.path / name).write_bytes(b"here")
+    place.sync()
+    assert place.bucket.names() == [name]
+    assert (place.second / name).read_bytes() == b"here"
+    assert os.listdir(place.second) == [name]
+
+
+def test_a_name_that_is_not_utf8_is_refused(place: Place):
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # its errno is checked below
+        open(os.fsencode(place.path) + b"/\xff\xfe", "wb").close()
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_a_path_that_makes_too_long_a_key_is_refused(place: Place):
+    path = place.path
+    with pytest.raises(OSError) as caught:  # noqa: PT011, PT012  # its errno is checked below
+        for _ in range(6):
+            path = path / ("x" * 250)
+            path.mkdir()
+    assert caught.value.errno in (errno.EINVAL, errno.ENAMETOOLONG)
+
+
+@pytest.mark.s3server_only
+def test_looking_for_a_missing_file_again_and_again_costs_one_request_a_second(place: Place):
+    program = """
+import os, sys, time
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    assert not os.path.exists(sys.argv[1])
+"""
+    run_python(program, place.path / "latest")
+    assert len(place.bucket.requests()) <= 4
+
+
+def test_the_control_directory_is_there_but_not_listed(place: Place):
+    root = place.first_mount.path
+    assert ".fusecache" not in os.listdir(root)
+    assert sorted(os.listdir(root / ".fusecache")) == ["socket", "stats.json"]
+    assert (root / ".fusecache" / "socket").read_text().strip().startswith("/")
+    assert '"pending_files"' in (root / ".fusecache" / "stats.json").read_text()
+    with pytest.raises(PermissionError):
+        (root / ".fusecache" / "mine").write_bytes(b"")
+    with pytest.raises(PermissionError):
+        (root / ".fusecache" / "socket").write_bytes(b"")
+    assert not (place.path / ".fusecache").exists()
+
+
+def test_a_directory_read_while_it_is_written_shows_each_name_once(place: Place):
+    for index in range(400):
+        (place.path / f"{index:04}").write_bytes(b"")
+    names = []
+    with os.scandir(place.path) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) % 50 == 0:
+                (place.path / f"new{len(names)}").write_bytes(b"")
+    assert len(names) == len(set(names))
+    assert set(names) >= {f"{index:04}" for index in range(400)}
+    first = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert sorted(os.listdir(first)) == sorted(os.listdir(first))  # rewinddir
+    finally:
+        os.close(first)
+
+
+def test_the_root_of_a_bucket_without_prefix_can_be_mounted(mount, bucket, whole_bucket):
+    from dataclasses import replace
+
+    bucket.put("file", b"1")
+    root: Mount = mount(of=replace(whole_bucket, prefix=""))
+    assert (root.path / bucket.prefix / "file").read_bytes() == b"1"
+    (root.path / bucket.prefix / "new").write_bytes(b"2")
+    root.sync(bucket.prefix.rstrip("/"))
+    assert bucket.get("new") == b"2"
+
+
+def test_a_prefix_without_any_object_is_an_empty_directory_to_write_into(mount, bucket):
+    empty: Mount = mount()
+    assert os.listdir(empty.path) == []
+    (empty.path / "first").write_bytes(b"1")
+    empty.sync()
+    assert bucket.names() == ["first"]
