@@ -7,6 +7,7 @@ Not the cache: a staging file is never evicted.
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import xxhash
@@ -18,16 +19,23 @@ _CHECK_BYTES = 64 * GRANULE_BYTES
 
 
 class StagingFile:
-    """One open staging file. Writes may come from several threads at once, for different ranges."""
+    """One staging file. Writes may come from several threads at once, for different ranges.
+
+    After `close` the next use opens it again, so that files which only wait hold no descriptor.
+    """
 
     def __init__(self, path: Path, *, create: bool) -> None:
         """Open, or create, which fails if there is one. Raises NoSpace or LocalDiskError."""
         self.path = path
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        try:
-            self._fd = os.open(path, flags, 0o600)
-        except OSError as exc:
-            raise _model_error(exc, path) from exc
+        self._lock = threading.Lock()
+        self._opened = _open(path, os.O_CREAT | os.O_EXCL if create else 0)
+
+    @property
+    def _fd(self) -> int:
+        with self._lock:
+            if self._opened < 0:
+                self._opened = _open(self.path, 0)
+            return self._opened
 
     def size(self) -> int:
         """Bytes in the file."""
@@ -106,10 +114,11 @@ class StagingFile:
         return bytes(sums)
 
     def close(self) -> None:
-        """Close the file; it stays on disk."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file; it stays on disk. No other call may be under way."""
+        with self._lock:
+            if self._opened >= 0:
+                os.close(self._opened)
+                self._opened = -1
 
     def delete(self) -> None:
         """Close and remove the file."""
@@ -159,6 +168,13 @@ class StagingDirectory:
 
     def _path(self, generation: int) -> Path:
         return self._staging / f"{generation:016d}"
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except OSError as exc:
+        raise _model_error(exc, path) from exc
 
 
 def _model_error(exc: OSError, path: Path) -> NoSpace | LocalDiskError:

@@ -7,6 +7,7 @@ rename of a directory (what lies in it?).
 """
 
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusecache.engine.content import Contents, attributes_of
@@ -49,6 +50,7 @@ class Changes:
         self._owed = owed
         self._journal = journal
         self._requests = requests
+        self.on_owed: Callable[[], None] = lambda: None
 
     # ---- making
 
@@ -72,7 +74,7 @@ class Changes:
         changes: list[Change] = []
         self._add(node, OperationKind.MKDIR, key, changes)
         self._collapse_rmdir(key, changes)
-        await self._journal.commit(*changes)
+        await self._commit(changes)
         return node
 
     async def symlink(self, parent: Node, name: str, target: str) -> Node:
@@ -84,7 +86,7 @@ class Changes:
         changes: list[Change] = []
         base = self._contents.collapse_delete(key, changes)
         self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
-        await self._journal.commit(*changes)
+        await self._commit(changes)
         return node
 
     # ---- removing
@@ -100,7 +102,7 @@ class Changes:
         self._tree.detach(node)
         self._names.note_gone(parent, name)
         self._keep_directory(parent, changes)
-        await self._journal.commit(*changes)
+        await self._commit(changes)
 
     async def rmdir(self, parent: Node, name: str) -> None:
         """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
@@ -115,7 +117,7 @@ class Changes:
         self._tree.detach(node)
         self._names.note_gone(parent, name + "/")
         self._keep_directory(parent, changes)
-        await self._journal.commit(*changes)
+        await self._commit(changes)
 
     # ---- moving
 
@@ -150,7 +152,7 @@ class Changes:
         self._move_file(node, target, new_parent, new_name, changes)
         self._names.note_gone(old_parent, old_name)
         self._keep_directory(old_parent, changes)
-        await self._journal.commit(*changes)
+        await self._commit(changes)
 
     async def _rename_directory(
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, new_key: str
@@ -188,7 +190,7 @@ class Changes:
         if old_parent is not None:
             self._names.note_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
-        await self._journal.commit(*changes)
+        await self._commit(changes)
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -317,6 +319,11 @@ class Changes:
         self._tree.hide(key_before)
 
     # ---- inside
+
+    async def _commit(self, changes: list[Change]) -> None:
+        """Journal what was decided, then have it published."""
+        await self._journal.commit(*changes)
+        self.on_owed()
 
     async def _check_free(self, parent: Node, name: str) -> None:
         try:

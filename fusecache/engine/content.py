@@ -10,6 +10,8 @@ Invariants:
 
 import logging
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +44,8 @@ _INLINE_BYTES = 64 * 1024
 _COPY_BYTES = MIB
 # With less room than this a new file is refused at once, before anything of it is accepted.
 _HEADROOM_BYTES = MIB
+# Files up to this size are taken for ones that speak of others.
+_SMALL_BYTES = MIB
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
 _PF_SIGNALED = 0x400
 
@@ -135,13 +139,8 @@ class Contents:
         data = generation.file.read_nowait(offset, size)
         if data is not None:
             return data
-        generation.readers += 1
-        try:
+        with _in_use(generation):
             return await self._offload.disk(generation.file.read, offset, size)
-        finally:
-            generation.readers -= 1
-            if generation.readers == 0 and generation.unread is not None:
-                generation.unread.set()
 
     # ---- writing
 
@@ -170,10 +169,10 @@ class Contents:
         if generation is None or not generation.is_mutable:
             generation = await self._make_mutable(node, keep_bytes=None)
         stop = offset + len(data)
-        self._note_change(generation)
         try:
             if stop > generation.reserved:
                 await self._reserve(node, generation, stop)
+            await self._note_change(generation)
             if len(data) <= _INLINE_BYTES:
                 generation.file.write(offset, data)
             else:
@@ -182,6 +181,7 @@ class Contents:
             self._fail(generation, exc)
             raise
         generation.size = max(generation.size, stop)
+        await self._note_change(generation)  # another process may have closed the file meanwhile
         return len(data)
 
     async def truncate(self, node: Node, size: int) -> None:
@@ -192,13 +192,14 @@ class Contents:
             generation = await self._make_mutable(node, keep_bytes=size)
         if size > generation.reserved:
             await self._reserve(node, generation, size)
-        self._note_change(generation)
+        await self._note_change(generation)
         generation.file.truncate(size)
         generation.size = size
         if node.writers == 0:
             # truncate(2) without an open file: nobody will flush or release it.
             await self._promise(node, generation)
-            self._seal(generation)
+            if node.writers == 0 and generation.state is FileState.FLUSHED:
+                self._seal(generation)
 
     async def flush(self, handle: FileHandle) -> None:
         """One close(2) of the file: make what was written durable here. Raises the file's first stored error."""
@@ -228,7 +229,8 @@ class Contents:
             generation.record, size=generation.size, attributes=attributes_of(handle.node)
         )
         ticket = self._journal.submit(PutFile(generation.record))
-        await self._offload.disk(generation.file.sync)
+        with _in_use(generation):
+            await self._offload.disk(generation.file.sync)
         await ticket.wait()
 
     def _let_go(self, generation: Generation) -> None:
@@ -264,7 +266,12 @@ class Contents:
                 node.generation = None
             self._tree.unpin(node)
         self.on_dropped(generation)
-        return [DropFile(generation.record.generation)]
+        return [DropFile(generation.record.generation), *self._drop_replaced(generation)]
+
+    def _drop_replaced(self, generation: Generation) -> list[DropFile]:
+        """The version that the bucket refused is not wanted any more."""
+        refused, generation.replaces = generation.replaces, None
+        return self.drop(refused) if refused is not None else []
 
     def collapse_delete(self, key: str, changes: list[Change]) -> str | None:
         """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None."""
@@ -324,7 +331,8 @@ class Contents:
                 if keep:
                     await self._reserve(node, generation, keep)
                     if old is not None:
-                        await self._offload.disk(generation.file.copy_from, old.file, keep)
+                        with _in_use(old):
+                            await self._offload.disk(generation.file.copy_from, old.file, keep)
                     else:
                         await self._copy_object(node, generation.file, keep)
                     generation.size = keep
@@ -332,6 +340,8 @@ class Contents:
                 self._abandon(generation)
                 raise
             dropped = self.drop(old) if old is not None and failed else []
+            if old is not None and old.state is FileState.REJECTED:
+                generation.replaces = old
             node.generation = generation
             self._journal.submit(*dropped, PutFile(generation.record))
             return generation
@@ -376,12 +386,15 @@ class Contents:
             generation.reserved -= need
             raise
 
-    def _note_change(self, generation: Generation) -> None:
-        """Bytes change after a close was promised: take the promise back until the next close, or the release."""
+    async def _note_change(self, generation: Generation) -> None:
+        """Bytes change after a close was promised: take the promise back until the next close, or the release.
+
+        Durably, before the first byte changes: a crash must not publish a mixture as if it had been closed.
+        """
         generation.changed_since_flush = True
-        if generation.state is FileState.FLUSHED:
+        while generation.state is FileState.FLUSHED:
             self._owed.discard(generation)
-            self._journal.submit(PutFile(generation.go(FileState.OPEN)))
+            await self._journal.commit(PutFile(generation.go(FileState.OPEN)))
 
     def _fail(self, generation: Generation, error: FusecacheError) -> None:
         log.error("write failed path=%s error=%s", generation.record.key, error)
@@ -398,7 +411,7 @@ class Contents:
             return  # unlinked while open: its content goes with the last handle
         self._owed.discard(generation)
         key = self._tree.key(node)
-        changes: list[Change] = []
+        changes: list[Change] = [*self._drop_replaced(generation)]
         sequence, base_etag = self._place(node, generation, key, changes)
         record = generation.go(
             FileState.FLUSHED,
@@ -430,10 +443,17 @@ class Contents:
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
         if isinstance(last, Generation) and last.node is node and not last.in_flight:
-            # The newer content takes the oldest unpublished place of its key: whatever was written after
-            # the old one may rely on it.
-            changes += self.drop(last)
-            return last.sequence, last.record.base_etag
+            is_small = generation.size <= _SMALL_BYTES and not self._owed.ends_with(last)
+            if not is_small:
+                # The newer content takes the oldest unpublished place of its key: whatever was written after
+                # the old one may rely on it.
+                changes += self.drop(last)
+                return last.sequence, last.record.base_etag
+            # A small file may speak of what was written since (`latest`): the newer content comes after that,
+            # and the oldest stays where it is, for those that rely on it. Those between are not needed.
+            if sum(isinstance(item, Generation) and item.node is node for item in queued) > 1:
+                changes += self.drop(last)
+                return sequence, last.record.base_etag
         collapsed = self.collapse_delete(key, changes)
         return sequence, self._owed.base_for(key, base if collapsed is None else collapsed)
 
@@ -455,7 +475,8 @@ class Contents:
         else:
             if generation.state is FileState.OPEN:
                 await self._promise_late(node, generation)
-            self._seal(generation)
+            if node.writers == 0 and generation.state is FileState.FLUSHED:
+                self._seal(generation)  # else another writer came meanwhile: its end seals
 
     async def _promise_late(self, node: Node, generation: Generation) -> None:
         """Pages came after the close (a mapping): same promise, same place, the newer bytes."""
@@ -469,23 +490,42 @@ class Contents:
 
     def _put_aside(self, node: Node, generation: Generation) -> None:
         """Keep content that must not be published; the published version shows again under the name."""
-        self._owed.discard(generation)
-        record = generation.go(FileState.ORPHAN, size=generation.size)
-        self._journal.submit(PutFile(record))
-        generation.file.close()
-        place = self._staging.move_aside(record.generation, "orphans")
-        log.warning(
-            "kept aside an unfinished file path=%s bytes=%d at=%s reason=%s",
-            self._tree.path(node), record.size, place, record.error or "its writer was killed before close",
-        )  # fmt: skip
-        node.generation = None
-        generation.node = None
         parent, name = node.parent, node.name
-        self._tree.unpin(node)
+        if isinstance(generation.error, NoSpace):
+            # Its writer was told; keeping it would hold the very room that is missing.
+            log.warning("removed a file that the disk had no room for path=%s", self._tree.path(node))
+            self._journal.submit(*self.drop(generation))
+        else:
+            self._owed.discard(generation)
+            record = generation.go(FileState.ORPHAN, size=generation.size)
+            self._journal.submit(PutFile(record))
+            generation.file.close()
+            place = self._staging.move_aside(record.generation, "orphans")
+            log.warning(
+                "kept aside an unfinished file path=%s bytes=%d at=%s reason=%s",
+                self._tree.path(node), record.size, place, record.error or "its writer was killed before close",
+            )  # fmt: skip
+            self._cache.release_staging(generation.reserved - generation.size)
+            generation.reserved = generation.size
+            node.generation = None
+            generation.node = None
+            self._tree.unpin(node)
         if parent is not None and node.parent is not None:
             # The kernel holds the unfinished bytes under this inode: the name needs another one.
             self._tree.detach(node)
             self.on_name_lost(parent, name)
+
+
+@contextmanager
+def _in_use(generation: Generation) -> Iterator[None]:
+    """Keep a generation's file while a thread works on it, even if its bytes become cache meanwhile."""
+    generation.readers += 1
+    try:
+        yield
+    finally:
+        generation.readers -= 1
+        if generation.readers == 0 and generation.unread is not None:
+            generation.unread.set()
 
 
 def attributes_of(node: Node) -> PosixAttributes:

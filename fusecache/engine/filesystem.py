@@ -119,6 +119,7 @@ class FileSystem:
             temp_names=options.temp_names,
         )
         self.changes = Changes(self.tree, self.names, self.contents, self.owed, self.journal, requests)
+        self.changes.on_owed = self.publisher.wake
         self._offload = offload
         self._recovery = Recovery(self._journal_rows, self._staging, boot_id)
         self.recovered = Recovered()

@@ -62,8 +62,7 @@ class JournalWriter:
                 self._wake = trio.Event()
                 await self._commit_batch()
         finally:
-            with trio.CancelScope(shield=True):
-                await self._commit_batch()
+            await self._commit_batch()
 
     async def _commit_batch(self) -> None:
         batch, self._waiting = self._waiting, []
@@ -71,7 +70,10 @@ class JournalWriter:
             return
         changes = [change for group, _ in batch for change in group]
         try:
-            await self._offload.rows(self.journal.apply, changes)
+            if self._failure is not None:  # these came before anyone knew of it
+                raise self._failure
+            with trio.CancelScope(shield=True):  # a batch that was taken must not be lost
+                await self._offload.rows(self.journal.apply, changes)
         except FusecacheError as exc:
             self._failure = exc
             for _, ticket in batch:

@@ -32,6 +32,7 @@ class _Building:
         self.started = started
         self.progress = ""
         self.pages = 0
+        self.hidden = 0
         self.done = False
         self.failure: FusecacheError | None = None
         self.page = trio.Event()
@@ -178,9 +179,9 @@ class Names:
         return nodes
 
     async def is_empty(self, directory: Node) -> bool:
-        """Return whether the directory has no entry, here or in the bucket."""
+        """Return whether the directory has no entry, here or in the bucket; keys without a name count too."""
         handle = DirectoryHandle(directory)
-        return not await self.next_entries(handle, 1)
+        return not await self.next_entries(handle, 1) and not directory.listing.hidden
 
     def is_empty_as_known(self, directory: Node) -> bool:
         """Return whether nothing is known to be in the directory; asks nobody."""
@@ -306,6 +307,7 @@ class Names:
             if listing.generation:
                 self._listings.drop(directory.number, listing.generation)
             listing.generation, listing.started = building.generation, building.started
+            listing.hidden = building.hidden
             listing.finished = trio.current_time()
         except FusecacheError as exc:
             building.failure = exc
@@ -330,10 +332,14 @@ class Names:
                     directory.has_marker = True
                 elif unusable_name(name) is None:
                     rows.append(_file_row(name, info))
+                else:
+                    building.hidden += 1
             for common in page.prefixes:
                 name = common[len(prefix) : -1]
                 if unusable_name(name) is None:
                     rows.append(ListedEntry(name, is_directory=True))
+                else:
+                    building.hidden += 1
             known = {}
             if directory.listing.generation:
                 empty = [row for row in rows if not row.is_directory and row.size == 0]

@@ -28,11 +28,12 @@ class Kind(Enum):
 class Listing:
     """What is known of a directory's remote names; the rows themselves are in `index/listings.py`.
 
-    started: loop time at which the newest complete generation was begun (-inf: never listed); finished: its
-    end.
+    hidden: keys that cannot be names here, and so have no row. started: loop time at which the newest complete
+    generation was begun (-inf: never listed); finished: its end.
     """
 
     generation: int = 0
+    hidden: int = 0
     started: float = float("-inf")
     finished: float = float("-inf")
     running: trio.Event | None = None
@@ -98,6 +99,13 @@ class Generation:
     prepared: "Prepared | None" = None
     granule_checksums: bytes = b""
     sent_bytes: int = 0
+    # The refused version that this one replaces once it is promised.
+    replaces: "Generation | None" = None
+    # Where its multipart upload was begun: a rename changes `record.key`, an upload's key never.
+    upload_key: str = ""
+
+    def __post_init__(self) -> None:
+        self.upload_key = self.record.key
 
     @property
     def state(self) -> FileState:
@@ -141,12 +149,16 @@ class Prepared:
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """One change of names that the bucket is owed."""
+    """One change of names that the bucket is owed. queued_at: loop time.
+
+    in_flight: the request may have been sent, by this daemon or by the one before it.
+    """
 
     record: OperationRecord
     node: Node | None
     in_flight: bool = False
     error: FusecacheError | None = None
+    queued_at: float = field(default_factory=trio.current_time)
 
     @property
     def sequence(self) -> int:

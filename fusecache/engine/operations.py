@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusecache.model.errors import ObjectChanged, ObjectMissing
+from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing, UploadLost
 from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
 from fusecache.model.nouns import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -73,13 +73,16 @@ class Publishing:
     def _settle(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
         try:
             return publish()
-        except ObjectChanged:
+        except (ObjectChanged, UploadLost):
+            # An upload is also unknown once it is complete.
             there = self._look(record.key)
             if there is None:
                 raise
-            if _uuid(there) == record.uuid or self._is_same_content(there, record, path):
-                return there.etag
-            raise
+            if _uuid(there) != record.uuid and not self._is_same_content(there, record, path):
+                raise
+            if record.upload_id:
+                self._store.abort_multipart(record.key, record.upload_id)  # unknown, if it is complete: success
+            return there.etag
 
     def _check_base(self, key: str, base_etag: str | None) -> None:
         """Look before completing: a condition that fails at Complete throws all parts away."""
@@ -88,17 +91,28 @@ class Publishing:
             raise ObjectChanged(f"{key}: another client changed it while this node uploaded")
 
     def _is_same_content(self, there: ObjectInfo, record: FileRecord, path: str) -> bool:
-        """Return whether the object holds the file's very bytes (an ETag without '-' is the MD5 of the content)."""
-        if there.size != record.size or "-" in there.etag:
+        """Return whether the object holds the file's very bytes, as far as its ETag tells.
+
+        One without '-' is the MD5 of the content; one with it, of the parts' MD5s, which we know if both were
+        cut alike.
+        """
+        if there.size != record.size:
             return False
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "md5").hexdigest() == there.etag
+        if record.upload_id:
+            digests = b"".join(bytes.fromhex(etag) for etag in record.part_etags if _is_md5(etag))
+            joined = hashlib.md5(digests, usedforsecurity=False).hexdigest()
+            return there.etag == f"{joined}-{len(record.part_etags)}"
+        try:
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, _md5).hexdigest() == there.etag
+        except OSError as exc:
+            raise LocalDiskError(f"{path}: {exc.strerror or exc}") from exc
 
     def _delete(self, record: OperationRecord) -> Outcome:
         # DELETE takes no condition: look first, so that another client's newer object survives.
         there = self._look(record.key)
         if there is not None:
-            if record.base_etag is not None and there.etag != record.base_etag:
+            if there.etag != record.base_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
             self._store.delete(record.key)
         return Outcome({record.key: None})
@@ -132,9 +146,11 @@ class Publishing:
                 metadata=metadata,
             )
             there = ObjectInfo(record.target, etag, source.size, time.time(), metadata)
-        if source is not None:
+        if source is not None and record.source_etag in {"", source.etag}:
             self._store.delete(record.key)
-        return Outcome({record.key: None, record.target: there.etag}, there)
+            source = None
+        shown = source.etag if source is not None else None  # another client's by now: it stays
+        return Outcome({record.key: shown, record.target: there.etag}, there)
 
     def _look(self, key: str) -> ObjectInfo | None:
         try:
@@ -144,6 +160,14 @@ class Publishing:
 
     def _nothing(self) -> FileSlice:
         return FileSlice(self._empty_file, 0, 0)
+
+
+def _md5() -> "hashlib._Hash":
+    return hashlib.md5(usedforsecurity=False)
+
+
+def _is_md5(etag: str) -> bool:
+    return len(etag) == 32 and all(letter in "0123456789abcdef" for letter in etag)
 
 
 def _uuid(info: ObjectInfo) -> str:

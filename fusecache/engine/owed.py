@@ -7,6 +7,7 @@ dropped, the next one learns it.
 """
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusecache.engine.nodes import Generation, Item, Operation
@@ -14,9 +15,10 @@ from fusecache.model.records import OperationKind
 
 
 class Owed:
-    """The queue of unpublished items."""
+    """The queue of unpublished items. on_change is called whenever an item came or went."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
         self._items: list[Item] = []
         self._by_key: dict[str, list[Item]] = {}
 
@@ -35,6 +37,7 @@ class Owed:
         insort(self._items, item, key=_sequence)
         for key in item.changed_keys():
             insort(self._by_key.setdefault(key, []), item, key=_sequence)
+        self.on_change()
 
     def remove(self, item: Item) -> None:
         """Take an item out; call `rebase` for what follows it."""
@@ -44,6 +47,7 @@ class Owed:
             same_key.remove(item)
             if not same_key:
                 del self._by_key[key]
+        self.on_change()
 
     def discard(self, item: Item) -> None:
         """Take an item out if it is in."""
@@ -53,6 +57,10 @@ class Owed:
     def for_key(self, key: str) -> list[Item]:
         """Return the items that change `key`, in order."""
         return list(self._by_key.get(key, ()))
+
+    def ends_with(self, item: Item) -> bool:
+        """Return whether nothing is queued behind the item."""
+        return bool(self._items) and self._items[-1] is item
 
     def below(self, prefix: str) -> list[Item]:
         """Return the items with a key that starts with `prefix`, in order."""

@@ -28,13 +28,16 @@ from fusecache.model.errors import (
 )
 from fusecache.model.metadata import content_metadata
 from fusecache.model.nouns import ObjectInfo
+from fusecache.model.states import OWED
 from fusecache.policy.backoff import backoff_seconds
 from fusecache.policy.parts import choose_part_bytes, part_extents
 from fusecache.remote.store import FileSlice, Store
 
 log = logging.getLogger(__name__)
 
-# So many files are read back, or send parts, at once; each sends so many parts at once.
+# So many files are looked after in advance; so many of them are read back, or send parts, at once; each sends so many
+# parts at once.
+FILES_AHEAD = 256
 FILES_AT_ONCE = 4
 PARTS_AT_ONCE = 4
 
@@ -49,6 +52,9 @@ class Preparer:
         self._offload = offload
         self._nursery: trio.Nursery | None = None
         self._running = 0
+        # Apart: while the bucket cannot be reached, what is closed must still come to the disk for good.
+        self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
+        self._sending = trio.CapacityLimiter(FILES_AT_ONCE)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the preparations until cancelled."""
@@ -60,40 +66,33 @@ class Preparer:
     def begin(self, items: list[Item], is_settled: Callable[[Generation], bool]) -> None:
         """Start preparing the first settled generations that are not prepared yet."""
         for item in items:
-            if self._running >= FILES_AT_ONCE:
+            if self._running >= FILES_AHEAD:
                 return
             if isinstance(item, Generation) and item.prepared is None and is_settled(item):
                 self._start(item)
 
     async def wait(self, generation: Generation) -> None:
         """Return when the generation can be published. Raises what prevents it."""
-        if generation.prepared is None:
-            self._start(generation)
-        prepared = generation.prepared
-        while prepared is not None and not prepared.done.is_set():
+        while generation.state in OWED:
+            prepared = generation.prepared or self._start(generation)
             await prepared.done.wait()
-            prepared = generation.prepared
-        if prepared is not None and prepared.failure is not None:
-            generation.prepared = None
-            raise prepared.failure
+            if generation.prepared is not prepared:
+                continue  # begun anew meanwhile: the key is another
+            if prepared.failure is not None:
+                generation.prepared = None
+                raise prepared.failure
+            return
 
     def restart(self, generation: Generation) -> None:
         """Forget parts that were sent: the upload is lost, or the key is another."""
-        prepared, record = generation.prepared, generation.record
+        self._stop(generation)
         generation.prepared = None
-        if prepared is not None:
-            prepared.scope.cancel()
-        generation.record = replace(record, upload_id="", part_bytes=0, part_etags=())
+        generation.record = replace(generation.record, upload_id="", part_bytes=0, part_etags=())
         generation.sent_bytes = 0
-        if record.upload_id:
-            self._abort_soon(record.key, record.upload_id)
 
     def dropped(self, generation: Generation) -> None:
         """Clean up after content that nobody needs any more: parts, reservation, file."""
-        if generation.prepared is not None:
-            generation.prepared.scope.cancel()
-        if generation.record.upload_id:
-            self._abort_soon(generation.record.key, generation.record.upload_id)
+        self._stop(generation)
         if self._nursery is not None:
             self._nursery.start_soon(self._discard, generation, name=f"discard {generation.record.key}")
 
@@ -115,37 +114,51 @@ class Preparer:
 
     # ---- inside
 
-    def _start(self, generation: Generation) -> None:
+    def _start(self, generation: Generation) -> Prepared:
         if self._nursery is None:
             raise RuntimeError("the preparer is not running")
         prepared = Prepared(trio.Event(), trio.CancelScope())
         generation.prepared = prepared
         self._running += 1
         self._nursery.start_soon(self._prepare, generation, prepared, name=f"prepare {generation.record.key}")
+        return prepared
+
+    def _stop(self, generation: Generation) -> None:
+        """Nobody needs the parts any more. A thread that works on them goes on, but changes nothing here."""
+        if generation.prepared is not None:
+            generation.prepared.scope.cancel()
+        if generation.record.upload_id:
+            self._abort_soon(generation.upload_key, generation.record.upload_id, generation.prepared)
 
     async def _prepare(self, generation: Generation, prepared: Prepared) -> None:
         try:
             with prepared.scope:
                 if not generation.record.synced:
-                    await self._sync(generation)
+                    async with self._syncing:
+                        await self._sync(generation, prepared)
                 if choose_part_bytes(generation.size):
-                    await self._send_parts(generation)
+                    async with self._sending:
+                        await self._send_parts(generation, prepared)
         except FusecacheError as exc:
             prepared.failure = exc
         finally:
             self._running -= 1
             prepared.done.set()
 
-    async def _sync(self, generation: Generation) -> None:
+    async def _sync(self, generation: Generation, prepared: Prepared) -> None:
         """Bring the bytes to the disk for good, and journal what they are."""
         file = generation.file
         await self._offload.disk(file.sync)
         generation.granule_checksums = await self._offload.disk(file.checksums)
+        if prepared.scope.cancel_called:
+            return
+        if generation.readers == 0:
+            file.close()  # who only waits for the bucket needs no descriptor
         checksum = checksum_of_checksums(generation.granule_checksums)
         generation.record = replace(generation.record, synced=True, checksum=checksum)
         await self._journal.commit(PutFile(generation.record))
 
-    async def _send_parts(self, generation: Generation) -> None:
+    async def _send_parts(self, generation: Generation, prepared: Prepared) -> None:
         part_bytes = choose_part_bytes(generation.size)
         extents = part_extents(generation.size, part_bytes)
         record = generation.record
@@ -153,6 +166,10 @@ class Preparer:
             metadata = content_metadata(record.uuid, record.attributes)
             create = partial(self._store.create_multipart, record.key, metadata=metadata)
             upload_id = await self._persist(generation, create)
+            if prepared.scope.cancel_called:
+                self._abort_soon(record.key, upload_id, prepared)
+                return
+            generation.upload_key = record.key
             generation.record = replace(
                 generation.record,
                 upload_id=upload_id,
@@ -172,6 +189,8 @@ class Preparer:
                 etag = await self._persist(
                     generation, self._store.upload_part, key, upload_id, index + 1, body
                 )
+                if prepared.scope.cancel_called:
+                    return
                 etags = list(generation.record.part_etags)
                 etags[index] = etag
                 generation.record = replace(generation.record, part_etags=tuple(etags))
@@ -205,16 +224,20 @@ class Preparer:
             await generation.unread.wait()
 
     async def _discard(self, generation: Generation) -> None:
+        if generation.prepared is not None:
+            await generation.prepared.done.wait()
         await self._no_readers(generation)
         await self._offload.disk(generation.file.delete)
         self._cache.release_staging(generation.reserved)
         generation.reserved = 0
 
-    def _abort_soon(self, key: str, upload_id: str) -> None:
+    def _abort_soon(self, key: str, upload_id: str, prepared: Prepared | None) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(self._abort, key, upload_id, name=f"abort {key}")
+            self._nursery.start_soon(self._abort, key, upload_id, prepared, name=f"abort {key}")
 
-    async def _abort(self, key: str, upload_id: str) -> None:
+    async def _abort(self, key: str, upload_id: str, prepared: Prepared | None) -> None:
+        if prepared is not None:
+            await prepared.done.wait()  # a part that comes after the abort would stay
         try:
             await self._offload.upload(self._store.abort_multipart, key, upload_id)
         except RemoteError as exc:

@@ -18,12 +18,13 @@ from typing import TypeVar
 import trio
 
 from fusecache.engine.content import Contents
+from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Generation, Item, Node, Operation
 from fusecache.engine.offload import Offload
 from fusecache.engine.operations import Outcome, Publishing
-from fusecache.engine.owed import Owed
+from fusecache.engine.owed import Owed, base_of
 from fusecache.engine.preparing import Preparer
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
@@ -34,8 +35,13 @@ from fusecache.model.errors import (
     Damaged,
     FusecacheError,
     LocalDiskError,
+    NoSpace,
     ObjectChanged,
+    ObjectMissing,
+    ReadOnly,
     Refused,
+    StateError,
+    TooLarge,
     Unavailable,
     UploadLost,
 )
@@ -52,9 +58,13 @@ T = TypeVar("T")
 KEY_INTERVAL_SECONDS = 1.1
 # A file under a temporary name that stays closed so long is meant to stay.
 TEMPORARY_SECONDS = 60.0
-# Causes that pass, or that a person can mend while we wait.
-_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
-_FOR_GOOD = (Refused, Damaged, LocalDiskError)
+# So many items are looked at in advance.
+_AHEAD = 256
+# Causes that pass, or that a person can mend while we wait. What is missing was removed just now: looking again tells.
+_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing, ObjectMissing)
+_FOR_GOOD = (Refused, Damaged, LocalDiskError, TooLarge)
+# The journal cannot be written: nothing can be published, as nobody could tell afterwards what was.
+_STOPPED = (NoSpace, StateError, ReadOnly)
 
 
 class Publisher:
@@ -86,17 +96,39 @@ class Publisher:
         self._temp_names = temp_names
         self._draining = 0
         self._wake = trio.Event()
+        self._wake_ahead = trio.Event()
         self._progress = trio.Event()
         self._last_write: dict[str, float] = {}
-        self.rejected: list[Item] = []
+        self._rejected: list[Item] = []
+        self._stopped: FusecacheError | None = None
         self.conflicts: list[str] = []
         self.failure: FusecacheError | None = None
         contents.on_sealed = self.wake
+        owed.on_change = self._note_change
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
+
+    @property
+    def rejected(self) -> list[Item]:
+        """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
+        self._rejected = [
+            item
+            for item in self._rejected
+            if isinstance(item, Operation) or item.state is FileState.REJECTED
+        ]
+        return self._rejected
+
+    @rejected.setter
+    def rejected(self, items: list[Item]) -> None:
+        self._rejected = items
 
     def wake(self) -> None:
         """Look at the queue again."""
         self._wake.set()
+        self._wake_ahead.set()
+
+    def _note_change(self) -> None:
+        self.wake()
+        self._announce()
 
     @contextmanager
     def draining(self) -> Iterator[None]:
@@ -109,27 +141,59 @@ class Publisher:
             self._draining -= 1
 
     async def wait_progress(self) -> None:
-        """Return when an item was published, or given up."""
+        """Return when an item was published, given up, or taken back. Raises what stopped publishing for good."""
+        if self._stopped is not None:
+            raise self._stopped
         await self._progress.wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled."""
         task_status.started()
+        try:
+            with one_failure():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._look_ahead, name="look-ahead")
+                    nursery.start_soon(self._publish_all, name="publish-all")
+        except _STOPPED as exc:
+            log.exception("publishing stopped; what is not in the bucket waits for the next mount")
+            self._stopped = self.failure = exc
+            self._announce()
+            await trio.sleep_forever()
+
+    async def _look_ahead(self) -> None:
+        """Prepare what settles, also while the first item waits for the bucket."""
+        while True:
+            self._wake_ahead = trio.Event()
+            now = trio.current_time()
+            self._contents.settle(now, self._settle_seconds)
+            self._preparer.begin(self._next_items(now, _AHEAD), self._is_settled)
+            # At least once a second while anything is owed: files settle without telling.
+            with trio.move_on_after(1.0 if len(self._owed) else float("inf")):
+                await self._wake_ahead.wait()
+
+    async def _publish_all(self) -> None:
         while True:
             self._wake = trio.Event()
             now = trio.current_time()
-            self._contents.settle(now, self._settle_seconds)
-            items = [item for item in self._owed.items() if not self._is_temporary(item, now)]
-            self._preparer.begin(items, self._is_settled)
+            items = self._next_items(now, 1)
             delay = self._delay(items[0], now) if items else float("inf")
             if delay > 0:
-                # At least once a second while anything is owed: further files settle and want their parts sent.
                 with trio.move_on_after(min(delay, 1.0) if len(self._owed) else float("inf")):
                     await self._wake.wait()
                 continue
             await self._publish(items[0])
 
     # ---- when
+
+    def _next_items(self, now: float, limit: int) -> list[Item]:
+        """Return the first items that are not temporary, in order."""
+        found: list[Item] = []
+        for item in self._owed.items():
+            if not self._is_temporary(item, now):
+                found.append(item)
+                if len(found) == limit:
+                    break
+        return found
 
     def _is_settled(self, generation: Generation) -> bool:
         if generation.state not in {FileState.SEALED, FileState.PUBLISHING}:
@@ -147,15 +211,29 @@ class Publisher:
     def _delay(self, item: Item, now: float) -> float:
         """Seconds until the item may be published; 0: now."""
         settle = 0.0 if self._draining else self._settle_seconds
-        ready = now
         if isinstance(item, Generation):
             if item.state is FileState.FLUSHED:
                 # Its writer's release comes at once, or the close was another process's and the promise is taken back.
                 return max(0.05, item.flushed_at + self._settle_seconds - now)
             ready = item.sealed_at + settle
+        else:
+            # Removed names settle too: the file that takes the place may come a moment later.
+            ready = item.queued_at + settle
+            if item.record.kind is OperationKind.DELETE and self._has_successor(item, now):
+                ready = now + 1.0
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
         return max(0.0, ready - now)
+
+    def _has_successor(self, item: Operation, now: float) -> bool:
+        """Whether a temporary file beside it, older than its removal, may be about to take its name."""
+        folder = item.record.key.rpartition("/")[0]
+        for other in self._owed.items():
+            if other.sequence > item.sequence:
+                return False
+            if other.changed_keys()[0].rpartition("/")[0] == folder and self._is_temporary(other, now):
+                return True
+        return False
 
     # ---- one item
 
@@ -190,8 +268,9 @@ class Publisher:
     async def _publish_once(self, item: Item) -> None:
         if isinstance(item, Generation):
             await self._preparer.wait(item)
-            if item not in self._owed:
-                return  # dropped, or under another key, while its bytes were sent
+            now = trio.current_time()
+            if self._next_items(now, 1) != [item] or self._delay(item, now) > 0:
+                return  # dropped, or under another key and so in another place, while its bytes were sent
             await self._journal.commit(PutFile(item.go(FileState.PUBLISHING)))
             self._last_write[item.record.key] = trio.current_time()
             version = await self._offload.upload(self._publishing.publish_file, item.record, item.file.path)
@@ -203,44 +282,45 @@ class Publisher:
         await self._done(item, outcome)
 
     async def _stored(self, generation: Generation, version: ObjectInfo) -> None:
-        """The bucket has it: say so in the journal, then let the name show the bucket's version."""
-        self._owed.remove(generation)
+        """The bucket has it: let the name show the bucket's version, say so in the journal, then let the bytes go.
+
+        The tree changes at once, with the queue: whoever writes or removes the file next must know its base.
+        """
         record = generation.go(FileState.STORED)
-        await self._journal.commit(
+        self._owed.remove(generation)
+        changes = [
             PutFile(record),
             PutAttributes(version.key, version.etag, record.attributes),
             *self._rebase(version.key, version.etag),
-        )
+        ]
         node = generation.node
         if node is not None:
-            if self._tree.is_linked(node) and self._tree.key(node) == version.key:
+            if self._tree.is_linked(node):
                 node.object = version
-                self._names.note_published(node)
-            elif self._tree.is_linked(node):
-                node.object = version  # a rename is queued behind it
+                if self._tree.key(node) == version.key:  # else a rename is queued behind it
+                    self._names.note_published(node)
             if node.generation is generation and (self._tree.is_linked(node) or node.handles == 0):
                 node.generation = None
             self._tree.unpin(node)
+        await self._journal.commit(*changes)
         if node is None or node.generation is not generation:
             await self._preparer.retire(generation, version)
-        self._announce()
 
     async def _done(self, item: Operation, outcome: Outcome) -> None:
         self._owed.remove(item)
         changes: list[Change] = [DropOperation(item.sequence)]
         for key, etag in outcome.shows.items():
             changes += self._rebase(key, etag)
-        await self._journal.commit(*changes)
         record, node = item.record, item.node
         if record.kind in {OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME}:
             self._tree.unhide(record.key, gone=True)
         if node is not None:
-            if outcome.version is not None and node.generation is None:
+            if outcome.version is not None:
                 node.object = outcome.version
             if self._tree.is_linked(node):
                 self._names.note_published(node)
             self._tree.unpin(node)
-        self._announce()
+        await self._journal.commit(*changes)
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
         follower = self._owed.rebase(key, etag)
@@ -259,19 +339,22 @@ class Publisher:
         parent, name = (node.parent, node.name) if node is not None else (None, "")
         if isinstance(item, Generation):
             key = item.record.key
-            copy_key = f"{key}.conflict-{socket.gethostname()}-{item.sequence}"
+            copy_key = _conflict_key(key, item.sequence)
             log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
             self._owed.remove(item)
-            item.record = replace(item.record, key=copy_key, base_etag=None)
             self._preparer.restart(item)
+            record = item.go(FileState.SEALED, key=copy_key, base_etag=None)
             self._owed.add(item)
-            changes = self._rebase(key, None)
-            await self._journal.commit(PutFile(item.go(FileState.SEALED)), *changes)
-        else:
-            log.error("conflict, change given up key=%s error=%s", item.record.key, error)
-            await self._give_up(item)
-        if node is not None and parent is not None and node.parent is parent:
-            # The name shows the other client's version from now on; ours is under its own.
+            if node is not None and parent is not None and self._tree.key(node) == key:
+                # The name shows the other client's version from now on; ours, and what writers still add to it, has
+                # a name of its own.
+                self._tree.move(node, parent, copy_key.rpartition("/")[2])
+                self.on_name_lost(parent, name)
+            await self._journal.commit(PutFile(record), *self._rebase(key, None))
+            return
+        log.error("conflict, change given up key=%s error=%s", item.record.key, error)
+        await self._give_up(item)
+        if node is not None and parent is not None and node.parent is parent and node.generation is None:
             self._tree.detach(node)
             self.on_name_lost(parent, name)
 
@@ -279,25 +362,34 @@ class Publisher:
         """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
         log.error("refused for good key=%s error=%s", item.changed_keys()[-1], error)
         item.error = error
-        self.rejected.append(item)
         if isinstance(item, Operation):
+            self._rejected.append(item)
             await self._give_up(item)
             return
+        record = item.go(FileState.REJECTED, error=str(error))
+        self._rejected.append(item)
         self._owed.remove(item)
-        changes = self._rebase(item.record.key, item.record.base_etag)
-        await self._journal.commit(PutFile(item.go(FileState.REJECTED, error=str(error))), *changes)
-        self._announce()
+        await self._journal.commit(PutFile(record), *self._rebase(record.key, record.base_etag))
 
     async def _give_up(self, item: Operation) -> None:
         self._owed.remove(item)
-        await self._journal.commit(DropOperation(item.sequence))
+        changes: list[Change] = [DropOperation(item.sequence)]
+        for key in item.changed_keys():
+            changes += self._rebase(key, base_of(item, key))
         if item.record.kind in {OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME}:
             self._tree.unhide(item.record.key, gone=False)
         if item.node is not None:
             self._tree.unpin(item.node)
             item.node.verified = float("-inf")
-        self._announce()
+        await self._journal.commit(*changes)
 
     def _announce(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
+
+
+def _conflict_key(key: str, sequence: int) -> str:
+    """Return where our version of a key goes that another client wrote too; its name has at most 255 bytes."""
+    folder, slash, name = key.rpartition("/")
+    mark = f".conflict-{socket.gethostname()[:60]}-{sequence}"
+    return folder + slash + name.encode()[: 255 - len(mark)].decode(errors="ignore") + mark

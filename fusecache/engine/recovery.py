@@ -15,7 +15,7 @@ from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, Journal, PutFile
-from fusecache.model.errors import LocalDiskError
+from fusecache.model.errors import LocalDiskError, Refused
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import FileState
@@ -81,14 +81,18 @@ class Recovery:
             case FileState.REJECTED:
                 generation = self._open(record, found)
                 if generation is not None:
+                    generation.file.close()
+                    generation.error = Refused(record.error)
                     found.rejected.append(generation)
                 return []
             case FileState.FLUSHED | FileState.SEALED | FileState.PUBLISHING:
                 return self._recover_owed(record, found)
 
     def _recover_owed(self, record: FileRecord, found: Recovered) -> list[Change]:
-        sealed = replace(record, state=FileState.SEALED)
-        generation = self._open(sealed, found)
+        # Stays PUBLISHING: the request may have been sent, so that only the bucket can tell what it did.
+        state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
+        owed = replace(record, state=state)
+        generation = self._open(owed, found)
         if generation is None:
             return [PutFile(replace(record, state=FileState.ORPHAN, error="its staging file is gone"))]
         reason = self._doubt(record, generation.file)
@@ -98,8 +102,9 @@ class Recovery:
             return [PutFile(replace(record, state=FileState.ORPHAN, error=reason))]
         if generation.file.size() > record.size:
             generation.file.truncate(record.size)
+        generation.file.close()
         found.generations.append(generation)
-        return [PutFile(sealed)]
+        return [PutFile(owed)]
 
     def _doubt(self, record: FileRecord, file: StagingFile) -> str:
         """Return why the bytes may not be the ones that were closed, or ""."""
@@ -155,6 +160,9 @@ def _place_content(generation: Generation, tree: Tree) -> None:
     node = _node_at(tree, record.key, Kind.FILE, record.attributes)
     node.generation = generation
     generation.node = node
+    if record.base_etag is not None:
+        # What the bucket shows until this is published: a rename or unlink must take it away too.
+        node.object = ObjectInfo(record.key, record.base_etag, 0, 0.0)
     tree.pin(node)
 
 
@@ -177,7 +185,7 @@ def _replay(record: OperationRecord, tree: Tree) -> Item:
             tree.hide(record.key)
     if node is not None:
         tree.pin(node)
-    return Operation(record, node)
+    return Operation(record, node, in_flight=True)
 
 
 def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:

@@ -14,6 +14,7 @@ ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.IsADirectory, errno.EISDIR),
     (errors.NotEmpty, errno.ENOTEMPTY),
     (errors.ReadOnly, errno.EROFS),
+    (errors.NameTooLong, errno.ENAMETOOLONG),
     (errors.InvalidName, errno.EINVAL),
     (errors.NotPermitted, errno.EPERM),
     (errors.TooLarge, errno.EFBIG),

@@ -102,6 +102,10 @@ class InvalidName(FusecacheError):
     """The name cannot be a key, or the key cannot be a name."""
 
 
+class NameTooLong(InvalidName):
+    """The name, or the key that its path makes, is longer than allowed."""
+
+
 class NotPermitted(FusecacheError):
     """The operation is not offered (a hard link, a device node)."""
 

@@ -7,7 +7,7 @@ never shown, never an escape from the mount, reported as unusable.
 
 import unicodedata
 
-from fusecache.model.errors import InvalidName
+from fusecache.model.errors import InvalidName, NameTooLong
 
 # Cloudflare R2's limit on a key, and Linux's NAME_MAX on one part of it.
 KEY_BYTES_MAX = 1024
@@ -15,11 +15,13 @@ NAME_BYTES_MAX = 255
 
 
 def decode_name(raw: bytes) -> str:
-    """Return the name that the kernel sent, NFC-normalised. Raises InvalidName if it can be no part of a key."""
+    """Return the name that the kernel sent, NFC-normalised. Raises InvalidName if it can be no part of a key, NameTooLong."""
     try:
         name = unicodedata.normalize("NFC", raw.decode("utf-8"))
     except UnicodeDecodeError as exc:
         raise InvalidName(f"{raw!r}: a name in the bucket must be UTF-8") from exc
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise NameTooLong(f"{name[:80]}…: longer than {NAME_BYTES_MAX} bytes")
     reason = unusable_name(name)
     if reason:
         raise InvalidName(f"{name!r}: {reason}")
@@ -46,7 +48,7 @@ def unusable_name(name: str) -> str | None:
 
 
 def check_key(key: str) -> str:
-    """Return `key`. Raises InvalidName if it is longer than a bucket allows."""
+    """Return `key`. Raises NameTooLong if it is longer than a bucket allows."""
     if len(key.encode("utf-8")) > KEY_BYTES_MAX:
-        raise InvalidName(f"{key[:80]}…: the path makes a key longer than {KEY_BYTES_MAX} bytes; shorten it")
+        raise NameTooLong(f"{key[:80]}…: the path makes a key longer than {KEY_BYTES_MAX} bytes; shorten it")
     return key
