@@ -108,9 +108,9 @@ class Parent:
 
 
 def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mountinfo")) -> MountState:
-    """Return what is mounted at a path. A dead mount is one whose stat says ENOTCONN."""
+    """Return what is mounted at a path. A dead mount is one whose statfs says ENOTCONN."""
     try:
-        os.stat(mountpoint)
+        os.statvfs(mountpoint)  # the kernel remembers what stat says for a while, also of a dead one
     except OSError as exc:
         if exc.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             return MountState.DEAD

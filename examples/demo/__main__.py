@@ -101,6 +101,15 @@ def stop(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def keep_logs(scratch: Path) -> None:
+    """Copy what daemons and trainers said to `demo/failed/`: it would go with the scratch folder."""
+    for path in scratch.rglob("*.log"):
+        kept = OUTPUT / "failed" / path.relative_to(scratch)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, kept)
+    say(f"logs of daemons and trainers: {OUTPUT / 'failed'}")
+
+
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Yield a new folder; at the end, end every process and mount that is left, then remove the folder."""
@@ -108,6 +117,9 @@ def scratch_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="demo-", dir=ROOT / "scratch"))
     try:
         yield folder
+    except StepError:
+        keep_logs(folder)
+        raise
     finally:
         left = end_everything()
         unmount_below(folder)  # before anything is removed: through a mount, that would reach the bucket
@@ -133,6 +145,8 @@ def main() -> int:
     try:
         with scratch_folder() as scratch, open_bucket(options.bucket, scratch) as bucket:
             held = play(bucket, scratch)
+            if not held:
+                keep_logs(scratch)
     except StepError as exc:
         say(f"FAILED: {exc}")
         return 1

@@ -104,6 +104,8 @@ class Node:
         unmount_below(self._folder)
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(self._cache / "fusecache.log", self._folder / "daemon.log")
         shutil.rmtree(self._cache, ignore_errors=True)
 
     def counters(self) -> Counters:

@@ -129,5 +129,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
 
 
 def tail(output: bytes, lines: int = 60) -> str:
-    """Return the last lines of a program's output."""
-    return "\n".join(output.decode(errors="replace").splitlines()[-lines:])
+    """Return the last lines of a program's output, or those from its first traceback on: what follows is its echo."""
+    text = output.decode(errors="replace").splitlines()
+    first = next((number for number, line in enumerate(text) if "Traceback (most" in line), None)
+    return "\n".join(text[-lines:] if first is None else text[first : first + lines])

@@ -26,7 +26,7 @@ from fusecache.engine.offload import Offload
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, DropOperation, PutAttributes, PutFile
-from fusecache.model.errors import FusecacheError, NoSpace, ObjectChanged, TooLarge
+from fusecache.model.errors import FusecacheError, NoSpace, ObjectChanged, ObjectMissing, TooLarge
 from fusecache.model.nouns import MIB
 from fusecache.model.records import FileRecord, OperationKind, PosixAttributes
 from fusecache.model.states import FileState
@@ -44,6 +44,8 @@ _INLINE_BYTES = 64 * 1024
 _COPY_BYTES = MIB
 # With less room than this a new file is refused at once, before anything of it is accepted.
 _HEADROOM_BYTES = MIB
+# A reader waits so long for an object that is being renamed in the bucket.
+_MOVE_SECONDS = 60.0
 # Files up to this size are taken for ones that speak of others.
 _SMALL_BYTES = MIB
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
@@ -125,12 +127,20 @@ class Contents:
             handle.reader_version = version
         try:
             return await self._cache.read(handle.reader, offset, size)
-        except ObjectChanged:
+        except (ObjectChanged, ObjectMissing):
             # While we waited, our own publishing may have put other content, or another key, in its place.
+            await self._wait_moved(node)
             if node.generation is None and node.object is version:
                 node.verified = float("-inf")
                 raise
             return await self.read(handle, offset, size)
+
+    async def _wait_moved(self, node: Node) -> None:
+        """If the node's object is under way to another key, wait until it is there."""
+        for item in self._owed.for_key(self._tree.key(node)):
+            if isinstance(item, Operation) and item.node is node and item.in_flight:
+                with trio.move_on_after(_MOVE_SECONDS):
+                    await self._owed.wait_gone(item)
 
     async def _read_staged(self, generation: Generation, offset: int, size: int) -> bytes:
         size = min(size, generation.size - offset)

@@ -87,10 +87,10 @@ class Names:
         return self._fresh_seconds
 
     def _is_trusted(self, child: Node) -> bool:
-        return child.pins > 0 or trio.current_time() - child.verified <= self.fresh_seconds(child)
+        return child.pins > 0 or _is_within(self.fresh_seconds(child), child.verified)
 
     def _is_fresh(self, directory: Node) -> bool:
-        return trio.current_time() - directory.listing.started <= self.fresh_seconds(directory)
+        return _is_within(self.fresh_seconds(directory), directory.listing.started)
 
     async def _rows(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
         """Return the fresh rows of a name (file, directory, both or none) and the loop time of that view."""
@@ -382,6 +382,11 @@ class Names:
                 else:
                     nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
         return [full[index] for index in sorted(full)]
+
+
+def _is_within(seconds: float, moment: float) -> bool:
+    """Return whether a moment of the loop's time is at most `seconds` (inf: any) ago; -inf was never."""
+    return moment > float("-inf") and trio.current_time() - moment <= seconds
 
 
 def _file_row(name: str, info: ObjectInfo) -> ListedEntry:

@@ -81,7 +81,8 @@ class Publishing:
             if _uuid(there) != record.uuid and not self._is_same_content(there, record, path):
                 raise
             if record.upload_id:
-                self._store.abort_multipart(record.key, record.upload_id)  # unknown, if it is complete: success
+                # Success too if it is unknown, as it is complete.
+                self._store.abort_multipart(record.key, record.upload_id)
             return there.etag
 
     def _check_base(self, key: str, base_etag: str | None) -> None:

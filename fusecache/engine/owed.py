@@ -7,11 +7,16 @@ dropped, the next one learns it.
 """
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import trio
 
 from fusecache.engine.nodes import Generation, Item, Operation
 from fusecache.model.records import OperationKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Owed:
@@ -19,6 +24,7 @@ class Owed:
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self._changed = trio.Event()
         self._items: list[Item] = []
         self._by_key: dict[str, list[Item]] = {}
 
@@ -37,7 +43,7 @@ class Owed:
         insort(self._items, item, key=_sequence)
         for key in item.changed_keys():
             insort(self._by_key.setdefault(key, []), item, key=_sequence)
-        self.on_change()
+        self._tell()
 
     def remove(self, item: Item) -> None:
         """Take an item out; call `rebase` for what follows it."""
@@ -47,7 +53,12 @@ class Owed:
             same_key.remove(item)
             if not same_key:
                 del self._by_key[key]
-        self.on_change()
+        self._tell()
+
+    async def wait_gone(self, item: Item) -> None:
+        """Return when the item is no longer owed."""
+        while item in self:
+            await self._changed.wait()
 
     def discard(self, item: Item) -> None:
         """Take an item out if it is in."""
@@ -90,6 +101,12 @@ class Owed:
         else:
             item.record = replace(item.record, base_etag=etag)
         return item
+
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+        self.on_change()
 
 
 def leaves_object(item: Item, key: str) -> bool:

@@ -12,7 +12,6 @@ import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TypeVar
 
 import trio
@@ -111,9 +110,7 @@ class Publisher:
     def rejected(self) -> list[Item]:
         """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
         self._rejected = [
-            item
-            for item in self._rejected
-            if isinstance(item, Operation) or item.state is FileState.REJECTED
+            item for item in self._rejected if isinstance(item, Operation) or item.state is FileState.REJECTED
         ]
         return self._rejected
 

@@ -15,7 +15,7 @@ NAME_BYTES_MAX = 255
 
 
 def decode_name(raw: bytes) -> str:
-    """Return the name that the kernel sent, NFC-normalised. Raises InvalidName if it can be no part of a key, NameTooLong."""
+    """Return the name that the kernel sent, NFC-normalised. Raises InvalidName or NameTooLong."""
     try:
         name = unicodedata.normalize("NFC", raw.decode("utf-8"))
     except UnicodeDecodeError as exc:

@@ -197,8 +197,8 @@ async def running_node(store: Any, directory: Path, **options: Any) -> AsyncIter
 
 
 def photograph(directory: Path, copy: Path) -> None:
-    """Copy a cache directory as a crash at this moment would leave it."""
-    shutil.copytree(directory, copy)
+    """Copy what of a cache directory must outlive a crash at this moment: not the cache, not the names known."""
+    shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("cache", "names", "lock.mdb"))
 
 
 def files_of(tree: dict[str, bytes | None]) -> dict[str, bytes]:

@@ -266,6 +266,27 @@ async def test_sync_says_that_time_is_up(bucket: Bucket, cache: Path, autojump_c
         assert await user.drained() == "durable"
 
 
+async def test_files_and_directories_can_be_made_while_the_bucket_cannot_be_reached(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.mkdir("run")
+        await user.drained()
+        assert await user.tree() == {"run": None}
+        await trio.sleep(10)  # what is known of the directories is older than a second
+        bucket.is_cut_off = True
+        with trio.fail_after(30):
+            await user.mkdir("run/step")
+            await user.write("run/step/model", b"1")
+            await trio.sleep(10)
+            await user.write("run/step/index", b"2")
+            await user.write("run/latest", b"step")
+        await trio.sleep(200)
+        bucket.come_back()
+        await user.drained()
+    assert bucket.sent() == ["run/", "run/step/", "run/step/model", "run/step/index", "run/latest"]
+
+
 # ---- answers that are lost or bad
 
 
@@ -309,7 +330,7 @@ async def test_a_storm_of_refusals_ends_in_everything_published_in_order(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     store = FaultyStore(
-        bucket, Fault(Throttled("429"), "*", times=20), Fault(Unavailable("500"), "put", times=20)
+        bucket, Fault(Throttled("429"), "put", times=20), Fault(Unavailable("500"), "put", times=20)
     )
     async with running_node(store, cache) as user:
         await user.mkdir("d")
@@ -575,6 +596,7 @@ async def test_a_thousand_files_wait_for_the_bucket_with_few_descriptors(
         before = len(list(Path("/proc/self/fd").iterdir()))
         for number in range(200):
             await user.write(f"{number}", b"%d" % number)
+        await trio.sleep(10)
         assert len(list(Path("/proc/self/fd").iterdir())) - before < 20
         bucket.come_back()
         await user.drained(6000)

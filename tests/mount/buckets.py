@@ -1,4 +1,4 @@
-"""The bucket behind the mounts, looked at from aside: boto3 for what every S3 has, the test server's hand for the rest."""
+"""The bucket behind the mounts: boto3 for what every S3 has, the test server's hand for the rest."""
 
 import os
 from collections.abc import Iterator

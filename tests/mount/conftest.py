@@ -129,7 +129,9 @@ def quiet_daemons(mounts: Mounts, expect_log: ExpectedLog) -> Iterator[None]:
             expect_log.seen += mount.new_alarms()
         return [word for word in expect_log.patterns if not _mentions(expect_log.seen, word)]
 
-    wait_until(lambda: not missing(), f"the log lines {expect_log.patterns}", seconds=5)
+    wait_until(
+        lambda: not missing(), f"the log lines {expect_log.patterns}; seen {expect_log.seen}", seconds=5
+    )
     surprising = [
         line for line in expect_log.seen if not any(re.search(p, line) for p in expect_log.patterns)
     ]

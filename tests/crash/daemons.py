@@ -1,0 +1,131 @@
+"""A daemon in a process of its own, so that it can be killed for real, and what programs do with its mount."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.s3server import ServerProcess
+
+FUSECACHE = Path(sys.executable).parent / "fusecache"
+MIB = 1 << 20
+SETTLE_SECONDS = 0.3
+_SECONDS = 30.0
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = _SECONDS) -> None:
+    """Return once the condition is true. Fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)
+
+
+class Daemon:
+    """One cache directory and one mountpoint; daemons come and go."""
+
+    def __init__(self, server: ServerProcess, directory: Path, *flags: str) -> None:
+        self.server = server
+        self.path = directory / "mount"
+        self.cache = directory / "cache"
+        self.log_path = directory / "log"
+        self.flags = ["--settle-seconds", str(SETTLE_SECONDS), "--memory", "64MiB", *flags]
+        self.path.mkdir(parents=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """Run `fusecache` with the bucket's keys."""
+        return subprocess.run(
+            [FUSECACHE, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=self._environment(),
+        )
+
+    def mount_words(self, *flags: str) -> list[str | Path]:
+        """Return the words of the mount command, without the program."""
+        source = f"s3://{self.server.bucket}"
+        return ["mount", source, self.path, "--cache-dir", self.cache, "--foreground", *self.flags, *flags]
+
+    def mount(self, *flags: str) -> None:
+        """Start a daemon; return when its mount answers."""
+        reader, writer = os.pipe()
+        words = [FUSECACHE, *self.mount_words(*flags), "--ready-fd", str(writer)]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[writer],
+                env=self._environment(),
+            )
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            line = told.readline().strip()
+        assert line == "ready", f"{line}\n{self.log_path.read_text()}"
+
+    def kill(self) -> None:
+        """End the daemon with SIGKILL, and clear the mount that it leaves behind."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+        self._detach()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = _SECONDS) -> int:
+        """Return the exit status once the daemon has ended."""
+        assert self._process is not None
+        status = self._process.wait(seconds)
+        self._process = None
+        return status
+
+    def is_running(self) -> bool:
+        """Return whether the daemon has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def sync(self, path: str = "", timeout: float = 60) -> int:
+        """Return the exit status of `fusecache sync`."""
+        return self.command("sync", self.path / path, "--timeout", str(timeout)).returncode
+
+    def log(self) -> str:
+        """Return everything that the daemons logged."""
+        return self.log_path.read_text()
+
+    def clean_up(self) -> None:
+        """End whatever is left, so that no mount and no process stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_SECONDS)
+            self._process = None
+        if f" {self.path} " in Path("/proc/self/mountinfo").read_text():
+            self._detach()
+
+    def orphans(self) -> list[bytes]:
+        """Return the contents of the unfinished files that were kept aside."""
+        return [path.read_bytes() for path in (self.cache / "orphans").iterdir()]
+
+    def _detach(self) -> None:
+        subprocess.run(["fusermount3", "-u", "-z", self.path], check=True)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "AWS_ACCESS_KEY_ID": self.server.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.server.secret_key,
+            "S3_ENDPOINT_URL": self.server.endpoint_url,
+        }
+
+
+def some_bytes(size: int, seed: int) -> bytes:
+    """Return bytes in which two files differ everywhere."""
+    block = bytes((seed * 31 + index) % 251 for index in range(4099))
+    return (block * (size // len(block) + 1))[:size]

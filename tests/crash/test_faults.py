@@ -1,0 +1,284 @@
+"""What a bad day does: outages, storms, revoked keys, other clients, a full disk. Nothing is lost, order is kept."""
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.crash.test_kill import published, shows
+from tests.s3server import Account, Fault, FaultAction, ServerProcess
+
+SLOW = "5"  # seconds to settle: long enough for another client to be first
+
+
+def refusals(server: ServerProcess, status: int) -> list[str]:
+    return [entry.key for entry in server.control.log() if entry.status == status]
+
+
+# ---- order
+
+
+def test_a_checkpoint_is_published_in_the_order_it_was_written(server: ServerProcess, daemon: Daemon) -> None:
+    first, second = daemon.path / "step-1", daemon.path / "step-2"
+    for folder in (first, second):
+        folder.mkdir()
+        for rank in range(3):
+            (folder / f"shard-{rank}").write_bytes(some_bytes((66 if rank == 1 else 1) * MIB, rank))
+        (folder / ".metadata.tmp").write_bytes(b"index")
+        (folder / ".metadata.tmp").rename(folder / ".metadata")
+        (daemon.path / "latest").write_text(folder.name)
+    for path in sorted(first.iterdir()):
+        path.unlink()
+    first.rmdir()
+    assert daemon.sync() == 0
+    log = published(server)
+    order = [key for operation, key in log if operation != "DeleteObject"]
+    for step in ("step-1", "step-2"):
+        mine = [key for key in order if key.startswith(step)]
+        if mine:  # what was removed before its turn is never sent
+            assert mine == sorted(
+                mine, key=lambda key: (not key.endswith("/"), key.endswith(".metadata"), key)
+            )
+    last_of_second = max(index for index, (_, key) in enumerate(log) if key.startswith("step-2/"))
+    assert max(index for index, (_, key) in enumerate(log) if key == "latest") > last_of_second
+    for index, (operation, key) in enumerate(log):
+        if operation == "DeleteObject" and not key.endswith("/"):
+            assert index > last_of_second
+    wanted = {f"step-2/{name}" for name in ("", "shard-0", "shard-1", "shard-2", ".metadata")}
+    assert set(shows(server)) == {"latest", *wanted}
+    assert not [entry for entry in server.control.log() if ".tmp" in entry.key and entry.took_effect]
+
+
+def test_replacing_the_metadata_of_a_checkpoint_never_deletes_it(
+    server: ServerProcess, daemon: Daemon
+) -> None:
+    (daemon.path / ".metadata").write_bytes(b"1")
+    assert daemon.sync() == 0
+    for number in range(2, 4):
+        (daemon.path / "shard").write_bytes(b"%d" % number)
+        (daemon.path / ".metadata.tmp").write_bytes(b"%d" % number)
+        (daemon.path / ".metadata").unlink()
+        (daemon.path / ".metadata.tmp").rename(daemon.path / ".metadata")
+        assert daemon.sync() == 0
+    assert server.control.log("DeleteObject") == []
+    assert shows(server) == {"shard": b"3", ".metadata": b"3"}
+
+
+def test_a_key_is_written_at_most_once_a_second(server: ServerProcess, daemon: Daemon) -> None:
+    for number in range(4):
+        (daemon.path / "log").write_bytes(b"%d" % number)
+        (daemon.path / f"other-{number}").write_bytes(b"-")
+        if number % 2:
+            (daemon.path / "log").unlink()
+        server.control.wait_requests(number + 1, "PutObject")
+    (daemon.path / "log").write_bytes(b"last")
+    assert daemon.sync() == 0
+    assert refusals(server, 429) == []
+    assert shows(server)["log"] == b"last"
+
+
+def test_a_file_rewritten_before_its_turn_is_sent_once(server: ServerProcess, daemon: Daemon) -> None:
+    for number in range(5):
+        (daemon.path / "file").write_bytes(b"%d" % number)
+    assert daemon.sync() == 0
+    assert [entry.key for entry in server.control.log("PutObject")] == ["file"]
+    assert shows(server) == {"file": b"4"}
+
+
+# ---- other clients
+
+
+def test_both_versions_of_a_file_written_by_two_clients_are_kept(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon("--settle-seconds", SLOW)
+    daemon.mount()
+    (daemon.path / "file").write_bytes(b"ours")
+    server.control.put("file", b"theirs")
+    assert daemon.sync() == 3
+    shown = shows(server)
+    (copy,) = (key for key in shown if key.startswith("file.conflict-"))
+    assert shown == {"file": b"theirs", copy: b"ours"}
+    wait_until(lambda: (daemon.path / "file").read_bytes() == b"theirs", "the other version")
+    assert (daemon.path / copy).read_bytes() == b"ours"
+    assert daemon.sync() == 0  # told once
+
+
+def test_the_same_bytes_written_by_two_clients_are_one_file(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon("--settle-seconds", SLOW)
+    daemon.mount()
+    (daemon.path / "file").write_bytes(b"same")
+    server.control.put("file", b"same")
+    assert daemon.sync() == 0
+    assert shows(server) == {"file": b"same"}
+
+
+def test_what_another_client_wrote_meanwhile_is_not_deleted(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon()
+    daemon.mount()
+    (daemon.path / "file").write_bytes(b"ours")
+    assert daemon.sync() == 0
+    server.control.faults(Fault(FaultAction.DELAY, operation="HeadObject", key="file", seconds=1, times=1))
+    (daemon.path / "file").unlink()
+    server.control.put("file", b"theirs")
+    assert daemon.sync() == 3
+    assert shows(server) == {"file": b"theirs"}
+    assert server.control.log("DeleteObject", "file") == []
+    wait_until(lambda: (daemon.path / "file").exists(), "the other client's file")
+    assert (daemon.path / "file").read_bytes() == b"theirs"
+
+
+# ---- the bucket
+
+
+def test_writers_go_on_in_an_outage(server: ServerProcess, make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon("--attribute-seconds", "600")
+    daemon.mount()
+    (daemon.path / "step").mkdir()
+    assert list((daemon.path / "step").iterdir()) == []
+    server.control.pause()
+    names = [f"step/{number}" for number in range(20)]
+    for name in names:
+        (daemon.path / name).write_bytes(name.encode())
+    assert daemon.sync(timeout=1) == 1
+    for name in names:
+        assert (daemon.path / name).read_bytes() == name.encode()
+    server.control.resume()
+    assert daemon.sync() == 0
+    assert published(server) == [("PutObject", key) for key in ("step/", *names)]
+
+
+def test_a_storm_of_refusals_delays_but_changes_nothing(server: ServerProcess, daemon: Daemon) -> None:
+    for status, code in ((429, "TooManyRequests"), (500, "InternalError"), (503, "SlowDown")):
+        for operation in ("PutObject", "UploadPart", "CompleteMultipartUpload", "CreateMultipartUpload"):
+            server.control.faults(
+                Fault(
+                    FaultAction.ANSWER,
+                    operation=operation,
+                    status=status,
+                    code=code,
+                    probability=0.5,
+                    times=4,
+                )
+            )
+    files = {"a": b"1", "large": some_bytes(66 * MIB, 2), "z": b"3"}
+    for name, data in files.items():
+        (daemon.path / name).write_bytes(data)
+    assert daemon.sync() == 0
+    assert shows(server) == files
+    assert [key for _, key in published(server)] == list(files)
+
+
+def test_revoked_keys_that_come_back_cost_nothing(server: ServerProcess, daemon: Daemon) -> None:
+    (daemon.path / "before").write_bytes(b"0")
+    assert daemon.sync() == 0
+    server.control.clear_log()
+    (daemon.path / "file").write_bytes(b"1")
+    server.control.revoke(server.access_key)
+    wait_until(lambda: refusals(server, 403), "a refusal")
+    assert daemon.sync(timeout=1) == 1
+    server.control.add_account(Account(server.access_key, server.secret_key))
+    assert daemon.sync() == 0
+    assert shows(server) == {"before": b"0", "file": b"1"}
+
+
+def test_a_file_that_is_refused_for_good_holds_nobody_back(server: ServerProcess, daemon: Daemon) -> None:
+    fault = Fault(FaultAction.ANSWER, operation="PutObject", key="bad", status=400, code="EntityTooLarge")
+    server.control.faults(fault)
+    for name in ("before", "bad", "after"):
+        (daemon.path / name).write_bytes(name.encode())
+    assert daemon.sync() == 2
+    assert daemon.sync("after") == 0
+    assert (daemon.path / "bad").read_bytes() == b"bad"
+    assert shows(server) == {"before": b"before", "after": b"after"}
+    server.control.clear_faults()
+    (daemon.path / "bad").write_bytes(b"better")
+    assert daemon.sync() == 0
+    assert shows(server)["bad"] == b"better"
+
+
+# ---- the end of a daemon
+
+
+def test_a_stopped_daemon_publishes_what_is_left_first(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon("--settle-seconds", "600")
+    daemon.mount()
+    files = {"large": some_bytes(66 * MIB, 1), "small": b"2"}
+    for name, data in files.items():
+        (daemon.path / name).write_bytes(data)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert shows(server) == files
+    assert not os.path.ismount(daemon.path)
+
+
+def test_a_second_signal_leaves_the_rest_to_the_next_mount(server: ServerProcess, daemon: Daemon) -> None:
+    server.control.faults(
+        Fault(FaultAction.ANSWER, operation="PutObject", key="stuck", status=503, code="SlowDown")
+    )
+    (daemon.path / "first").write_bytes(b"1")
+    (daemon.path / "stuck").write_bytes(b"2")
+    (daemon.path / "third").write_bytes(b"3")
+    daemon.signal(signal.SIGTERM)
+    server.control.wait_requests(1, "PutObject", "stuck")
+    wait_until(lambda: "draining" in daemon.log(), "the drain")
+    assert daemon.is_running()
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert shows(server) == {"first": b"1"}
+    server.control.clear_faults()
+    daemon.mount()
+    assert daemon.sync() == 0
+    assert [key for _, key in published(server)] == ["first", "stuck", "third"]
+
+
+# ---- the node's disk
+
+
+def test_a_full_cache_says_so_at_once_and_recovers(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon("--cache-size", "64MiB")
+    daemon.mount()
+    server.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
+    kept = {f"kept-{number}": some_bytes(20 * MIB, number) for number in range(2)}
+    for name, data in kept.items():
+        (daemon.path / name).write_bytes(data)
+    with pytest.raises(OSError, match="No space") as refused:
+        for number in range(10):
+            (daemon.path / f"more-{number}").write_bytes(some_bytes(MIB, number))
+    assert refused.value.errno == errno.ENOSPC
+    more = {path.name for path in daemon.path.iterdir() if path.name.startswith("more-")}
+    server.control.clear_faults()
+    assert daemon.sync() == 0
+    shown = shows(server)
+    assert {name: shown[name] for name in kept} == kept
+    assert set(shown) == {*kept, *more}
+    assert all(data == some_bytes(MIB, int(name[5:])) for name, data in shown.items() if name in more)
+    (daemon.path / "later").write_bytes(some_bytes(20 * MIB, 9))
+    assert daemon.sync() == 0
+
+
+def test_a_file_whose_write_found_no_room_is_never_published(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon("--cache-size", "64MiB")
+    daemon.mount()
+    (daemon.path / "file").write_bytes(b"old")
+    assert daemon.sync() == 0
+    with pytest.raises(OSError, match="No space"):
+        (daemon.path / "file").write_bytes(some_bytes(100 * MIB, 1))
+    (daemon.path / "next").write_bytes(some_bytes(20 * MIB, 2))
+    assert daemon.sync() == 0
+    assert set(shows(server)) == {"file", "next"}
+    assert shows(server)["file"] == b"old"
+    wait_until(lambda: (daemon.path / "file").read_bytes() == b"old", "the published version")

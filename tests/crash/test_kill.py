@@ -1,0 +1,257 @@
+"""kill -9 of the daemon: nothing that was closed is lost, nothing is published twice or partly."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.s3server import Fault, FaultAction, ServerProcess
+
+PUBLISHING = ("PutObject", "CompleteMultipartUpload", "CopyObject", "DeleteObject")
+LARGE = some_bytes(70 * MIB, 1)
+
+
+def published(server: ServerProcess) -> list[tuple[str, str]]:
+    """Return (operation, key) of the requests that changed what the bucket shows, in order."""
+    return [
+        (entry.operation, entry.key)
+        for entry in server.control.log()
+        if entry.operation in PUBLISHING and entry.took_effect
+    ]
+
+
+def shows(server: ServerProcess) -> dict[str, bytes]:
+    return {key: server.control.read(key) for key in server.control.objects()}
+
+
+def test_five_closed_checkpoints_are_all_published_after_a_kill(
+    server: ServerProcess, daemon: Daemon
+) -> None:
+    server.control.set(upload_bandwidth=20e6)
+    sizes = {"a": 70 * MIB, "b": 3 * MIB, "c": 130 * MIB, "d": 100, "e": 20 * MIB}
+    files = {
+        f"step/{name}": some_bytes(size, seed) for seed, (name, size) in enumerate(sizes.items(), start=1)
+    }
+    (daemon.path / "step").mkdir()
+    for name, data in files.items():
+        (daemon.path / name).write_bytes(data)
+    server.control.wait_requests(1, "UploadPart", finished=False)
+    daemon.kill()
+    assert len([key for key in server.control.objects() if key in files]) < 3
+    server.control.set(upload_bandwidth=None)
+    daemon.mount()
+    for name, data in files.items():
+        assert (daemon.path / name).read_bytes() == data
+    assert daemon.sync() == 0
+    assert shows(server) == {"step/": b"", **files}
+    keys = [key for _, key in published(server)]
+    assert keys == ["step/", *files]  # each once, in the order of the closes
+    assert server.control.uploads() == []
+
+
+def test_a_file_that_was_not_closed_is_kept_aside(server: ServerProcess, daemon: Daemon) -> None:
+    file = os.open(daemon.path / "file", os.O_CREAT | os.O_WRONLY)
+    os.write(file, b"half a checkpoint")
+    os.fsync(file)
+    daemon.kill()
+    with pytest.raises(OSError, match="not connected"):
+        os.fsync(file)
+    with suppress(OSError):
+        os.close(file)
+    daemon.mount()
+    assert daemon.sync() == 0
+    assert list(daemon.path.iterdir()) == []
+    assert server.control.objects() == {}
+    assert daemon.orphans() == [b"half a checkpoint"]
+
+
+def test_a_file_that_was_just_closed_is_published(server: ServerProcess, daemon: Daemon) -> None:
+    (daemon.path / "file").write_bytes(b"whole")
+    daemon.kill()
+    assert server.control.objects() == {}
+    daemon.mount()
+    assert (daemon.path / "file").read_bytes() == b"whole"
+    assert daemon.sync() == 0
+    assert shows(server) == {"file": b"whole"}
+    assert daemon.orphans() == []
+
+
+def test_parts_that_the_bucket_has_are_not_sent_again(server: ServerProcess, daemon: Daemon) -> None:
+    server.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", nth=2))
+    (daemon.path / "file").write_bytes(LARGE)
+    server.control.wait_requests(2, "UploadPart", finished=False)
+    server.control.wait_requests(1, "UploadPart")
+    _wait_for_journal(daemon)
+    daemon.kill()
+    server.control.clear_faults()
+    before = [entry.query["partNumber"] for entry in server.control.log("UploadPart") if entry.status == 200]
+    daemon.mount()
+    assert daemon.sync() == 0
+    assert shows(server) == {"file": LARGE}
+    sent = [entry.query["partNumber"] for entry in server.control.log("UploadPart")]
+    assert all(sent.count(number) == 1 for number in before)
+    assert server.control.uploads() == []
+
+
+def _wait_for_journal(daemon: Daemon) -> None:
+    """A part's ETag is journaled a moment after its answer; a change of names behind it is journaled when it returns."""
+    wait_until(lambda: daemon.is_running(), "the daemon")
+    (daemon.path / "barrier").mkdir()
+    (daemon.path / "barrier").rmdir()
+
+
+@pytest.mark.parametrize("effect", [FaultAction.DROP_BEFORE, FaultAction.DROP_AFTER], ids=["before", "after"])
+@pytest.mark.parametrize("operation", PUBLISHING)
+def test_a_kill_while_an_answer_is_missing_changes_nothing(
+    server: ServerProcess, daemon: Daemon, operation: str, effect: FaultAction
+) -> None:
+    """The request took effect or not; its answer never came; the daemon ends before it can ask again."""
+    (daemon.path / "old").write_bytes(b"old")
+    assert daemon.sync() == 0
+    server.control.clear_log()
+    server.control.faults(
+        Fault(effect, operation=operation, nth=1), Fault(FaultAction.HOLD, operation=operation)
+    )
+    match operation:
+        case "PutObject":
+            (daemon.path / "new").write_bytes(b"new")
+            wanted = {"old": b"old", "new": b"new"}
+        case "CompleteMultipartUpload":
+            (daemon.path / "new").write_bytes(LARGE)
+            wanted = {"old": b"old", "new": LARGE}
+        case "CopyObject":
+            (daemon.path / "old").rename(daemon.path / "new")
+            wanted = {"new": b"old"}
+        case _:
+            (daemon.path / "old").unlink()
+            wanted = {}
+    server.control.wait_requests(2, operation, finished=False)
+    daemon.kill()
+    server.control.clear_faults()
+    daemon.mount()
+    assert {path.name for path in daemon.path.iterdir()} == set(wanted)
+    assert daemon.sync() == 0
+    assert shows(server) == wanted
+    assert {path.name: path.read_bytes() for path in daemon.path.iterdir()} == wanted
+    assert server.control.uploads() == []
+    effects = [entry for entry in published(server) if entry[0] == operation]
+    assert len(effects) == 1
+
+
+def test_an_upload_begun_before_the_kill_and_expired_since_is_sent_anew(
+    server: ServerProcess, daemon: Daemon
+) -> None:
+    server.control.faults(Fault(FaultAction.HOLD, operation="CompleteMultipartUpload"))
+    (daemon.path / "file").write_bytes(LARGE)
+    server.control.wait_requests(1, "CompleteMultipartUpload", finished=False)
+    daemon.kill()
+    (upload,) = server.control.uploads()
+    server.control.abort_upload(upload.upload_id)
+    server.control.clear_faults()
+    daemon.mount()
+    assert daemon.sync() == 0
+    assert shows(server) == {"file": LARGE}
+
+
+def test_changes_of_names_made_in_an_outage_survive_a_kill(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon("--attribute-seconds", "600")
+    daemon.mount()
+    top = daemon.path
+    (top / "made").mkdir()
+    for folder in ("stays", "goes", "moves"):
+        (top / folder).mkdir()
+        (top / folder / "file").write_bytes(folder.encode())
+    (top / "published").write_bytes(b"published")
+    assert daemon.sync() == 0
+    assert list((top / "made").iterdir()) == []
+    assert len(list(top.iterdir())) == 5
+    server.control.pause()
+    (top / "published").rename(top / "stays" / "renamed")
+    (top / "goes" / "file").unlink()
+    (top / "stays" / "file").unlink()
+    (top / "made" / "one.tmp").write_bytes(b"1")
+    (top / "made" / "one.tmp").rename(top / "made" / "one")
+    (top / "link").symlink_to("made/one")
+    (top / "empty").mkdir()
+    (top / "brief").mkdir()
+    (top / "brief").rmdir()
+    daemon.kill()
+    server.control.resume()
+    daemon.mount()
+    assert daemon.sync() == 0
+    assert shows(server) == {
+        "stays/": b"",
+        "stays/renamed": b"published",
+        "goes/": b"",
+        "moves/": b"",
+        "moves/file": b"moves",
+        "made/": b"",
+        "made/one": b"1",
+        "link": b"",
+        "empty/": b"",
+    }
+    assert os.readlink(top / "link") == "made/one"
+    assert (top / "link").read_bytes() == b"1"
+
+
+def test_a_killed_writer_publishes_nothing(server: ServerProcess, daemon: Daemon) -> None:
+    (daemon.path / "file").write_bytes(b"old")
+    assert daemon.sync() == 0
+    program = (
+        "import os, sys; f = os.open(sys.argv[1], os.O_WRONLY | os.O_TRUNC);"
+        "os.write(f, b'half'); os.fsync(f); print('written', flush=True); sys.stdin.read()"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program, daemon.path / "file"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"written\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    wait_until(lambda: daemon.orphans() == [b"half"], "the orphan")
+    assert daemon.sync() == 0
+    assert shows(server) == {"file": b"old"}
+    wait_until(lambda: (daemon.path / "file").read_bytes() == b"old", "the published version")
+
+
+def test_a_dead_mount_is_cleared_at_once(daemon: Daemon) -> None:
+    daemon.signal(signal.SIGKILL)
+    daemon.wait()
+    done = daemon.command("unmount", daemon.path)
+    assert (done.returncode, done.stderr) == (0, "")
+    daemon.mount()
+
+
+# ---- what a start refuses
+
+
+def test_a_second_daemon_on_a_cache_directory_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    words = [other if word == daemon.path else word for word in daemon.mount_words()]
+    done = daemon.command(*words)
+    assert done.returncode == 1
+    assert "in use by another daemon" in done.stderr
+    assert daemon.sync() == 0
+
+
+def test_a_cache_directory_of_another_bucket_is_refused_and_left_alone(
+    server: ServerProcess, daemon: Daemon
+) -> None:
+    (daemon.path / "file").write_bytes(b"1")
+    daemon.kill()
+    words = [f"{word}/prefix" if str(word).startswith("s3://") else word for word in daemon.mount_words()]
+    done = daemon.command(*words)
+    assert done.returncode == 1
+    assert "belongs to" in done.stderr
+    daemon.mount()
+    assert daemon.sync() == 0
+    assert shows(server) == {"file": b"1"}

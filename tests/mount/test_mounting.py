@@ -1,0 +1,275 @@
+"""Starting and ending a mount: options that must show, and mistakes that must be told in one line."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.mount.buckets import Bucket
+from tests.mount.mounts import FUSECACHE, Mount, mounted_at, run, run_python, tree_of, wait_until
+from tests.s3server import Account
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(bucket: Bucket, tmp_path: Path) -> Iterator[Refused]:
+    """Mount in vain; return the one line that says why. Nothing is mounted, and no daemon is left."""
+    point = tmp_path / "mnt"
+    point.mkdir()
+
+    def _daemons() -> set[str]:
+        """Return the processes that mount this run's bucket."""
+        return set(run("pgrep", "-f", f"fusecache mount .*{bucket.prefix[:32]}", check=False).stdout.split())
+
+    def attempt(
+        *flags: str,
+        of: Bucket = bucket,
+        path: Path = point,
+        cache: Path = tmp_path / "cache",
+        **environment: str,
+    ) -> str:
+        was_mounted, daemons = mounted_at(path), _daemons()
+        done = run(
+            *Mount(of, path, cache).command(*flags),
+            check=False,
+            env={**of.service.environment(), **environment},
+        )
+        assert done.returncode == 1, done
+        assert done.stdout == ""
+        assert done.stderr.startswith("fusecache: error: "), done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert mounted_at(path) == was_mounted
+        assert _daemons() == daemons
+        return done.stderr
+
+    yield attempt
+    if mounted_at(point):
+        run("fusermount3", "-uz", point)
+
+
+# ---- mistakes
+
+
+def test_a_bucket_that_is_not_there(refused, bucket):
+    missing = replace(bucket, service=replace(bucket.service, bucket="no-such-bucket"))
+    assert "no-such-bucket" in refused(of=missing)
+
+
+def test_a_wrong_key(refused, bucket):
+    wrong = replace(bucket, service=replace(bucket.service, secret_key="wrong" * 8))
+    assert "403" in (said := refused(of=wrong)) or "denied" in said.lower()
+
+
+def test_no_key_at_all(refused, bucket):
+    said = refused(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert "credentials" in said.lower()
+
+
+def test_an_endpoint_where_nobody_listens(refused, bucket):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        nobody = replace(bucket, service=replace(bucket.service, endpoint_url=url))
+        assert url in refused(of=nobody) or "refused" in refused(of=nobody)
+
+
+def test_a_mountpoint_that_is_missing_a_file_or_not_empty(refused, tmp_path):
+    assert "create it" in refused(path=tmp_path / "missing")
+    (tmp_path / "file").write_bytes(b"")
+    assert "not a directory" in refused(path=tmp_path / "file")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "something").write_bytes(b"")
+    assert "not empty" in refused(path=full)
+    assert (full / "something").exists()
+
+
+def test_a_mountpoint_where_something_is_mounted_already(mount, refused, bucket, tmp_path):
+    first: Mount = mount()
+    assert "already" in refused(path=first.path)
+    assert (first.path / ".fusecache").is_dir()
+
+
+def test_a_mountpoint_of_a_dead_daemon_says_what_to_do_and_unmount_does_it(mount, refused, bucket):
+    first: Mount = mount()
+    os.kill(first.pid, 9)
+    wait_until(lambda: not first.is_alive(), "the daemon's end")
+    with pytest.raises(OSError, match=r"not connected|connection abort"):
+        os.listdir(first.path)
+    assert f"fusecache unmount {first.path}" in refused(path=first.path, cache=first.cache)
+    run(FUSECACHE, "unmount", first.path)
+    assert not mounted_at(first.path)
+    first.start()
+    assert os.listdir(first.path) == []
+
+
+def test_a_cache_directory_in_use(mount, refused, bucket):
+    first: Mount = mount()
+    said = refused(cache=first.cache)
+    assert str(first.cache) in said
+    assert "use" in said
+
+
+def test_a_cache_directory_of_another_prefix(mount, refused, bucket):
+    first: Mount = mount()
+    (first.path / "file").write_bytes(b"1")
+    first.unmount()
+    assert "prefix" in (said := refused(of=bucket.below("other"), cache=first.cache)) or "another" in said
+
+
+def test_a_cache_limit_that_is_too_small(refused):
+    assert "cache_size" in refused("--cache-size", "1MiB")
+
+
+def test_a_misspelt_variable_and_a_misspelt_value(refused):
+    assert "FUSECACHE_CACHE_SIZE" in refused(FUSECACHE_CACHE_SIZ="1GiB")
+    assert "--settle-seconds" in refused("--settle-seconds", "soon")
+
+
+@pytest.mark.s3server_only
+def test_a_key_that_may_only_read_is_refused_unless_the_mount_is_read_only(mount, refused, bucket):
+    bucket.put("file", b"1")
+    bucket.control.add_account(Account("reader", "reader-secret", writable=False))
+    reader = replace(bucket, service=replace(bucket.service, access_key="reader", secret_key="reader-secret"))
+    assert "--read-only" in refused(of=reader)
+    assert bucket.names() == ["file"]
+    assert bucket.uploads() == []
+    seen: Mount = mount("--read-only", of=reader)
+    assert (seen.path / "file").read_bytes() == b"1"
+
+
+def test_sync_and_unmount_of_what_is_no_mount_are_errors(tmp_path):
+    for command, status in (("sync", 2), ("status", 1), ("unmount", 1)):
+        done = run(FUSECACHE, command, tmp_path, check=False)
+        assert done.returncode == status
+        assert done.stderr.startswith("fusecache: error: ")
+        assert done.stderr.count("\n") == 1
+
+
+# ---- options
+
+
+def test_a_read_only_mount_refuses_every_change_with_erofs(mount, bucket):
+    bucket.put("file", b"bytes")
+    bucket.put("dir/")
+    seen: Mount = mount("--read-only")
+    assert tree_of(seen.path) == {"file": b"bytes", "dir": None}
+    changes: list[Callable[[], object]] = [
+        lambda: (seen.path / "new").write_bytes(b""),
+        lambda: (seen.path / "file").write_bytes(b""),
+        lambda: (seen.path / "file").open("ab"),
+        lambda: os.truncate(seen.path / "file", 1),
+        lambda: (seen.path / "file").unlink(),
+        lambda: (seen.path / "file").rename(seen.path / "other"),
+        lambda: (seen.path / "file").chmod(0o600),
+        lambda: os.utime(seen.path / "file"),
+        lambda: (seen.path / "sub").mkdir(),
+        lambda: (seen.path / "dir").rmdir(),
+        lambda: (seen.path / "link").symlink_to("file"),
+    ]
+    for change in changes:
+        with pytest.raises(OSError, match="Read-only file system"):
+            change()
+    assert tree_of(seen.path) == {"file": b"bytes", "dir": None}
+    assert bucket.sizes() == {"dir/": 0, "file": 5}
+
+
+def test_umask_and_owner_are_those_of_the_options(mount, bucket):
+    bucket.put("far/file", b"1")
+    one: Mount = mount("--umask", "027", "--uid", "1234", "--gid", "2345")
+    far = (one.path / "far" / "file").stat()
+    assert (far.st_mode & 0o777, far.st_uid, far.st_gid) == (0o640, 1234, 2345)
+    assert (one.path / "far").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_new_file_belongs_to_its_maker_and_obeys_its_umask(mount, bucket):
+    program = """
+import os, sys
+os.umask(0o077)
+open(sys.argv[1] + "/file", "w").close()
+os.mkdir(sys.argv[1] + "/dir")
+"""
+    one: Mount = mount()
+    run_python(program, one.path)
+    assert (one.path / "file").stat().st_mode & 0o777 == 0o600
+    assert (one.path / "dir").stat().st_mode & 0o777 == 0o700
+    assert (one.path / "file").stat().st_uid == os.getuid()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_other_users_see_the_mount_with_allow_other_only(mount, bucket):
+    bucket.put("file", b"1")
+    closed: Mount = mount()
+    opened: Mount = mount("--allow-other")
+    for folder in [*opened.path.parents, *closed.path.parents]:
+        if folder.stat().st_uid == os.getuid() and folder.is_relative_to("/tmp/pytest-of-root"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    assert run("cat", opened.path / "file", **nobody).stdout == "1"
+    assert run("cat", closed.path / "file", check=False, **nobody).returncode != 0
+
+
+def test_immutable_names_are_not_asked_for_again(mount, bucket):
+    if bucket.service.control is None:
+        pytest.skip("requests cannot be seen here")
+    bucket.put("shards/0.mds", b"x" * 100)
+    one: Mount = mount("--immutable", "shards/")
+    assert (one.path / "shards" / "0.mds").read_bytes() == b"x" * 100
+    asked = len(bucket.requests())
+    program = """
+import os, sys, time
+end = time.monotonic() + 2.5
+while time.monotonic() < end:
+    assert os.stat(sys.argv[1]).st_size == 100
+    assert len(open(sys.argv[1], "rb").read()) == 100
+"""
+    run_python(program, one.path / "shards" / "0.mds")
+    assert len(bucket.requests()) <= asked + 2  # the root, which holds `shards`, is not immutable
+
+
+def test_the_command_line_waits_and_tells(mount, bucket):
+    """`sync` with its exit status, `status` as a table and as JSON, `unmount` with progress on the way."""
+    one: Mount = mount("--settle-seconds", "2")
+    (one.path / "file").write_bytes(b"x" * 1000)
+    late = run(FUSECACHE, "sync", one.path, "--timeout", "0.2", check=False)
+    assert late.returncode == 1
+    assert "1 file" in late.stderr or "timeout" in late.stderr
+    assert "queued" in run(FUSECACHE, "status", one.path / "file").stdout
+    assert '"pending_files": 1' in run(FUSECACHE, "status", one.path, "--json").stdout
+    run(FUSECACHE, "sync", one.path / "file")
+    assert bucket.get("file") == b"x" * 1000
+    assert "clean" in run(FUSECACHE, "status", one.path / "file").stdout
+
+
+def test_a_mount_in_use_is_not_unmounted(mount, bucket):
+    bucket.put("file", b"1")
+    one: Mount = mount()
+    with open(one.path / "file"):
+        done = run(FUSECACHE, "unmount", one.path, check=False)
+        assert done.returncode == 1
+        assert "busy" in done.stderr
+    assert (one.path / "file").read_bytes() == b"1"
+
+
+def test_in_the_foreground_it_ends_with_a_signal(bucket, tmp_path):
+    point = tmp_path / "mnt"
+    point.mkdir()
+    words = Mount(bucket, point, tmp_path / "cache").command("--foreground")
+    with subprocess.Popen(
+        words, env=bucket.service.environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: mounted_at(point), "the mount")
+        wait_until(lambda: (point / ".fusecache").is_dir(), "its answer")
+        (point / "file").write_bytes(b"1")
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in log
+    assert not mounted_at(point)
+    assert bucket.get("file") == b"1"
