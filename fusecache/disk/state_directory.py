@@ -65,6 +65,8 @@ class StateDirectory:
         path = self.directory / "fusecache.json"
         try:
             row = json.loads(path.read_text())
+            if not isinstance(row, dict):
+                raise ValueError("it holds no facts")
         except FileNotFoundError:
             temporary = path.with_suffix(".new")
             try:

@@ -7,8 +7,8 @@ rename of a directory (what lies in it?).
 """
 
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fusecache.engine.content import Contents, attributes_of
 from fusecache.engine.journaling import JournalWriter
@@ -30,6 +30,9 @@ from fusecache.model.names import check_key, unusable_name
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import OperationKind, OperationRecord
 from fusecache.model.states import FileState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Changes:

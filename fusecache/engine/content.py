@@ -407,8 +407,8 @@ class Contents:
             await self._journal.commit(PutFile(generation.go(FileState.OPEN)))
 
     def _fail(self, generation: Generation, error: FusecacheError) -> None:
-        log.error("write failed path=%s error=%s", generation.record.key, error)
         if generation.error is None:
+            log.error("write failed path=%s error=%s", generation.record.key, error)
             generation.error = error
         self._owed.discard(generation)
         if generation.state is not FileState.FAILED:

@@ -18,7 +18,7 @@ from fusecache.engine.changes import Changes
 from fusecache.engine.content import Contents
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
-from fusecache.engine.nodes import FileHandle, Generation, Item, Kind, Node, Operation
+from fusecache.engine.nodes import Generation, Item, Kind, Node
 from fusecache.engine.offload import Offload
 from fusecache.engine.operations import Publishing
 from fusecache.engine.owed import Owed
@@ -30,8 +30,7 @@ from fusecache.engine.tree import Ownership, Tree
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
-from fusecache.model.errors import NotFound, ObjectChanged, ObjectMissing
-from fusecache.model.nouns import ObjectInfo
+from fusecache.model.errors import NotFound
 from fusecache.model.states import FileState
 from fusecache.remote.store import Store
 
@@ -149,28 +148,6 @@ class FileSystem:
         finally:
             self._journal_rows.close()
             self._listings.close()
-
-    # ---- reading
-
-    async def read(self, handle: FileHandle, offset: int, size: int) -> bytes | memoryview:
-        """Like `Contents.read`, and follow the object while our own rename moves it in the bucket."""
-        node = handle.node
-        while True:
-            version = node.object
-            try:
-                return await self.contents.read(handle, offset, size)
-            except (ObjectChanged, ObjectMissing):
-                if version is None or not await self._moved(node, version):
-                    raise
-
-    async def _moved(self, node: Node, version: ObjectInfo) -> bool:
-        """Wait for the end of a rename of the node that is under way; return whether it reads elsewhere now."""
-        while any(
-            isinstance(item, Operation) and item.in_flight and item.node is node
-            for item in self.owed.for_key(version.key)
-        ):
-            await self.publisher.wait_progress()
-        return node.object is not None and node.object is not version
 
     # ---- looking
 

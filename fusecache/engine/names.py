@@ -76,6 +76,7 @@ class Names:
             # A request for it has failed: even a fresh listing may show the version that is no longer there.
             started = trio.current_time()
             rows = await self._probe(parent, name)
+            self._correct(parent, name, rows)
         else:
             rows, started = await self._rows(parent, name)
         return self._reconcile(parent, name, rows, started)
@@ -111,6 +112,13 @@ class Names:
     def _known(self, directory: Node, generation: int, name: str) -> list[ListedEntry]:
         rows = (self._listings.get(directory.number, generation, sort) for sort in (name, name + "/"))
         return [row for row in rows if row is not None]
+
+    def _correct(self, parent: Node, name: str, rows: list[ListedEntry]) -> None:
+        """Enter newer rows of a name into what was listed: the node that they make may be forgotten at once."""
+        for generation in self._generations(parent):
+            for sort_name in (name, name + "/"):
+                self._listings.remove(parent.number, generation, sort_name)
+            self._listings.put(parent.number, generation, rows)
 
     async def _probe(self, parent: Node, name: str) -> list[ListedEntry]:
         """Ask for one name: an object of that key, and anything below it."""

@@ -312,7 +312,7 @@ class Operations(pyfuse3.Operations):
         """Return bytes: a view of a buffer that stays valid until pyfuse3 has replied."""
         if self._control.owns_handle(fh):
             return self._control.read(fh, off, size)
-        return await self._fs.read(self._files[fh], off, size)
+        return await self._fs.contents.read(self._files[fh], off, size)
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:

@@ -26,15 +26,19 @@ WRITING = (*PUBLISHING, "create_multipart", "upload_part", "abort_multipart")
 
 
 class Bucket:
-    """A bucket in memory. states: the contents after each publishing request; requests: (method, key) of each write.
+    """A bucket in memory.
+
+    states: the contents after each publishing request; copied: the numbers of those after a copy; requests: (method,
+    key) of each write.
 
     A key's value is its bytes; a symlink's is `-> target`.
     """
 
     def __init__(self) -> None:
-        self.memory = MemoryStore()
+        self.memory = MemoryStore(part_minimum_bytes=MIB)
         self.requests: list[tuple[str, str]] = []
         self.states: list[dict[str, bytes]] = []
+        self.copied: set[int] = set()
         self._dies_at: tuple[int, str] | None = None
         self._on_death: Callable[[], None] = lambda: None
         self.is_cut_off = False  # nothing is answered
@@ -77,6 +81,8 @@ class Bucket:
                 self._die()
             result = call(key, *args, **options)
             if name in PUBLISHING:
+                if name == "copy":
+                    self.copied.add(len(self.states))
                 self.states.append(self.shows())
             if self._dies_at == (number, "after"):
                 self._die()
@@ -149,6 +155,7 @@ class User:
         await self.fs.changes.symlink(parent, name, target)
 
     async def rename(self, old: str, new: str) -> None:
+        (await self.fs.resolve(old)).lookups += 1  # the kernel holds what it renames
         await self.fs.changes.rename(*await self._parent(old), *await self._parent(new), replace=True)
 
     async def tree(self, path: str = "") -> dict[str, bytes | None]:
@@ -181,7 +188,6 @@ class User:
 @asynccontextmanager
 async def running_node(store: Any, directory: Path, **options: Any) -> AsyncIterator[User]:
     """Run a node on a cache directory until the block ends, then stop it in order."""
-    directory.mkdir(exist_ok=True)
     settings: dict[str, Any] = {
         "prefix": "",
         "ownership": Ownership(0, 0, 0o022),

@@ -18,7 +18,7 @@ from fusecache.model.nouns import MIB
 from fusecache.model.states import FileState
 from tests.engine.nodes import Bucket, User, files_in, files_of, folders_in, photograph, running_node
 
-LARGE = 65 * MIB
+LARGE = 5 * MIB
 
 Program = Callable[[User], Awaitable[None]]
 
@@ -112,7 +112,7 @@ async def test_parts_that_were_sent_are_not_sent_again(
 ) -> None:
     died = trio.Event()
     async with running_node(bucket, tmp_path / "1") as user:
-        await user.write("model", b"1" * (3 * 64 * MIB))
+        await user.write("model", b"1" * (3 * 4 * MIB))
         bucket.die_at(4, "before", lambda: (photograph(tmp_path / "1", tmp_path / "2"), died.set()))
         await died.wait()
     assert bucket.requests[-1] == ("complete_multipart", "model")
@@ -416,3 +416,22 @@ async def test_changes_of_names_made_without_the_bucket_are_there_after_a_restar
         assert await user.tree() == wanted
     assert files_in(bucket.shows()) == files_of(wanted)
     assert folders_in(bucket.shows()) == {"kept", "made"}
+
+
+async def test_a_directory_renamed_after_a_restart_keeps_what_is_in_it(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        bucket.takes_nothing = True
+        for folder in ("d", "d/inner", "d/inner/empty"):
+            await user.mkdir(folder)
+        await user.symlink("inner", "d/link")
+        photograph(tmp_path / "1", tmp_path / "2")
+    async with running_node(bucket, tmp_path / "2") as user:
+        await user.rename("d", "e")
+        wanted = {"e": None, "e/inner": None, "e/inner/empty": None, "e/link": b"-> inner"}
+        assert await user.tree() == wanted
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.tree() == wanted
+    assert folders_in(bucket.shows()) == {"e", "e/inner", "e/inner/empty"}

@@ -15,7 +15,7 @@ from fusecache.control_client import ask, find_mount
 from tests.mount.buckets import Bucket
 
 FUSECACHE = Path(sys.executable).parent / "fusecache"
-SYNC_SECONDS = 20.0
+SYNC_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 # What a line of the daemon's log looks like when a person should look; a traceback has no level.
 ALARM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) |^Traceback")

@@ -326,9 +326,8 @@ def test_files_written_here_keep_mode_time_and_links_across_a_remount_with_anoth
     assert (other.path / "empty").read_bytes() == b""
 
 
+@pytest.mark.s3server_only
 def test_what_was_written_is_warm_after_a_remount_with_the_same_cache(mount, bucket):
-    if bucket.service.control is None:
-        pytest.skip("requests cannot be seen here")
     data = pattern(2 * MIB)
     first: Mount = mount()
     (first.path / "file").write_bytes(data)

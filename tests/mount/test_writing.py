@@ -185,9 +185,8 @@ def test_no_part_of_a_large_file_is_visible_before_all_are_there(place: Place):
     assert place.bucket.get("file") == data
 
 
-def test_close_does_not_wait_for_the_bucket(place: Place, request: pytest.FixtureRequest):
-    if place.bucket.service.control is None:
-        pytest.skip("an outage cannot be scripted here")
+@pytest.mark.s3server_only
+def test_close_does_not_wait_for_the_bucket(place: Place):
     place.bucket.control.faults(*HOLD_PUBLISHING)
     for turn in range(20):
         (place.path / f"f{turn}").write_bytes(b"x" * 100_000)
@@ -287,9 +286,8 @@ def test_the_metadata_of_an_object_tell_mode_and_time(place: Place):
     assert float(metadata["mtime"]) == pytest.approx(1e9 + 0.123, abs=1e-6)
 
 
+@pytest.mark.s3server_only
 def test_status_tells_what_a_file_waits_for(place: Place):
-    if place.bucket.service.control is None:
-        pytest.skip("an outage cannot be scripted here")
     place.bucket.control.faults(*HOLD_PUBLISHING)
 
     def state() -> str:

@@ -1,0 +1,113 @@
+"""Staging files: what is written is what is read, errors have names, nothing is overwritten by accident."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
+from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
+from fusecache.model.nouns import GRANULE_BYTES, MIB
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StagingFile:
+    return StagingFile(tmp_path / "file", create=True)
+
+
+def test_bytes_are_read_as_written_with_zeros_in_holes(file: StagingFile) -> None:
+    file.write(10, b"later")
+    file.write(0, b"early")
+    assert file.read(0, 100) == b"early\0\0\0\0\0later"
+    assert (file.size(), file.read(15, 1), file.read(1000, 1)) == (15, b"", b"")
+
+
+def test_truncate_cuts_and_extends_with_zeros(file: StagingFile) -> None:
+    file.write(0, b"12345")
+    file.truncate(2)
+    file.truncate(4)
+    assert file.read(0, 10) == b"12\0\0"
+
+
+def test_what_is_in_memory_is_read_without_waiting_or_not_at_all(file: StagingFile) -> None:
+    file.write(0, b"x" * MIB)
+    assert file.read_nowait(0, MIB) in {b"x" * MIB, None}
+    assert file.read_nowait(MIB - 1, 2) is None  # too short: `read` knows whether that is the end
+
+
+def test_a_closed_file_opens_itself_again(file: StagingFile) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    file.write(0, b"1")
+    file.close()
+    file.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert file.read(0, 10) == b"1"
+    file.write(1, b"2")
+    file.sync()
+    assert file.read(0, 10) == b"12"
+    file.delete()
+    with pytest.raises(LocalDiskError):
+        file.read(0, 1)
+
+
+def test_a_file_is_never_made_twice(file: StagingFile) -> None:
+    with pytest.raises(LocalDiskError, match="exists"):
+        StagingFile(file.path, create=True)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LocalDiskError, match="No such file"):
+        StagingFile(tmp_path / "missing", create=False)
+
+
+def test_a_full_disk_has_a_name_of_its_own() -> None:
+    full = StagingFile(Path("/dev/full"), create=False)
+    with pytest.raises(NoSpace, match="cache disk is full"):
+        full.write(0, b"1")
+    full.close()
+
+
+def test_a_copy_takes_the_first_bytes_or_says_that_they_are_missing(
+    tmp_path: Path, file: StagingFile
+) -> None:
+    file.write(0, b"x" * 100_000)
+    copy = StagingFile(tmp_path / "copy", create=True)
+    copy.copy_from(file, 70_000)
+    assert copy.read(0, MIB) == b"x" * 70_000
+    with pytest.raises(Damaged, match="ends at"):
+        StagingFile(tmp_path / "longer", create=True).copy_from(file, 100_001)
+
+
+@given(st.binary(max_size=300), st.integers(0, 3 * GRANULE_BYTES), st.integers(0, 3 * GRANULE_BYTES))
+def test_any_changed_byte_changes_the_checksum(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, offset: int, place: int
+) -> None:
+    file = StagingFile(tmp_path_factory.mktemp("sums") / "file", create=True)
+    file.truncate(3 * GRANULE_BYTES + 1)
+    file.write(offset, data)
+    before = file.checksums()
+    assert len(before) == 8 * -(-file.size() // GRANULE_BYTES)
+    file.write(place, bytes([file.read(place, 1)[0] ^ 1]))
+    after = file.checksums()
+    index = place // GRANULE_BYTES
+    assert before[: 8 * index] == after[: 8 * index]
+    assert before[8 * index : 8 * index + 8] != after[8 * index : 8 * index + 8]
+    assert checksum_of_checksums(before) != checksum_of_checksums(after)
+    file.delete()
+
+
+def test_a_directory_knows_its_generations_and_moves_them_aside(tmp_path: Path) -> None:
+    directory = StagingDirectory(tmp_path)
+    for number in (3, 12):
+        directory.create(number).write(0, b"%d" % number)
+    (tmp_path / "staging" / "notes.txt").write_text("not ours")
+    assert directory.generations() == {3, 12}
+    place = directory.move_aside(12, "orphans")
+    assert place.read_bytes() == b"12"
+    assert (directory.generations(), directory.bytes_aside()) == ({3}, 2)
+    assert directory.open(3).read(0, 10) == b"3"
+    directory.delete(3)
+    directory.delete(3)
+    assert directory.generations() == set()

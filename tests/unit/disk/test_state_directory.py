@@ -1,0 +1,74 @@
+"""A cache directory has one daemon and one bucket; whatever is wrong with it is said, and nothing of it is touched."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fusecache.disk.state_directory import StateDirectory
+from fusecache.model.errors import LocalDiskError, StateError
+
+
+def test_it_is_made_and_opened_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with StateDirectory(tmp_path / "new" / "cache", "here s3://bucket/") as state:
+            assert state.directory.is_dir()
+
+
+def test_a_second_daemon_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path, "id"), pytest.raises(StateError, match=f"pid {os.getpid()}"):
+        StateDirectory(tmp_path, "id")
+    with StateDirectory(tmp_path, "id"):
+        pass
+
+
+def test_another_bucket_is_refused_and_the_directory_is_free_again(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path, "here s3://one/"):
+        pass
+    with pytest.raises(StateError, match=r"belongs to here s3://one/, not to here s3://two/"):
+        StateDirectory(tmp_path, "here s3://two/")
+    with StateDirectory(tmp_path, "here s3://one/"):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00"])
+def test_unreadable_facts_are_refused_and_kept(tmp_path: Path, text: str) -> None:
+    (tmp_path / "fusecache.json").write_text(text)
+    with pytest.raises(StateError, match="nothing was changed"):
+        StateDirectory(tmp_path, "id")
+    assert (tmp_path / "fusecache.json").read_text() == text
+
+
+@pytest.mark.parametrize("row", [[], "text", 1, None])
+def test_facts_of_another_shape_are_refused_and_kept(tmp_path: Path, row: object) -> None:
+    (tmp_path / "fusecache.json").write_text(json.dumps(row))
+    with pytest.raises(StateError, match="nothing was changed"):
+        StateDirectory(tmp_path, "id")
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fusecache.json").write_text(json.dumps({"format": 2, "identity": "id"}))
+    with pytest.raises(StateError, match="has format 2"):
+        StateDirectory(tmp_path, "id")
+
+
+def test_a_directory_that_cannot_be_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalDiskError, match="choose another"):
+        StateDirectory(tmp_path / "file" / "cache", "id")
+
+
+def test_the_lock_is_free_once_its_holder_is_killed(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        StateDirectory(tmp_path, "id")
+        os.write(writer, b"locked")
+        os.kill(os.getpid(), 9)
+    os.read(reader, 6)
+    os.waitpid(child, 0)
+    os.close(reader)
+    os.close(writer)
+    with StateDirectory(tmp_path, "id"):
+        pass

@@ -1,0 +1,121 @@
+"""The life of a generation: what it may become, and what its row tells after a restart."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusecache.model.records import (
+    FileRecord,
+    OperationKind,
+    OperationRecord,
+    PosixAttributes,
+    file_from_row,
+    operation_from_row,
+    to_row,
+)
+from fusecache.model.states import MUTABLE, OWED, TRANSITIONS, FileState, check_transition
+
+texts = st.text(max_size=20)
+numbers = st.integers(0, 1 << 53)
+attributes = st.builds(PosixAttributes, st.integers(0, 0o7777), numbers, numbers, numbers)
+files = st.builds(
+    FileRecord,
+    generation=numbers,
+    state=st.sampled_from(FileState),
+    key=texts,
+    size=numbers,
+    sequence=numbers,
+    uuid=texts,
+    boot_id=texts,
+    attributes=attributes,
+    base_etag=st.none() | texts,
+    synced=st.booleans(),
+    checksum=texts,
+    upload_id=texts,
+    part_bytes=numbers,
+    part_etags=st.lists(texts, max_size=3).map(tuple),
+    error=texts,
+)
+operations = st.builds(
+    OperationRecord,
+    sequence=numbers,
+    kind=st.sampled_from(OperationKind),
+    key=texts,
+    target=texts,
+    base_etag=st.none() | texts,
+    source_etag=texts,
+    size=numbers,
+    modified=st.floats(0, 1e12),
+    uuid=texts,
+    attributes=st.none() | attributes,
+)
+
+
+def test_every_state_says_what_may_follow() -> None:
+    assert set(TRANSITIONS) == set(FileState)
+
+
+@pytest.mark.parametrize(("old", "new"), [*itertools.product(FileState, FileState)])
+def test_only_transitions_of_the_table_are_allowed(old: FileState, new: FileState) -> None:
+    if new in TRANSITIONS[old]:
+        check_transition(old, new)
+    else:
+        with pytest.raises(ValueError, match="never goes"):
+            check_transition(old, new)
+
+
+def reachable(start: FileState) -> set[FileState]:
+    found, queue = {start}, [start]
+    while queue:
+        new = TRANSITIONS[queue.pop()] - found
+        found |= new
+        queue += new
+    return found
+
+
+@pytest.mark.parametrize("state", [FileState.ORPHAN, FileState.FAILED])
+def test_what_must_not_be_published_never_is(state: FileState) -> None:
+    assert not reachable(state) & {FileState.SEALED, FileState.PUBLISHING, FileState.STORED}
+
+
+def test_what_may_have_been_sent_is_never_changed_in_place() -> None:
+    assert not reachable(FileState.PUBLISHING) & MUTABLE
+
+
+def test_only_the_bucket_or_the_user_ends_a_promise() -> None:
+    ends = {state for state in FileState if not TRANSITIONS[state]}
+    assert ends == {FileState.STORED, FileState.DROPPED, FileState.ORPHAN}
+    assert all(FileState.ORPHAN not in TRANSITIONS[state] for state in OWED - MUTABLE)
+
+
+@given(files)
+def test_a_files_row_tells_all_of_it(record: FileRecord) -> None:
+    assert file_from_row(json.loads(json.dumps(to_row(record)))) == record
+
+
+@given(operations)
+def test_a_changes_row_tells_all_of_it(record: OperationRecord) -> None:
+    assert operation_from_row(json.loads(json.dumps(to_row(record)))) == record
+
+
+@given(files, texts)
+def test_a_row_with_a_field_of_a_newer_version_is_refused(record: FileRecord, value: str) -> None:
+    with pytest.raises(ValueError, match="newer"):
+        file_from_row({**to_row(record), "tier": value})
+
+
+@given(files, st.sampled_from(["generation", "state", "key", "attributes", "part_etags"]))
+def test_a_row_without_a_needed_field_is_refused(record: FileRecord, name: str) -> None:
+    row = to_row(record)
+    del row[name]
+    with pytest.raises((KeyError, TypeError)):
+        file_from_row(row)
+
+
+@given(files)
+def test_an_unknown_state_is_refused(record: FileRecord) -> None:
+    with pytest.raises(ValueError, match="asleep"):
+        file_from_row({**to_row(record), "state": "asleep"})
