@@ -6,6 +6,7 @@ Request: `{"command": …, "path": …, "timeout_seconds": …}`. Answers: progr
 import json
 import logging
 import os
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import trio
 
 from fusecache.engine.filesystem import Durability, FileSystem
-from fusecache.model.errors import FusecacheError
+from fusecache.engine.groups import one_failure
+from fusecache.model.errors import FusecacheError, NotPermitted
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
 _LONGEST_REQUEST = 65536
+# They change what the daemon does at its end.
+_OWNERS_COMMANDS = {"drain", "abandon"}
 
 
 class ControlServer:
@@ -59,13 +63,18 @@ class ControlServer:
                     await self._answer(stream, json.loads(line))
             except* (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the asker is gone
-            except* (ValueError, TypeError, AttributeError) as group:
-                log.warning("control request refused error=%s", group.exceptions[0])
+            except* (ValueError, TypeError, AttributeError, RecursionError) as group:
+                log.info("control request refused error=%s", group.exceptions[0])
+            except* Exception:
+                # Nothing that somebody may ask ends the mount.
+                log.exception("control request failed")
 
     async def _answer(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
         command, path = request.get("command"), str(request.get("path") or "").strip("/")
         timeout = request.get("timeout_seconds")
         try:
+            if command in _OWNERS_COMMANDS:
+                _check_owner(stream)
             match command:
                 case "status":
                     status = self.status()
@@ -92,16 +101,17 @@ class ControlServer:
     async def _wait(self, stream: trio.SocketStream, path: str, seconds: float | None) -> None:
         """Report progress until everything below `path` is in the bucket."""
         ended = Durability("error", "the daemon is ending")
-        async with trio.open_nursery() as nursery:
 
-            async def report() -> None:
-                while True:
-                    await self._send(stream, path, {})
-                    await trio.sleep(REPORT_SECONDS)
+        async def report() -> None:
+            while True:
+                await self._send(stream, path, {})
+                await trio.sleep(REPORT_SECONDS)
 
-            nursery.start_soon(report, name="control-report")
-            ended = await self._fs.wait_durable(path, seconds)
-            nursery.cancel_scope.cancel()
+        with one_failure():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(report, name="control-report")
+                ended = await self._fs.wait_durable(path, seconds)
+                nursery.cancel_scope.cancel()
         await self._send(stream, path, {"done": True, "result": ended.result, "message": ended.message})
 
     async def _send(self, stream: trio.SocketStream, path: str, row: dict[str, Any]) -> None:
@@ -112,6 +122,14 @@ class ControlServer:
             "uploading": [f"{item['path']} {item['sent']}/{item['bytes']}" for item in pending.uploading],
         }
         await stream.send_all(json.dumps({**common, **row}).encode() + b"\n")
+
+
+def _check_owner(stream: trio.SocketStream) -> None:
+    """Raise NotPermitted unless the asker is root or the daemon's own user (unix(7), SO_PEERCRED)."""
+    facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", facts)
+    if user not in {0, os.geteuid()}:
+        raise NotPermitted("only root and the user who mounted may end this mount")
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes:

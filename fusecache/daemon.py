@@ -174,20 +174,22 @@ class _Daemon:
             ControlDirectory(socket_path, statistics, ownership.uid, ownership.gid),
             read_only=options.read_only,
         )
-        async with filesystem.running(), trio.open_nursery() as nursery:
-            await nursery.start(self._watch_signals, name="signals")
-            await nursery.start(server.run, name="control")
-            self._mount(operations)
+        async with filesystem.running():
             try:
-                nursery.start_soon(self._serve, nursery.cancel_scope, name="fuse")
-                await self._announce(filesystem)
-                nursery.start_soon(self._report, filesystem, name="status")
-                nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
-                await self._stop.wait()
-                await self._drain(filesystem)
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._watch_signals, name="signals")
+                    await nursery.start(server.run, name="control")
+                    self._mount(operations)
+                    nursery.start_soon(self._serve, name="fuse")
+                    await self._announce(filesystem)
+                    nursery.start_soon(self._report, filesystem, name="status")
+                    nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
+                    await self._stop.wait()
+                    await self._drain(filesystem)
+                    nursery.cancel_scope.cancel()
             finally:
+                # Only when no handler runs any more: one that replied through a closed session would crash.
                 self._unmount()
-            nursery.cancel_scope.cancel()
         return 0
 
     def _mount(self, operations: Operations) -> None:
@@ -210,7 +212,7 @@ class _Daemon:
             self._mounted = False
             pyfuse3.close(unmount=True)
 
-    async def _serve(self, scope: trio.CancelScope) -> None:
+    async def _serve(self) -> None:
         """Answer the kernel until the mount is gone, then publish what is left."""
         await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
         self._stop.set()

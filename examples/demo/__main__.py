@@ -117,7 +117,7 @@ def scratch_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="demo-", dir=ROOT / "scratch"))
     try:
         yield folder
-    except StepError:
+    except Exception:  # whatever went wrong, the daemons may know why
         keep_logs(folder)
         raise
     finally:
@@ -147,7 +147,7 @@ def main() -> int:
             held = play(bucket, scratch)
             if not held:
                 keep_logs(scratch)
-    except StepError as exc:
+    except (StepError, OSError) as exc:  # a mount whose daemon died answers with an OSError
         say(f"FAILED: {exc}")
         return 1
     except KeyboardInterrupt:

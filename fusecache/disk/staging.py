@@ -162,6 +162,14 @@ class StagingDirectory:
         """Return the generations whose files are in `staging/`."""
         return {int(path.name) for path in self._staging.iterdir() if path.name.isdigit()}
 
+    def highest_number(self) -> int:
+        """Return the highest generation that any file here is named after; 0 if there is none."""
+        folders = (self._staging, *self._aside.values())
+        return max(
+            (int(path.name) for folder in folders for path in folder.iterdir() if path.name.isdigit()),
+            default=0,
+        )
+
     def bytes_aside(self) -> int:
         """Return the bytes that orphans and suspects hold."""
         return sum(path.stat().st_size for folder in self._aside.values() for path in folder.iterdir())

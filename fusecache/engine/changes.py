@@ -8,7 +8,6 @@ rename of a directory (what lies in it?).
 
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fusecache.engine.content import Contents, attributes_of
 from fusecache.engine.journaling import JournalWriter
@@ -31,9 +30,6 @@ from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import OperationKind, OperationRecord
 from fusecache.model.states import FileState
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 class Changes:
     """Carries out changes of names on the tree, the queue and the journal."""
@@ -53,7 +49,6 @@ class Changes:
         self._owed = owed
         self._journal = journal
         self._requests = requests
-        self.on_owed: Callable[[], None] = lambda: None
 
     # ---- making
 
@@ -77,7 +72,7 @@ class Changes:
         changes: list[Change] = []
         self._add(node, OperationKind.MKDIR, key, changes)
         self._collapse_rmdir(key, changes)
-        await self._commit(changes)
+        await self._journal.commit(*changes)
         return node
 
     async def symlink(self, parent: Node, name: str, target: str) -> Node:
@@ -89,7 +84,7 @@ class Changes:
         changes: list[Change] = []
         base = self._contents.collapse_delete(key, changes)
         self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
-        await self._commit(changes)
+        await self._journal.commit(*changes)
         return node
 
     # ---- removing
@@ -105,7 +100,7 @@ class Changes:
         self._tree.detach(node)
         self._names.note_gone(parent, name)
         self._keep_directory(parent, changes)
-        await self._commit(changes)
+        await self._journal.commit(*changes)
 
     async def rmdir(self, parent: Node, name: str) -> None:
         """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
@@ -120,7 +115,7 @@ class Changes:
         self._tree.detach(node)
         self._names.note_gone(parent, name + "/")
         self._keep_directory(parent, changes)
-        await self._commit(changes)
+        await self._journal.commit(*changes)
 
     # ---- moving
 
@@ -155,7 +150,7 @@ class Changes:
         self._move_file(node, target, new_parent, new_name, changes)
         self._names.note_gone(old_parent, old_name)
         self._keep_directory(old_parent, changes)
-        await self._commit(changes)
+        await self._journal.commit(*changes)
 
     async def _rename_directory(
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, new_key: str
@@ -193,7 +188,7 @@ class Changes:
         if old_parent is not None:
             self._names.note_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
-        await self._commit(changes)
+        await self._journal.commit(*changes)
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -244,7 +239,17 @@ class Changes:
             directory = child
         if not name:
             directory.has_marker = True
-        elif name not in directory.children:
+            return
+        child = directory.children.get(name)
+        if (
+            child is not None
+            and child.pins == 0
+            and child.object is not None
+            and child.object.etag != info.etag
+        ):
+            self._tree.detach(child)  # another client replaced it since this node last looked
+            child = None
+        if child is None:
             self._names.make_file(directory, info)
 
     def _move_file(
@@ -296,7 +301,9 @@ class Changes:
                 changes.append(PutOperation(item.record))
             self._owed.add(item)
         if generation is not None and generation not in queued:
-            generation.record = replace(generation.record, key=key_now)
+            # A promise that was taken back belongs to the old name: under the new one it is as new as the rename.
+            sequence = self._journal.next_number() if generation.sequence else 0
+            generation.record = replace(generation.record, key=key_now, sequence=sequence)
             changes.append(PutFile(generation.record))
         if self._owed.exists_after(key_before, published):
             self._add(None, OperationKind.DELETE, key_before, changes, base_etag=published)
@@ -322,11 +329,6 @@ class Changes:
         self._tree.hide(key_before)
 
     # ---- inside
-
-    async def _commit(self, changes: list[Change]) -> None:
-        """Journal what was decided, then have it published."""
-        await self._journal.commit(*changes)
-        self.on_owed()
 
     async def _check_free(self, parent: Node, name: str) -> None:
         try:

@@ -9,6 +9,7 @@ Invariants:
 """
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ _HEADROOM_BYTES = MIB
 _MOVE_SECONDS = 60.0
 # Files up to this size are taken for ones that speak of others.
 _SMALL_BYTES = MIB
+# A queued file whose rewriting has put its upload off for so long is published as it is.
+_REWRITE_SECONDS = 10.0
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
 _PF_SIGNALED = 0x400
 
@@ -84,7 +87,10 @@ class Contents:
         if writable:
             self._journal.check_writable()
         node.handles += 1
-        node.writers += writable
+        if writable:
+            node.writers += 1
+            # What is being written keeps its place, even if other clients empty the directory around it.
+            self._tree.pin(node)
         return FileHandle(node, writable, pid, _thread_group(pid) if writable and pid else 0)
 
     async def release(self, handle: FileHandle) -> None:
@@ -94,7 +100,11 @@ class Contents:
             self._cache.close(handle.reader)
             handle.reader = None
         node.handles -= 1
-        node.writers -= handle.writable
+        if handle.writable:
+            node.writers -= 1
+            if node.writers == 0:
+                node.write_error = None
+            self._tree.unpin(node)
         generation = node.generation
         if generation is None or generation.in_flight:
             pass
@@ -137,6 +147,8 @@ class Contents:
 
     async def _wait_moved(self, node: Node) -> None:
         """If the node's object is under way to another key, wait until it is there."""
+        if not self._tree.is_linked(node):
+            return
         for item in self._owed.for_key(self._tree.key(node)):
             if isinstance(item, Operation) and item.node is node and item.in_flight:
                 with trio.move_on_after(_MOVE_SECONDS):
@@ -175,9 +187,16 @@ class Contents:
     async def write(self, handle: FileHandle, offset: int, data: bytes) -> int:
         """Write into the staging file; return the count. Raises NoSpace, TooLarge, LocalDiskError."""
         node = handle.node
+        if node.write_error is not None:
+            raise node.write_error
         generation = node.generation
         if generation is None or not generation.is_mutable:
-            generation = await self._make_mutable(node, keep_bytes=None)
+            try:
+                generation = await self._make_mutable(node, keep_bytes=None)
+            except FusecacheError as exc:
+                # These bytes are lost: nothing that is written after them may be published without them.
+                node.write_error = exc
+                raise
         stop = offset + len(data)
         try:
             if stop > generation.reserved:
@@ -215,14 +234,23 @@ class Contents:
         """One close(2) of the file: make what was written durable here. Raises the file's first stored error."""
         node = handle.node
         generation = node.generation
-        if not handle.writable or generation is None:
+        if not handle.writable:
+            return
+        if node.write_error is not None:
+            raise node.write_error
+        if generation is None:
             return
         if generation.error is not None:
             raise generation.error
-        if not generation.is_mutable:
+        if not generation.is_mutable or not generation.changed_since_flush:
             return
-        generation.killed = _was_killed(handle)
-        if generation.killed or not generation.changed_since_flush:
+        if _was_killed(handle):
+            generation.killed_writer = handle
+        elif (
+            generation.killed_writer is not handle
+        ):  # else a child that outlived it: the file is still unfinished
+            generation.killed_writer = None
+        if generation.killed_writer is not None:
             return
         await self._promise(node, generation)
 
@@ -233,12 +261,11 @@ class Contents:
             return
         if generation.error is not None:
             raise generation.error
-        if not generation.is_mutable:
-            return  # sealed: its own sync is under way, and its row is on the disk
-        generation.record = replace(
-            generation.record, size=generation.size, attributes=attributes_of(handle.node)
-        )
-        ticket = self._journal.submit(PutFile(generation.record))
+        if generation.is_mutable:
+            generation.record = replace(
+                generation.record, size=generation.size, attributes=attributes_of(handle.node)
+            )
+        ticket = self._journal.submit(*self._row(generation))
         with _in_use(generation):
             await self._offload.disk(generation.file.sync)
         await ticket.wait()
@@ -258,9 +285,14 @@ class Contents:
         generation = node.generation
         if generation is not None:
             generation.record = replace(generation.record, attributes=attributes)
-            self._journal.submit(PutFile(generation.record))
+            self._journal.submit(*self._row(generation))
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
+
+    def _row(self, generation: Generation) -> list[PutFile]:
+        """Return the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
+        is_named = generation.node is not None and self._tree.is_linked(generation.node)
+        return [PutFile(generation.record)] if is_named else []
 
     def drop(self, generation: Generation) -> list[DropFile]:
         """End a generation that nobody needs any more; return the change to be journaled with its reason.
@@ -313,7 +345,7 @@ class Contents:
         record = FileRecord(
             generation=number,
             state=FileState.OPEN,
-            key=self._tree.key(node),
+            key=self._tree.key(node) if self._tree.is_linked(node) else "",
             size=0,
             sequence=0,
             uuid=str(uuid.uuid4()),
@@ -349,11 +381,20 @@ class Contents:
             except BaseException:
                 self._abandon(generation)
                 raise
-            dropped = self.drop(old) if old is not None and failed else []
+            dropped: list[DropFile] = []
+            if old is not None and failed:
+                dropped = self.drop(old)
+            elif (
+                old is not None
+                and not self._tree.is_linked(node)
+                and not old.in_flight
+                and old not in self._owed
+            ):
+                self._let_go(old)
             if old is not None and old.state is FileState.REJECTED:
                 generation.replaces = old
             node.generation = generation
-            self._journal.submit(*dropped, PutFile(generation.record))
+            self._journal.submit(*dropped, *self._row(generation))
             return generation
 
     async def _copy_object(self, node: Node, file: StagingFile, size: int) -> None:
@@ -435,6 +476,7 @@ class Contents:
             checksum="",
         )
         generation.flushed_at = trio.current_time()
+        generation.waiting_since = min(generation.waiting_since, generation.flushed_at)
         self._owed.add(generation)
         await self._journal.commit(*changes, PutFile(record))
         self.on_sealed()
@@ -448,13 +490,17 @@ class Contents:
     ) -> tuple[int, str | None]:
         """Return sequence and base for new content of `key`; what it makes needless is dropped into `changes`."""
         sequence = self._journal.next_number()
-        version = node.object
-        base = version.etag if version is not None and version.key == key else None
+        base = _published_etag(node, key)
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
         if isinstance(last, Generation) and last.node is node and not last.in_flight:
             is_small = generation.size <= _SMALL_BYTES and not self._owed.ends_with(last)
-            if not is_small:
+            # A file rewritten again and again must not keep everything behind it waiting for ever.
+            is_overdue = (
+                trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id != ""
+            )
+            if not is_small and not is_overdue:
+                generation.waiting_since = last.waiting_since
                 # The newer content takes the oldest unpublished place of its key: whatever was written after
                 # the old one may rely on it.
                 changes += self.drop(last)
@@ -480,7 +526,7 @@ class Contents:
     async def _end_writing(self, node: Node, generation: Generation) -> None:
         """The last writer is gone: seal, or keep aside."""
         failed = generation.state is FileState.FAILED
-        if failed or generation.killed or generation.record.sequence == 0:
+        if failed or generation.killed_writer is not None or generation.record.sequence == 0:
             self._put_aside(node, generation)
         else:
             if generation.state is FileState.OPEN:
@@ -490,10 +536,10 @@ class Contents:
 
     async def _promise_late(self, node: Node, generation: Generation) -> None:
         """Pages came after the close (a mapping): same promise, same place, the newer bytes."""
-        sequence = generation.sequence
         self._owed.discard(generation)
-        base = self._owed.base_for(generation.record.key, generation.record.base_etag)
-        record = generation.go(FileState.FLUSHED, size=generation.size, sequence=sequence, base_etag=base)
+        key = self._tree.key(node)
+        base = self._owed.base_for(key, _published_etag(node, key))
+        record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base)
         generation.changed_since_flush = False
         self._owed.add(generation)
         await self._journal.commit(PutFile(record))
@@ -523,7 +569,23 @@ class Contents:
         if parent is not None and node.parent is not None:
             # The kernel holds the unfinished bytes under this inode: the name needs another one.
             self._tree.detach(node)
+            self._hand_over(node, parent, name)
             self.on_name_lost(parent, name)
+
+    def _hand_over(self, node: Node, parent: Node, name: str) -> None:
+        """Give what is queued for a node to a new one of that name: its last closed version shows again."""
+        queued = [
+            item for item in self._owed.for_key(self._tree.child_key(parent, name)) if item.node is node
+        ]
+        if not queued:
+            return
+        heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)
+        for item in queued:
+            item.node = heir
+            self._tree.pin(heir)
+            self._tree.unpin(node)
+            if isinstance(item, Generation):
+                heir.generation = item
 
 
 @contextmanager
@@ -536,6 +598,11 @@ def _in_use(generation: Generation) -> Iterator[None]:
         generation.readers -= 1
         if generation.readers == 0 and generation.unread is not None:
             generation.unread.set()
+
+
+def _published_etag(node: Node, key: str) -> str | None:
+    """Return what the bucket shows under the node's key, before anything that is queued."""
+    return node.object.etag if node.object is not None and node.object.key == key else None
 
 
 def attributes_of(node: Node) -> PosixAttributes:
@@ -555,8 +622,15 @@ def _thread_group(pid: int) -> int:
 
 
 def _was_killed(handle: FileHandle) -> bool:
-    """Return whether the process that opened the file is being ended by a signal. Unseen counts as alive."""
-    return any(_is_signaled(pid) for pid in {handle.pid, handle.process} if pid)
+    """Return whether the process that opened the file is being ended by a signal. Unseen counts as alive.
+
+    All its threads must say so: at a normal exit(2) the kernel ends the other threads by a signal, too.
+    """
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{handle.process or handle.pid}/task")]
+    except OSError:
+        return False
+    return bool(threads) and all(_is_signaled(thread) for thread in threads)
 
 
 def _is_signaled(pid: int) -> bool:

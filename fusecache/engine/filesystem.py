@@ -92,7 +92,9 @@ class FileSystem:
         self._listings = Listings(directory / "names")
         empty_file = directory / "empty"
         empty_file.touch()
-        self.journal = JournalWriter(self._journal_rows, offload)
+        self.journal = JournalWriter(
+            self._journal_rows, offload, highest_in_use=self._staging.highest_number()
+        )
         self.owed = Owed()
         self.tree = Tree(options.prefix, options.ownership, self._listings)
         requests = Requests(store, offload)
@@ -119,7 +121,6 @@ class FileSystem:
             temp_names=options.temp_names,
         )
         self.changes = Changes(self.tree, self.names, self.contents, self.owed, self.journal, requests)
-        self.changes.on_owed = self.publisher.wake
         self._offload = offload
         self._recovery = Recovery(self._journal_rows, self._staging, boot_id)
         self.recovered = Recovered()
@@ -176,9 +177,13 @@ class FileSystem:
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return when the bucket has everything that was closed at or below a path before the call."""
         before = len(self.publisher.conflicts)
-        last = max((item.sequence for item in self._items_at(path)), default=0)
+        waiting = self._items_at(path)
+        last = max((item.sequence for item in waiting), default=0)
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
-            while any(item.sequence <= last for item in self._items_at(path)):
+            # A renamed item keeps waiting elsewhere; newer content of the same name takes the place of the older.
+            while any(item in self.owed for item in waiting) or any(
+                item.sequence <= last for item in self._items_at(path)
+            ):
                 await self.publisher.wait_progress()
         if scope.cancelled_caught:
             failure = self.publisher.failure

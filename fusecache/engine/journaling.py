@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 class JournalWriter:
     """Gives out numbers, and makes changes durable."""
 
-    def __init__(self, journal: Journal, offload: Offload) -> None:
+    def __init__(self, journal: Journal, offload: Offload, *, highest_in_use: int = 0) -> None:
+        """highest_in_use: number of a file whose row may not have reached the disk; none is given out twice."""
         self.journal = journal
         self._offload = offload
-        self._highest = journal.highest_number()
+        self._highest = max(journal.highest_number(), highest_in_use)
+        self._committing = False
         self._waiting: list[tuple[Sequence[Change], _Ticket]] = []
         self._wake = trio.Event()
         self._failure: FusecacheError | None = None
@@ -49,6 +51,11 @@ class JournalWriter:
         self._wake.set()
         return ticket
 
+    async def settled(self) -> None:
+        """Return when everything that was submitted is on disk."""
+        if self._waiting or self._committing:
+            await self.commit()
+
     async def commit(self, *changes: Change) -> None:
         """Return when the changes are on disk. Raises what the commit raised."""
         await self.submit(*changes).wait()
@@ -72,6 +79,7 @@ class JournalWriter:
         try:
             if self._failure is not None:  # these came before anyone knew of it
                 raise self._failure
+            self._committing = True
             with trio.CancelScope(shield=True):  # a batch that was taken must not be lost
                 await self._offload.rows(self.journal.apply, changes)
         except FusecacheError as exc:
@@ -79,6 +87,8 @@ class JournalWriter:
             for _, ticket in batch:
                 ticket.fail(exc)
             return
+        finally:
+            self._committing = False
         for _, ticket in batch:
             ticket.succeed()
 

@@ -6,14 +6,18 @@ Invariants:
 3. A failed request is an error, never "no such file".
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import trio
 
+from fusecache.engine.groups import one_failure
 from fusecache.engine.nodes import DirectoryHandle, Kind, Node
 from fusecache.engine.requests import Requests
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Journal
 from fusecache.index.listings import ListedEntry, Listings
-from fusecache.model.errors import FusecacheError, NotFound, ObjectMissing
+from fusecache.model.errors import FusecacheError, LocalDiskError, NotFound, ObjectMissing
 from fusecache.model.metadata import attributes_from_metadata, symlink_target
 from fusecache.model.names import unusable_name
 from fusecache.model.nouns import ObjectInfo
@@ -273,20 +277,23 @@ class Names:
         """The bucket shows the node now: enter it, and the directories above it, into what is known."""
         step = node
         while step.parent is not None:
+            parent = step.parent
             if step.kind is Kind.DIRECTORY:
                 row = ListedEntry(step.name, is_directory=True)
             elif step.object is not None:
                 row = _file_row(step.name, step.object)
             else:
                 return
-            for generation in self._generations(step.parent):
-                self._listings.put(step.parent.number, generation, [row])
-            step = step.parent
+            with _or_listed_again(parent):
+                for generation in self._generations(parent):
+                    self._listings.put(parent.number, generation, [row])
+            step = parent
 
     def note_gone(self, parent: Node, sort_name: str) -> None:
         """The bucket no longer shows this name."""
-        for generation in self._generations(parent):
-            self._listings.remove(parent.number, generation, sort_name)
+        with _or_listed_again(parent):
+            for generation in self._generations(parent):
+                self._listings.remove(parent.number, generation, sort_name)
 
     def _generations(self, directory: Node) -> list[int]:
         generations = [directory.listing.generation] if directory.listing.generation else []
@@ -380,21 +387,31 @@ class Names:
                 except ObjectMissing:
                     del full[index]
 
-        async with trio.open_nursery() as nursery:
-            for index, row in enumerate(rows):
-                if row.is_directory or row.size or row.metadata is not None:
-                    continue
-                old = known.get(row.name)
-                if old is not None and (old.etag, old.modified) == (row.etag, row.modified):
-                    full[index] = old
-                else:
-                    nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
+        with one_failure():
+            async with trio.open_nursery() as nursery:
+                for index, row in enumerate(rows):
+                    if row.is_directory or row.size or row.metadata is not None:
+                        continue
+                    old = known.get(row.name)
+                    if old is not None and (old.etag, old.modified) == (row.etag, row.modified):
+                        full[index] = old
+                    else:
+                        nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
         return [full[index] for index in sorted(full)]
 
 
 def _is_within(seconds: float, moment: float) -> bool:
     """Return whether a moment of the loop's time is at most `seconds` (inf: any) ago; -inf was never."""
     return moment > float("-inf") and trio.current_time() - moment <= seconds
+
+
+@contextmanager
+def _or_listed_again(directory: Node) -> Iterator[None]:
+    """Where the disk does not take a row, the directory counts as not listed."""
+    try:
+        yield
+    except LocalDiskError:
+        directory.listing.started = float("-inf")
 
 
 def _file_row(name: str, info: ObjectInfo) -> ListedEntry:

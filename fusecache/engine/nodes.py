@@ -63,6 +63,7 @@ class Node:
     lookups: int = 0
     handles: int = 0
     writers: int = 0
+    write_error: FusecacheError | None = None
     pins: int = 0
     verified: float = float("-inf")
     children: "dict[str, Node]" = field(default_factory=dict)
@@ -91,8 +92,9 @@ class Generation:
     reserved: int = 0
     error: FusecacheError | None = None
     changed_since_flush: bool = True
-    killed: bool = False
+    killed_writer: "FileHandle | None" = None
     flushed_at: float = float("inf")
+    waiting_since: float = float("inf")
     sealed_at: float = float("inf")
     readers: int = 0
     unread: trio.Event | None = None

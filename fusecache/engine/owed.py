@@ -24,6 +24,7 @@ class Owed:
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self.on_rebased: Callable[[Item], None] = lambda _item: None
         self._changed = trio.Event()
         self._items: list[Item] = []
         self._by_key: dict[str, list[Item]] = {}
@@ -45,14 +46,18 @@ class Owed:
             insort(self._by_key.setdefault(key, []), item, key=_sequence)
         self._tell()
 
-    def remove(self, item: Item) -> None:
-        """Take an item out; call `rebase` for what follows it."""
+    def remove(self, item: Item, *, published: bool = False) -> None:
+        """Take an item out. Unless it was published, what it knew of the bucket passes to the next of its keys."""
         self._items.remove(item)
         for key in item.changed_keys():
             same_key = self._by_key[key]
+            was_first = same_key[0] is item
             same_key.remove(item)
             if not same_key:
                 del self._by_key[key]
+            elif was_first and not published:
+                self.rebase(key, base_of(item, key))
+                self.on_rebased(same_key[0])
         self._tell()
 
     async def wait_gone(self, item: Item) -> None:
@@ -101,7 +106,6 @@ class Owed:
         else:
             item.record = replace(item.record, base_etag=etag)
         return item
-
 
     def _tell(self) -> None:
         self._changed.set()

@@ -23,6 +23,8 @@ from fusecache.model.errors import (
     BucketMissing,
     CredentialsMissing,
     FusecacheError,
+    LocalDiskError,
+    NoSpace,
     RemoteError,
     Unavailable,
 )
@@ -148,7 +150,11 @@ class Preparer:
     async def _sync(self, generation: Generation, prepared: Prepared) -> None:
         """Bring the bytes to the disk for good, and journal what they are."""
         file = generation.file
-        await self._offload.disk(file.sync)
+        try:
+            await self._offload.disk(file.sync)
+        except NoSpace as exc:
+            # The disk did not take the bytes that it had accepted: what is in the file now is not what was written.
+            raise LocalDiskError(str(exc)) from exc
         generation.granule_checksums = await self._offload.disk(file.checksums)
         if prepared.scope.cancel_called:
             return

@@ -16,31 +16,28 @@ from typing import TypeVar
 
 import trio
 
-from fusecache.engine.content import Contents
+from fusecache.engine.content import Contents, attributes_of
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Generation, Item, Node, Operation
 from fusecache.engine.offload import Offload
 from fusecache.engine.operations import Outcome, Publishing
-from fusecache.engine.owed import Owed, base_of
+from fusecache.engine.owed import Owed
 from fusecache.engine.preparing import Preparer
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
+from fusecache.index.journal import Change, DropFile, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,
     CredentialsMissing,
-    Damaged,
     FusecacheError,
-    LocalDiskError,
     NoSpace,
     ObjectChanged,
     ObjectMissing,
     ReadOnly,
     Refused,
     StateError,
-    TooLarge,
     Unavailable,
     UploadLost,
 )
@@ -61,7 +58,6 @@ TEMPORARY_SECONDS = 60.0
 _AHEAD = 256
 # Causes that pass, or that a person can mend while we wait. What is missing was removed just now: looking again tells.
 _WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing, ObjectMissing)
-_FOR_GOOD = (Refused, Damaged, LocalDiskError, TooLarge)
 # The journal cannot be written: nothing can be published, as nobody could tell afterwards what was.
 _STOPPED = (NoSpace, StateError, ReadOnly)
 
@@ -104,6 +100,7 @@ class Publisher:
         self.failure: FusecacheError | None = None
         contents.on_sealed = self.wake
         owed.on_change = self._note_change
+        owed.on_rebased = self._journal_rebased
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
 
     @property
@@ -171,6 +168,7 @@ class Publisher:
     async def _publish_all(self) -> None:
         while True:
             self._wake = trio.Event()
+            self._journal.check_writable()
             now = trio.current_time()
             items = self._next_items(now, 1)
             delay = self._delay(items[0], now) if items else float("inf")
@@ -253,14 +251,27 @@ class Publisher:
                     exc,
                 )
                 await trio.sleep(pause)
-            except UploadLost:
-                if isinstance(item, Generation):
-                    log.warning("upload expired, sending it again key=%s", item.record.key)
-                    self._preparer.restart(item)
-            except ObjectChanged as exc:
-                await self._conflict(item, exc)
-            except _FOR_GOOD as exc:
-                await self._reject(item, exc)
+            except _STOPPED:
+                raise
+            except Exception as exc:
+                if not isinstance(exc, FusecacheError):
+                    # A mistake of ours: it must not keep everything else from the bucket.
+                    log.exception("unexpected failure key=%s", item.changed_keys()[-1])
+                if item in self._owed:
+                    await self._resolve(item, exc)
+
+    async def _resolve(self, item: Item, error: Exception) -> None:
+        """Do what an error asks for that waiting does not mend."""
+        if isinstance(error, UploadLost):
+            if isinstance(item, Generation):
+                log.warning("upload expired, sending it again key=%s", item.record.key)
+                self._preparer.restart(item)
+        elif isinstance(error, ObjectChanged):
+            await self._conflict(item, error)
+        elif isinstance(error, FusecacheError):
+            await self._reject(item, error)
+        else:
+            await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
 
     async def _publish_once(self, item: Item) -> None:
         if isinstance(item, Generation):
@@ -274,6 +285,7 @@ class Publisher:
             await self._stored(item, version)
             return
         item.in_flight = True
+        await self._journal.settled()  # its row must be on the disk before its effect
         self._last_write[item.changed_keys()[-1]] = trio.current_time()
         outcome = await self._offload.upload(self._publishing.publish_operation, item.record)
         await self._done(item, outcome)
@@ -284,7 +296,7 @@ class Publisher:
         The tree changes at once, with the queue: whoever writes or removes the file next must know its base.
         """
         record = generation.go(FileState.STORED)
-        self._owed.remove(generation)
+        self._owed.remove(generation, published=True)
         changes = [
             PutFile(record),
             PutAttributes(version.key, version.etag, record.attributes),
@@ -304,11 +316,14 @@ class Publisher:
             await self._preparer.retire(generation, version)
 
     async def _done(self, item: Operation, outcome: Outcome) -> None:
-        self._owed.remove(item)
+        self._owed.remove(item, published=True)
         changes: list[Change] = [DropOperation(item.sequence)]
         for key, etag in outcome.shows.items():
             changes += self._rebase(key, etag)
         record, node = item.record, item.node
+        version = outcome.version
+        if node is not None and version is not None and record.kind is OperationKind.RENAME:
+            changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
         if record.kind in {OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME}:
             self._tree.unhide(record.key, gone=True)
         if node is not None:
@@ -321,11 +336,16 @@ class Publisher:
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
         follower = self._owed.rebase(key, etag)
-        if follower is None:
-            return []
-        if isinstance(follower, Generation):
-            return [PutFile(follower.record)]
-        return [PutOperation(follower.record)]
+        if follower is not None:
+            return [_row(follower)]
+        node = self._tree.find(key)
+        if node is not None and node.generation is not None:
+            # What is being written under this name was begun before the bucket showed this.
+            node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
+        return []
+
+    def _journal_rebased(self, item: Item) -> None:
+        self._journal.submit(_row(item))
 
     # ---- what went wrong
 
@@ -338,7 +358,7 @@ class Publisher:
             key = item.record.key
             copy_key = _conflict_key(key, item.sequence)
             log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
-            self._owed.remove(item)
+            self._owed.remove(item, published=True)
             self._preparer.restart(item)
             record = item.go(FileState.SEALED, key=copy_key, base_etag=None)
             self._owed.add(item)
@@ -363,16 +383,20 @@ class Publisher:
             self._rejected.append(item)
             await self._give_up(item)
             return
-        record = item.go(FileState.REJECTED, error=str(error))
-        self._rejected.append(item)
         self._owed.remove(item)
-        await self._journal.commit(PutFile(record), *self._rebase(record.key, record.base_etag))
+        record = item.go(FileState.REJECTED, error=str(error))
+        node = item.node
+        if node is not None and self._tree.is_linked(node):
+            self._rejected.append(item)
+            await self._journal.commit(PutFile(record))
+        elif node is not None and node.handles:
+            await self._journal.commit(DropFile(record.generation))  # unlinked; ends with its last handle
+        else:
+            await self._journal.commit(*self._contents.drop(item))
 
     async def _give_up(self, item: Operation) -> None:
         self._owed.remove(item)
         changes: list[Change] = [DropOperation(item.sequence)]
-        for key in item.changed_keys():
-            changes += self._rebase(key, base_of(item, key))
         if item.record.kind in {OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME}:
             self._tree.unhide(item.record.key, gone=False)
         if item.node is not None:
@@ -383,6 +407,10 @@ class Publisher:
     def _announce(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
+
+
+def _row(item: Item) -> PutFile | PutOperation:
+    return PutFile(item.record) if isinstance(item, Generation) else PutOperation(item.record)
 
 
 def _conflict_key(key: str, sequence: int) -> str:

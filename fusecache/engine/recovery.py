@@ -141,6 +141,11 @@ class Recovery:
 
 def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
     """Build the queue, and the part of the tree that only this node knows, in the order of the sequences."""
+    for (
+        generation
+    ) in found.rejected:  # before what is queued: newer content of the same name stands before it
+        generation.reserved = generation.size
+        _place_content(generation, tree)
     items: list[Generation | OperationRecord] = [*found.generations, *found.operations]
     for item in sorted(items, key=lambda item: item.sequence):
         if isinstance(item, Generation):
@@ -150,9 +155,6 @@ def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
             owed.add(item)
         else:
             owed.add(_replay(item, tree))
-    for generation in found.rejected:
-        generation.reserved = generation.size
-        _place_content(generation, tree)
 
 
 def _place_content(generation: Generation, tree: Tree) -> None:
@@ -176,7 +178,7 @@ def _replay(record: OperationRecord, tree: Tree) -> Item:
             node = _node_at(tree, record.key, Kind.SYMLINK, record.attributes)
             node.target = record.target
         case OperationKind.DELETE | OperationKind.RMDIR:
-            gone = _find(tree, record.key)
+            gone = tree.find(record.key)
             if gone is not None:
                 tree.detach(gone)
             tree.hide(record.key)
@@ -189,10 +191,10 @@ def _replay(record: OperationRecord, tree: Tree) -> Item:
 
 
 def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
-    replaced = _find(tree, record.target)
+    replaced = tree.find(record.target)
     if replaced is not None:
         tree.detach(replaced)
-    node = _find(tree, record.key)
+    node = tree.find(record.key)
     if node is not None:
         folder = _folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
@@ -214,16 +216,6 @@ def _folder_of(tree: Tree, key: str) -> Node:
             child = tree.make(directory, part, Kind.DIRECTORY)
         directory = child
     return directory
-
-
-def _find(tree: Tree, key: str) -> Node | None:
-    node = tree.root
-    for part in tree.relative(key).rstrip("/").split("/"):
-        child = node.children.get(part)
-        if child is None:
-            return None
-        node = child
-    return node
 
 
 def _node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | None) -> Node:

@@ -15,6 +15,7 @@ import trio
 
 from fusecache.engine.nodes import Kind, Node
 from fusecache.index.listings import Listings
+from fusecache.model.errors import NotFound
 from fusecache.model.names import check_key
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -71,15 +72,20 @@ class Tree:
     # ---- names and keys
 
     def key(self, node: Node) -> str:
-        """Return the node's key; a directory's ends with '/' (the root's is the mount's prefix)."""
+        """Return the node's key; a directory's ends with '/' (the root's is the mount's prefix).
+
+        Raises NotFound for a node that lost its name, or lies in a directory that did.
+        """
         parts: list[str] = []
-        step: Node | None = node
-        while step is not None and step.parent is not None:
+        step = node
+        while step.parent is not None:
             parts.append(step.name)
             step = step.parent
         path = "/".join(reversed(parts))
         if node.kind is Kind.DIRECTORY and path:
             path += "/"
+        if step is not self.root:
+            raise NotFound(f"{path}: was removed")
         return self._prefix + path
 
     def child_key(self, parent: Node, name: str, *, directory: bool = False) -> str:
@@ -88,15 +94,31 @@ class Tree:
 
     def path(self, node: Node) -> str:
         """Return the node's path below the mountpoint, for messages."""
+        if not self.is_linked(node):
+            return f"{node.name} (removed)"
         return self.key(node)[len(self._prefix) :].rstrip("/") or "."
 
     def relative(self, key: str) -> str:
         """Return a key without the mount's prefix."""
         return key[len(self._prefix) :]
 
+    def find(self, key: str) -> Node | None:
+        """Return the node in memory whose key it is, or None."""
+        if not key.startswith(self._prefix):
+            return None
+        node = self.root
+        for part in filter(None, self.relative(key).split("/")):
+            child = node.children.get(part)
+            if child is None:
+                return None
+            node = child
+        return node
+
     def is_linked(self, node: Node) -> bool:
-        """Return whether the node still has a name."""
-        return node is self.root or node.parent is not None
+        """Return whether a path leads to the node."""
+        while node.parent is not None:
+            node = node.parent
+        return node is self.root
 
     def walk(self, node: Node) -> Iterator[Node]:
         """Yield the nodes in memory at and below `node`, parents first."""
@@ -153,6 +175,8 @@ class Tree:
 
     def move(self, node: Node, parent: Node, name: str) -> None:
         """Give a node another place."""
+        if parent.children.get(name, node) is not node:
+            raise ValueError(f"{name!r}: the place is taken")
         old = node.parent
         if old is not None:
             del old.children[node.name]

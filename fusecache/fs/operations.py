@@ -21,7 +21,14 @@ from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node
 from fusecache.fs import control
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.errno_table import errno_of
-from fusecache.model.errors import FusecacheError, NotPermitted, ObjectChanged, ReadOnly
+from fusecache.model.errors import (
+    FusecacheError,
+    InvalidName,
+    NameTooLong,
+    NotPermitted,
+    ObjectChanged,
+    ReadOnly,
+)
 from fusecache.model.names import decode_name
 from fusecache.model.nouns import MIB
 from fusecache.model.records import PosixAttributes
@@ -35,6 +42,8 @@ _IMMUTABLE_SECONDS = 3600
 # Large replies, but bounded work between two checkpoints.
 _ENTRIES_AT_ONCE = 128
 _BLOCK = 4096
+# It travels in the object's metadata, percent-encoded, of which S3 takes 2 KiB.
+_TARGET_BYTES_MAX = 600
 
 
 def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -155,7 +164,11 @@ class Operations(pyfuse3.Operations):
         """Make a directory."""
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
-        return self._new(await self._fs.changes.mkdir(self._directory(parent_inode), decode_name(name), bits))
+        return self._new(
+            await self._fs.changes.mkdir(
+                self._directory(parent_inode), self._new_name(parent_inode, name), bits
+            )
+        )
 
     @_guarded
     async def symlink(
@@ -163,9 +176,16 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Make a symlink."""
         self._check_writable(parent_inode)
-        text = target.decode("utf-8", "surrogateescape")
+        try:
+            text = target.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise InvalidName(f"{target!r}: a symlink's target must be UTF-8") from exc
+        if len(target) > _TARGET_BYTES_MAX:
+            raise NameTooLong(f"a symlink's target may have {_TARGET_BYTES_MAX} bytes, not {len(target)}")
         return self._new(
-            await self._fs.changes.symlink(self._directory(parent_inode), decode_name(name), text)
+            await self._fs.changes.symlink(
+                self._directory(parent_inode), self._new_name(parent_inode, name), text
+            )
         )
 
     @_guarded
@@ -199,7 +219,7 @@ class Operations(pyfuse3.Operations):
             self._directory(parent_inode_old),
             decode_name(name_old),
             self._directory(parent_inode_new),
-            decode_name(name_new),
+            self._new_name(parent_inode_new, name_new),
             replace=not flags & pyfuse3.RENAME_NOREPLACE,
         )
 
@@ -232,10 +252,7 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """Stream a directory's entries, with attributes."""
         if fh == control.FIRST_HANDLE - 1:
-            for index, (text, inode) in enumerate(self._control.entries()[start_id:], start_id):
-                entry = self._control.attributes(inode)
-                if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
-                    return
+            self._read_control_directory(start_id, token)
             return
         handle = self._directories[fh]
         if start_id != handle.position:
@@ -248,6 +265,9 @@ class Operations(pyfuse3.Operations):
         while await self._fill(handle):
             while handle.queue:
                 node = handle.queue[0]
+                if not self._fs.tree.is_linked(node):
+                    # Replaced, by a rename say, since it was fetched: the name is still there.
+                    node = handle.node.children.get(node.name, node)
                 if self._fs.tree.is_linked(node):
                     name = pyfuse3.FileNameT(os.fsencode(node.name))
                     if not pyfuse3.readdir_reply(token, name, self._entry(node), handle.position + 1):
@@ -255,6 +275,12 @@ class Operations(pyfuse3.Operations):
                     node.lookups += 1
                 handle.queue.pop(0)
                 handle.position += 1
+
+    def _read_control_directory(self, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        for index, (text, inode) in enumerate(self._control.entries()[start_id:], start_id):
+            entry = self._control.attributes(inode)
+            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
+                return
 
     async def _fill(self, handle: DirectoryHandle) -> bool:
         if not handle.queue:
@@ -282,7 +308,9 @@ class Operations(pyfuse3.Operations):
         """Make and open a file."""
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
-        node = await self._fs.changes.create(self._directory(parent_inode), decode_name(name), bits)
+        node = await self._fs.changes.create(
+            self._directory(parent_inode), self._new_name(parent_inode, name), bits
+        )
         handle = self._fs.contents.open(node, writable=True, pid=ctx.pid)
         return self._file_info(handle), self._new(node)
 
@@ -304,7 +332,11 @@ class Operations(pyfuse3.Operations):
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
         handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid if writable else 0)
         if writable and flags & os.O_TRUNC:
-            await self._fs.contents.truncate(node, 0)
+            try:
+                await self._fs.contents.truncate(node, 0)
+            except BaseException:
+                await self._fs.contents.release(handle)
+                raise
         return self._file_info(handle)
 
     @_guarded
@@ -367,7 +399,16 @@ class Operations(pyfuse3.Operations):
         node = self._node(inode)
         if node.kind is not Kind.DIRECTORY:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
+        if not self._fs.tree.is_linked(node):
+            raise pyfuse3.FUSEError(errno.ENOENT)  # removed: nothing can be in it any more
         return node
+
+    def _new_name(self, parent_inode: int, name: bytes) -> str:
+        """Return the name of something to be made."""
+        text = decode_name(name)
+        if text == control.NAME and parent_inode == pyfuse3.ROOT_INODE:
+            raise NotPermitted(f"{text}: this name in the mount's root is the daemon's")
+        return text
 
     def _check_writable(self, inode: int) -> None:
         if self._control.owns(inode):

@@ -11,10 +11,13 @@ import json
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
+
+from fusecache.model.errors import LocalDiskError
 
 MAP_BYTES = 64 << 30
 _PREFIX = struct.Struct(">QI")
@@ -44,14 +47,16 @@ class Listings:
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
+        self._directory = directory
         self._env = lmdb.open(
             str(directory),
+            # A map that is written through would be a SIGBUS on a full disk.
             map_size=MAP_BYTES,
             subdir=True,
             sync=False,
             metasync=False,
             lock=False,
-            writemap=True,
+            writemap=False,
         )
 
     def close(self) -> None:
@@ -59,15 +64,15 @@ class Listings:
         self._env.close()
 
     def put(self, directory: int, generation: int, entries: Iterable[ListedEntry]) -> None:
-        """Write rows of one page."""
-        with self._env.begin(write=True) as txn:
+        """Write rows of one page. Raises LocalDiskError if the disk does not take them."""
+        with self._writing() as txn:
             for entry in entries:
                 row = [entry.size, entry.etag, entry.modified, entry.metadata]
                 txn.put(_key(directory, generation, entry.sort_name), json.dumps(row).encode())
 
     def remove(self, directory: int, generation: int, sort_name: str) -> None:
-        """Remove one row."""
-        with self._env.begin(write=True) as txn:
+        """Remove one row. Raises LocalDiskError."""
+        with self._writing() as txn:
             txn.delete(_key(directory, generation, sort_name))
 
     def get(self, directory: int, generation: int, sort_name: str) -> ListedEntry | None:
@@ -100,12 +105,22 @@ class Listings:
             after = rows[-1].sort_name
 
     def drop(self, directory: int, generation: int) -> None:
-        """Remove all rows of one generation."""
+        """Remove all rows of one generation; those that a full disk keeps there are never looked at again."""
         prefix = _PREFIX.pack(directory, generation)
-        with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+        with suppress(LocalDiskError), self._writing() as txn, txn.cursor() as cursor:
             found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
+            while found and bytes(cursor.key()).startswith(prefix):
                 found = cursor.delete()
+
+    @contextmanager
+    def _writing(self) -> Iterator[lmdb.Transaction]:
+        try:
+            with self._env.begin(write=True) as txn:
+                yield txn
+        except lmdb.Error as exc:
+            raise LocalDiskError(
+                f"{self._directory}: listings cannot be kept ({exc}); is the disk full?"
+            ) from exc
 
 
 def _key(directory: int, generation: int, sort_name: str) -> bytes:

@@ -331,9 +331,7 @@ class S3Store:
             self._counter.add("errors")
             raise
 
-    def _put(
-        self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]
-    ) -> str:
+    def _put(self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]) -> str:
         with SliceBody(body) as stream, self._request("PUT", key, "puts"):
             answer = self._client.put_object(
                 Bucket=self._bucket,
