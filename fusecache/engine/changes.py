@@ -69,6 +69,7 @@ class Changes:
         node = self._tree.make(parent, name, Kind.DIRECTORY)
         node.mode = mode
         node.has_marker = True
+        self._names.note_made(node)
         changes: list[Change] = []
         self._add(node, OperationKind.MKDIR, key, changes)
         self._collapse_rmdir(key, changes)
@@ -176,10 +177,10 @@ class Changes:
             key_now = self._tree.key(member)
             if member.kind is Kind.DIRECTORY:
                 directories.append((member, key_before))
-                self._take_back_marker(member, key_before, changes)
                 member.listing.started = float("-inf")
                 member.has_marker = True
-                self._add(member, OperationKind.MKDIR, key_now, changes)
+                self._add(member, OperationKind.MKDIR, key_now, changes)  # pins before the other unpins
+                self._take_back_marker(member, key_before, changes)
             else:
                 self._move_content(member, key_before, key_now, None, changes)
         # The old markers go last, children first: the old name is hidden here until its last object is gone.

@@ -59,6 +59,7 @@ class Names:
         self._journal = journal
         self._fresh_seconds = fresh_seconds
         self._building: dict[int, _Building] = {}
+        requests.on_struggle = self._wake_waiting
         self._nursery: trio.Nursery | None = None
         self.immutable: tuple[str, ...] = ()
 
@@ -105,13 +106,25 @@ class Names:
             while not building.done and (building.pages == 0 or name + "/" <= building.progress):
                 if building.pages and name + "/" <= building.progress:
                     return self._known(parent, building.generation, name), building.started
+                if self._must_do(parent):
+                    break
                 await building.page.wait()
+            if self._must_do(parent):
+                return self._known(parent, parent.listing.generation, name), parent.listing.started
             if building.failure is not None:
                 raise building.failure
             if not building.done:
                 started = trio.current_time()
                 return await self._probe(parent, name), started
         return self._known(parent, parent.listing.generation, name), parent.listing.started
+
+    def _must_do(self, directory: Node) -> bool:
+        """Whether an older listing must do: there is one, and the bucket does not answer. Training goes on with it."""
+        return self._requests.is_struggling and directory.listing.generation > 0
+
+    def _wake_waiting(self) -> None:
+        for building in self._building.values():
+            building.announce()
 
     def _known(self, directory: Node, generation: int, name: str) -> list[ListedEntry]:
         rows = (self._listings.get(directory.number, generation, sort) for sort in (name, name + "/"))
@@ -233,7 +246,9 @@ class Names:
         """Return the listing under way that the handle reads, None if it reads a complete one; begins it if needed."""
         directory = handle.node
         building = self._building.get(directory.number)
-        if handle.generation == 0 and building is None and self._is_fresh(directory):
+        if self._must_do(directory):
+            building, handle.generation = None, directory.listing.generation
+        elif handle.generation == 0 and building is None and self._is_fresh(directory):
             handle.generation = directory.listing.generation
         elif handle.generation == 0:
             building = self._start_listing(directory)
@@ -271,7 +286,13 @@ class Names:
         ]
         return not shown and (child.pins > 0 or child.verified > started)
 
-    # ---- what this node's own publishing changes
+    # ---- what this node's own changes make known
+
+    def note_made(self, directory: Node) -> None:
+        """A directory that was made here just now is known to be empty."""
+        listing = directory.listing
+        listing.generation, listing.started = listing.generation + 1, trio.current_time()
+        listing.finished = listing.started
 
     def note_published(self, node: Node) -> None:
         """The bucket shows the node now: enter it, and the directories above it, into what is known."""

@@ -27,6 +27,9 @@ class Requests:
     def __init__(self, store: Store, offload: Offload) -> None:
         self.store = store
         self._offload = offload
+        # Whether the bucket did not answer when it was last asked.
+        self.is_struggling = False
+        self.on_struggle: Callable[[], None] = lambda: None
 
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys)."""
@@ -34,9 +37,14 @@ class Requests:
         attempt = 0
         while True:
             try:
-                return await self._offload.network(partial(call, *args, **kwargs))
+                answer = await self._offload.network(partial(call, *args, **kwargs))
+                self.is_struggling = False
+                return answer
             except (Unavailable, AccessDenied) as exc:
                 attempt += 1
+                if isinstance(exc, Unavailable):
+                    self.is_struggling = True
+                    self.on_struggle()
                 pause = backoff_seconds(attempt, random.random())
                 limit = UNREACHABLE_SECONDS if isinstance(exc, Unavailable) else DENIED_SECONDS
                 if trio.current_time() + pause > began + limit:
