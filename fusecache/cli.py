@@ -18,6 +18,7 @@ from fusecache.model.errors import FusecacheError, MountError
 from fusecache.mounting import (
     MountState,
     Parent,
+    check_mountpoint,
     clear_dead,
     detach_and_wait,
     drain,
@@ -40,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FusecacheError as exc:
         _say_error(str(exc))
         return int(getattr(arguments, "error_status", 1))
+    except OSError as exc:
+        _say_error(f"{exc.filename or arguments.command}: {exc.strerror or exc}")
+        return int(getattr(arguments, "error_status", 1))
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -47,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fusecache", description="A bucket as a local directory.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
 
     mount = commands.add_parser("mount", help="show a bucket as a directory")
     mount.add_argument("source", nargs="?", help="s3://BUCKET[/PREFIX]")
@@ -62,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     unmount.add_argument("mountpoint", type=Path, nargs="?")
     unmount.add_argument("--config", type=Path, metavar="FILE", help="the file that names the mountpoint")
     unmount.add_argument("--timeout", type=float, metavar="SECONDS", help="give up uploading after this long")
-    unmount.add_argument("--force", action="store_true", help="do not wait: the next mount uploads the rest")
+    unmount.add_argument(
+        "--force",
+        action="store_true",
+        help="do not wait for uploads: the next mount goes on with them; a mount in use still stays",
+    )
     unmount.add_argument("--if-dead", action="store_true", help="only clean up a mount whose daemon is gone")
     unmount.set_defaults(run=_unmount)
 
@@ -87,7 +96,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         options = load_options(
             {name: getattr(arguments, name) for name in FIELDS},
             os.environ,
-            config_path=arguments.config,
+            config_path=_config_path(arguments),
             user_id=os.geteuid(),
         )
         if arguments.foreground:
@@ -97,15 +106,22 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     except FusecacheError as exc:
         parent.tell(f"error: {exc}")
         raise
-    if not options.mountpoint.is_dir():
-        raise MountError(f"{options.mountpoint} is not a directory: create it first")
+    check_mountpoint(options.mountpoint, allow_other=options.allow_other)
 
     def command(ready_fd: int) -> list[str]:
         hidden = ["--foreground", "--ready-fd", str(ready_fd)]
         return [sys.executable, "-m", "fusecache", "mount", *hidden, *words[1:]]
 
     try:
-        start_in_background(command, options.cache_dir / "fusecache.log")
+        options.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log_path = options.cache_dir / "fusecache.log"
+        log_path.touch(mode=0o600)
+    except OSError as exc:
+        raise MountError(
+            f"the cache directory {options.cache_dir} cannot be used: {exc.strerror}; choose another with --cache-dir"
+        ) from exc
+    try:
+        start_in_background(command, log_path)
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
     return 0
@@ -136,9 +152,17 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _mountpoint(arguments: argparse.Namespace) -> Path:
     if arguments.mountpoint is not None:
         return Path(arguments.mountpoint)
-    if arguments.config is None:
+    config_path = _config_path(arguments)
+    if config_path is None:
         raise MountError("which mount? give its mountpoint, or the --config file that names it")
-    return load_options({}, os.environ, config_path=arguments.config, user_id=os.geteuid()).mountpoint
+    return load_options({}, os.environ, config_path=config_path, user_id=os.geteuid()).mountpoint
+
+
+def _config_path(arguments: argparse.Namespace) -> Path | None:
+    if arguments.config is None and os.environ.get("FUSECACHE_CONFIG"):
+        return Path(os.environ["FUSECACHE_CONFIG"])
+    path: Path | None = arguments.config
+    return path
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -150,6 +174,8 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         _say_error(
             f"{arguments.path}: {answer.result}: {answer.message or pending_text(answer.progress) + ' left'}"
         )
+    elif answer.message:
+        _say(answer.message)
     return status
 
 

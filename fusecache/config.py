@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import difflib
 import hashlib
-import os
+import json
 import re
 import shutil
 import tomllib
@@ -45,6 +45,7 @@ VARIABLE_PREFIX = "FUSECACHE_"
 OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
 
 SMALLEST_CACHE_BYTES = 64 * MIB
+SMALLEST_MEMORY_BYTES = 32 * MIB
 # Of the free space: what is left keeps the journal, the logs and other programs of the node alive.
 DEFAULT_CACHE_SHARE = 0.8
 
@@ -220,16 +221,18 @@ def default_cache_dir(
 
 
 def free_bytes_at(path: Path) -> int:
-    """Return the bytes that a cache in `path` may use: its disk's free ones and those it holds already."""
-    held = 0
-    # A cache that is already there counts as free: its size must not shrink with every new mount.
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                held += os.lstat(os.path.join(folder, name)).st_blocks * 512
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free + held
+    """Return the bytes that were free on the disk of a cache directory when it was made, or are free now.
+
+    A limit that is a share of it must not shrink as the cache fills. Raises ConfigError.
+    """
+    try:
+        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+            return int(json.loads((path / "fusecache.json").read_text())["free_bytes"])
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+    except OSError as exc:
+        raise ConfigError(f"cache_dir = {path}: {exc.strerror}; choose another one") from exc
 
 
 def _shown(value: object, unit: str) -> str:
@@ -286,9 +289,10 @@ def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path],
 
 def _check_together(options: MountOptions) -> None:
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
-    if options.memory < 16 * MIB:
+    if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
-            f"memory = {options.memory}: allowed is 16 MiB or more, for two buffers of each size"
+            f"memory = {options.memory}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, for a few buffers "
+            "of each size"
         )
     if options.cache_size < floor:
         raise ConfigError(

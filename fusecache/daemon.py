@@ -28,7 +28,7 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
 from fusecache.model.errors import AccessDenied, CredentialsMissing, FusecacheError, MountError
-from fusecache.mounting import MountState, mount_state
+from fusecache.mounting import check_mountpoint
 from fusecache.notify import notify
 from fusecache.remote.endpoints import Endpoint, Transport, choose_endpoint
 from fusecache.remote.remotes import Remote
@@ -70,7 +70,7 @@ def run(options: MountOptions, ready: Callable[[], None]) -> int:
 
 
 def _run(options: MountOptions, ready: Callable[[], None]) -> int:
-    _check_mountpoint(options)
+    check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     endpoint = choose_endpoint(
         os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
     )
@@ -99,29 +99,6 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
             f"mount with --read-only, or give a key that may write"
         ) from exc
     return Remote([reader], writer)
-
-
-def _check_mountpoint(options: MountOptions) -> None:
-    """Raise MountError, saying what to do, unless the mountpoint is an empty directory where nothing is mounted."""
-    path = options.mountpoint
-    match mount_state(path):
-        case MountState.MISSING:
-            raise MountError(f"{path} does not exist: create it first (mkdir -p {path})")
-        case MountState.DEAD:
-            raise MountError(
-                f"{path}: the daemon of an earlier mount died here; clear it with `fusecache unmount {path}` "
-                f"and mount again: what it had not uploaded is kept in its cache directory"
-            )
-        case MountState.LIVE:
-            raise MountError(f"{path}: fusecache is mounted here already")
-        case MountState.FOREIGN:
-            raise MountError(f"{path}: another file system is mounted here; choose another directory")
-        case MountState.NONE:
-            pass
-    if not path.is_dir():
-        raise MountError(f"{path} is not a directory")
-    if any(path.iterdir()):
-        raise MountError(f"{path} is not empty: mounting would hide what is in it; choose an empty directory")
 
 
 class _Daemon:
@@ -186,11 +163,12 @@ class _Daemon:
                     nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
                     await self._stop.wait()
                     await self._drain(filesystem)
+                    offload.abandon_reads()
                     nursery.cancel_scope.cancel()
             finally:
                 # Only when no handler runs any more: one that replied through a closed session would crash.
                 self._unmount()
-        return 0
+            return self._say_what_is_left(filesystem)
 
     def _mount(self, operations: Operations) -> None:
         options = self._options
@@ -201,10 +179,10 @@ class _Daemon:
         try:
             pyfuse3.init(operations, str(options.mountpoint), words)
         except RuntimeError as exc:
-            hint = "is /dev/fuse there, and may you use it?"
-            if options.allow_other and os.geteuid():
-                hint = "--allow-other needs the line user_allow_other in /etc/fuse.conf"
-            raise MountError(f"{options.mountpoint}: the kernel refused the mount ({exc}); {hint}") from exc
+            raise MountError(
+                f"{options.mountpoint}: the mount was refused ({exc}); what fusermount3 said stands above, "
+                f"or in {options.cache_dir}/fusecache.log"
+            ) from exc
         self._mounted = True
 
     def _unmount(self) -> None:
@@ -267,14 +245,21 @@ class _Daemon:
             nursery.start_soon(report, name="drain-report")
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
-                await filesystem.wait_durable("", None)
+                # Files are still closed meanwhile: the mount answers until the end.
+                while len(filesystem.owed) and (await filesystem.wait_durable("", None)).result == "durable":
+                    pass
             nursery.cancel_scope.cancel()
+
+    def _say_what_is_left(self, filesystem: FileSystem) -> int:
+        """Return the exit status: 0 if the bucket has everything, or nobody wanted to wait for it."""
         left = filesystem.pending()
-        if left.files:
-            log.warning(
-                "stopped before everything was uploaded files=%d bytes=%d; kept in %s, the next mount goes on",
-                left.files, left.bytes, self._options.cache_dir,
-            )  # fmt: skip
+        if not left.files:
+            return 0
+        log.warning(
+            "stopped before everything was uploaded files=%d bytes=%d; kept in %s, the next mount goes on",
+            left.files, left.bytes, self._options.cache_dir,
+        )  # fmt: skip
+        return 0 if self._abandoned else 1
 
     async def _watch_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

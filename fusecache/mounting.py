@@ -48,7 +48,7 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
 
     Raises MountError with the child's words, or with the end of its log if it died without any.
     """
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_start = log_path.stat().st_size if log_path.exists() else 0
     reader, writer = os.pipe()
     with open(reader, "rb") as words:
@@ -127,6 +127,59 @@ def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mounti
     except MountError:
         return MountState.FOREIGN
     return MountState.LIVE if inner == "" and mount.root.samefile(mountpoint) else MountState.FOREIGN
+
+
+def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
+    """Raise MountError, saying what to do, unless something can be mounted there by this user."""
+    match mount_state(mountpoint):
+        case MountState.MISSING:
+            raise MountError(f"{mountpoint} does not exist: create it first (mkdir -p {mountpoint})")
+        case MountState.DEAD:
+            raise MountError(
+                f"{mountpoint}: the daemon of an earlier mount died here; clear it with "
+                f"`fusecache unmount {mountpoint}` and mount again: what it had not uploaded is in its cache directory"
+            )
+        case MountState.LIVE:
+            raise MountError(
+                f"{mountpoint}: fusecache is mounted here already (`fusecache unmount {mountpoint}`)"
+            )
+        case MountState.FOREIGN:
+            raise MountError(f"{mountpoint}: another file system is mounted here; choose another directory")
+        case MountState.NONE:
+            pass
+    if not mountpoint.is_dir():
+        raise MountError(f"{mountpoint} is not a directory")
+    if any(mountpoint.iterdir()):
+        raise MountError(
+            f"{mountpoint} is not empty: mounting would hide what is in it; choose an empty directory"
+        )
+    _check_fuse(mountpoint, allow_other=allow_other)
+
+
+def _check_fuse(mountpoint: Path, *, allow_other: bool) -> None:
+    if not os.path.exists("/dev/fuse"):
+        raise MountError(
+            "/dev/fuse is missing: `modprobe fuse`, or give the container --device /dev/fuse --cap-add SYS_ADMIN"
+        )
+    if os.geteuid() == 0:
+        return
+    # What fusermount3 asks of other users than root.
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MountError("/dev/fuse: you may not use it; ask for read and write permission, or mount as root")
+    if not os.access(mountpoint, os.W_OK):
+        raise MountError(
+            f"{mountpoint}: you may not write to it, so you may not mount on it; choose one of yours"
+        )
+    if allow_other and "user_allow_other" not in _words(Path("/etc/fuse.conf")):
+        raise MountError("--allow-other: /etc/fuse.conf lacks the line user_allow_other; have root add it")
+
+
+def _words(path: Path) -> set[str]:
+    """Return the lines of a file that are no comments; none if it cannot be read."""
+    try:
+        return {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
+    except OSError:
+        return set()
 
 
 def clear_dead(mountpoint: Path) -> None:

@@ -137,9 +137,10 @@ def one_of(*words: str) -> Callable[[object], str]:
     """Return the check that a text is one of `words`."""
 
     def parse(value: object) -> str:
-        if value not in words:
+        word = str(value).lower()
+        if word not in words:
             raise ValueError("one of " + ", ".join(words))
-        return str(value)
+        return word
 
     return parse
 

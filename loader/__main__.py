@@ -15,6 +15,7 @@ from loader.compression import decompress
 from loader.dataset import MDSDataset
 from loader.errors import LoaderError
 from loader.index import INDEX_NAME, Index, read_index
+from loader.shard import VERIFY_HINT
 from loader.writer import digest
 
 
@@ -72,7 +73,7 @@ def verify(directory: Path, *, allow_pickle: bool) -> int:
                     _ = dataset[number]
             except LoaderError as problem:
                 damaged += 1
-                _say(str(problem), error=True)
+                _say(str(problem).replace(VERIFY_HINT, ""), error=True)
             first += count
             progress.update()
     _say(

@@ -21,6 +21,9 @@ from loader.errors import DatasetError, LoaderError
 
 INDEX_NAME = "index.json"
 VERSION = 2
+# A shard begins with its sample count and one offset more than samples, each 4 bytes, and no offset reaches
+# 2**32: more samples than that cannot be.
+MOST_SAMPLES = (1 << 30) - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def read_index(directory: str | Path) -> Index:
             f"directory of its own ({_splits_nearby(path.parent)})"
         ) from None
     except OSError as problem:
-        raise DatasetError(f"{path} cannot be read: {problem}") from problem
+        raise DatasetError(f"{path} cannot be read: {problem.strerror}") from problem
     return parse_index(text, str(directory), str(path))
 
 
@@ -158,7 +161,7 @@ class _Rows:
         if columns != self.last_columns:  # nearly all shards have those of the shard before
             schema = self._schema(columns, number)
             self.last_columns, self.last_schema = columns, self.schemas.setdefault(schema, len(self.schemas))
-        self.samples.append(self._count(found.get("samples"), number, "samples"))
+        self.samples.append(self._sample_count(found.get("samples"), raw_bytes, number))
         self.raw_bytes.append(raw_bytes)
         self.zip_bytes.append(zip_bytes)
         self.schema_of.append(self.last_schema)
@@ -197,6 +200,21 @@ class _Rows:
         if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 1 << 62:
             raise DatasetError(f"{self.path}: {what} of shard {number} is {found!r}, not a count")
         return found
+
+    def _sample_count(self, found: object, raw_bytes: int, number: int) -> int:
+        """Return the count, once it is known that a shard can hold so many."""
+        count = self._count(found, number, "samples")
+        if count > MOST_SAMPLES:
+            raise DatasetError(
+                f"{self.path} is damaged: samples of shard {number} is {count}, but a shard holds {MOST_SAMPLES} "
+                f"at most (its offsets have 32 bits); copy or write it again"
+            )
+        if raw_bytes and 4 * (count + 2) > raw_bytes:
+            raise DatasetError(
+                f"{self.path} is damaged: shard {number} has {raw_bytes} bytes, too few for the offsets of its "
+                f"{count} samples; copy or write it again"
+            )
+        return count
 
     def _schema(self, columns: list[Any], number: int) -> Schema:
         if not all(isinstance(column, list) for column in columns):

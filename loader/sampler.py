@@ -10,7 +10,6 @@ delivers them. So the loop says so, by `record_step()` after each step, or by
 """
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,8 +26,6 @@ from loader.order import (
     samples_per_rank,
 )
 from loader.world import World
-
-log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 STREAMING_KEYS = {"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}
@@ -91,7 +88,9 @@ class ElasticBatchSampler:
             raise OrderError("there is no sample to order: the dataset is empty")
         self._spec = OrderSpec(order, seed, canonical_nodes, block_size, epoch_size)
         self._world = World.detect() if world is None else world
-        if global_batch_size < 1 or global_batch_size % self._world.ranks:
+        if global_batch_size < 1:
+            raise OrderError(f"global_batch_size is {global_batch_size}: a step takes at least 1 sample")
+        if global_batch_size % self._world.ranks:
             raise OrderError(
                 f"global_batch_size {global_batch_size} does not divide by {self._world.ranks} ranks: "
                 f"each rank takes the same number of samples a step"
@@ -106,7 +105,13 @@ class ElasticBatchSampler:
         self._yielded = 0  # batches handed out in the current iteration
         self._exhausted = False
         self._ids: tuple[int, NDArray[np.int64]] | None = None
-        self._line(0)  # numbers that contradict each other shall fail here, not in the first step
+        self._line()  # numbers that contradict each other shall fail here, not in the first step
+        if len(self) == 0:
+            raise OrderError(
+                f"global_batch_size {global_batch_size} is more than the epoch's {self._samples_per_epoch} "
+                f"samples, and drop_last leaves out incomplete batches: there would be none. Lower it, or set "
+                f"drop_last=False or a larger epoch_size."
+            )
 
     @property
     def epoch(self) -> int:
@@ -178,18 +183,26 @@ class ElasticBatchSampler:
 
         Takes StreamingDataset's state dict, too: seed and canonical nodes must agree; what it does not hold
         (order, block size, dataset, batch size) is for the caller to match. Raises StateError naming each
-        difference.
+        difference, or what is wrong with the state; the sampler then stays where it was.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(
+                f"a sampler's state is the dict that state_dict() returned, not {type(state).__name__}; "
+                f"to begin anew, load none"
+            )
         if "sample_in_epoch" in state:
             self._move(*self._streaming_position(state))
             return
         if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):
-            raise StateError(f"this is no state of a sampler: {sorted(state)}")
+            raise StateError(
+                f"this is no state of a sampler (version {STATE_VERSION}, with settings); it holds "
+                f"{', '.join(sorted(map(str, state))) or 'nothing'}"
+            )
         settings = self._settings()
         saved = state["settings"]
         differences = [
             f"{name} was {saved.get(name)!r} and is {settings.get(name)!r}"
-            for name in sorted({*settings, *saved})
+            for name in sorted({*settings, *saved}, key=str)
             if saved.get(name) != settings.get(name)
         ]
         if differences:
@@ -204,8 +217,16 @@ class ElasticBatchSampler:
 
     def _move(self, epoch: int, samples: int) -> None:
         length = Line(self._samples_per_epoch, self._spec.canonical_nodes).length_of_any_world
-        if samples > -(-length // self._global_batch_size) * self._global_batch_size:
+        batch = self._global_batch_size
+        if samples > -(-length // batch) * batch:
             raise StateError(f"sample {samples} is beyond the epoch's {length}")
+        if samples % batch and samples != length:
+            # Batches cut from there on would be no batches of the uninterrupted run.
+            raise StateError(
+                f"sample {samples} of the epoch lies within a global batch of {batch}, not between two: set "
+                f"global_batch_size to that of the saved run (its samples a rank and step, times its ranks), or to "
+                f"another number that divides {samples}"
+            )
         self._epoch, self._start = epoch, min(samples, length)
         self._recorded = self._yielded = 0
         self._exhausted = False
@@ -224,11 +245,7 @@ class ElasticBatchSampler:
         ]
         if differences:
             raise StateError(f"the StreamingDataset run had another order: {'; '.join(differences)}")
-        samples = _count(state, "sample_in_epoch")
-        if samples % self._world.nodes:
-            log.warning("position rounded down samples=%d nodes=%d", samples, self._world.nodes)
-            samples -= samples % self._world.nodes
-        return _count(state, "epoch"), samples
+        return _count(state, "epoch"), _count(state, "sample_in_epoch")
 
     def _settings(self) -> dict[str, Any]:
         spec = self._spec
@@ -249,13 +266,13 @@ class ElasticBatchSampler:
             epoch, samples = epoch + 1, 0
         return {"version": STATE_VERSION, "epoch": epoch, "samples": samples, "settings": self._settings()}
 
-    def _line(self, start: int) -> tuple[Line, World]:
-        """The epoch's line, and the world as it divides it from `start` on."""
+    def _line(self) -> tuple[Line, World]:
+        """The epoch's line, and the world as it divides it."""
         world = self._world
         spread = (
             max(world.nodes, self._spec.canonical_nodes) % min(world.nodes, self._spec.canonical_nodes) == 0
         )
-        if not spread or start % world.nodes:
+        if not spread:
             # These nodes do not divide the rows between them, so count all ranks as one node: same global
             # batches.
             world = World(world.rank, world.ranks)
@@ -270,7 +287,7 @@ class ElasticBatchSampler:
         """The ids of this rank in the given global batch past `start`."""
         if self._ids is None or self._ids[0] != epoch:
             self._ids = epoch, epoch_ids(self._sizes, self._spec, epoch)
-        line, world = self._line(start)
+        line, world = self._line()
         first = number * self.batch_size
         stop = min(first + self.batch_size, samples_per_rank(line.length, world, start))
         positions = rank_positions(line.length, world, first, stop, start)

@@ -12,6 +12,7 @@ with empty caches.
 
 import contextlib
 import os
+import stat
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ OPEN_FILES = 256
 OFFSET_CACHE_BYTES = 64 << 20
 # 64 MiB shards: enough for the few that a py1e block has in use at a time; each worker process has its own.
 DECOMPRESSED_CACHE_BYTES = 1 << 30
+
+# Part of an error's way out; the tool itself leaves it away.
+VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
 
 Offsets = NDArray[np.uint32] | range
 
@@ -98,7 +102,7 @@ class ShardReader:
         try:
             found = fill(file.fd, extents)
         except OSError as problem:
-            raise self._failed(shard, *_hull(extents), samples, str(problem)) from problem
+            raise self._failed(shard, *_hull(extents), samples, _cause(problem)) from problem
         for number, (start, stop) in enumerate(extents):
             if len(found[number]) != stop - start:
                 part = found[number]
@@ -142,7 +146,7 @@ class ShardReader:
             try:
                 part = os.pread(file.fd, stop - start, start)
             except OSError as problem:
-                raise self._failed(shard, start, stop, [sample], str(problem)) from problem
+                raise self._failed(shard, start, stop, [sample], _cause(problem)) from problem
             if not part:
                 raise self._failed(
                     shard, start, stop, [sample], f"the file ends at {start}; it was truncated"
@@ -169,9 +173,13 @@ class ShardReader:
         samples = range(int(self._index.samples[shard]))
         try:
             file = _OpenFile(path)
-            size = os.fstat(file.fd).st_size
+            found = os.fstat(file.fd)
         except OSError as problem:
-            raise self._failed(shard, 0, expected, samples, str(problem)) from problem
+            raise self._failed(shard, 0, expected, samples, _cause(problem)) from problem
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a directory" if stat.S_ISDIR(found.st_mode) else "something else"
+            raise self._failed(shard, 0, expected, samples, f"this is {kind}, not a file")
+        size = found.st_size
         if expected and size != expected:
             cause = "it was truncated" if size < expected else "it was replaced"
             raise self._failed(
@@ -250,12 +258,17 @@ class ShardReader:
         which = f"sample {ids[0]}" if ids[0] == ids[1] else f"samples {ids[0]} to {ids[1]}"
         return ShardError(
             f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. "
-            f"Restore the shard, or check the dataset with `python -m loader verify`."
+            f"Restore the shard{VERIFY_HINT}."
         )
 
 
 def _hull(extents: list[tuple[int, int]]) -> tuple[int, int]:
     return min(start for start, _ in extents), max(stop for _, stop in extents)
+
+
+def _cause(problem: OSError) -> str:
+    """Put an error in words; the path is said already."""
+    return "the file is missing" if isinstance(problem, FileNotFoundError) else str(problem.strerror)
 
 
 def _table_bytes(offsets: Offsets) -> int:

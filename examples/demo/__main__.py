@@ -16,12 +16,13 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from examples.demo import history, report, steps
-from examples.demo.bucket import DemoBucket, credentials
+from examples.demo.bucket import BUCKET_ERRORS, DemoBucket, credentials, describe
 from examples.demo.nodes import unmount_below, wait_until
 from examples.demo.processes import StepError, adopt_orphans, end_everything
 from examples.demo.report import Check
@@ -84,26 +85,42 @@ def open_bucket(url: str | None, scratch: Path) -> Iterator[DemoBucket]:
             root, _, prefix = url.removeprefix("s3://").partition("/")
             path = "/".join(part for part in (prefix.strip("/"), name) if part)
             endpoint = os.environ.get("S3_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL")
-            bucket = DemoBucket(root, f"{path}/", endpoint)
+            try:
+                bucket = DemoBucket(root, f"{path}/", endpoint)
+                bucket.objects()
+            except BUCKET_ERRORS as exc:
+                raise StepError(f"s3://{root} at {endpoint or 'AWS'}: {describe(exc)}") from exc
             say(f"below {bucket.url} only, at {endpoint or 'AWS'}; deleted again at the end")
         if bucket.objects():
             raise StepError(f"{bucket.url} is not empty")
         try:
             yield bucket
         finally:
-            say(f"deleted {bucket.delete_everything()} objects below {bucket.url}")
+            ignore_signals()
+            try:
+                say(f"deleted {bucket.delete_everything()} objects below {bucket.url}")
+            except BUCKET_ERRORS as exc:
+                raise StepError(f"objects below {bucket.url} are left there: {describe(exc)}") from exc
+
+
+def ignore_signals() -> None:
+    """From here on it is clean-up, which no signal shall cut short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def stop(_number: int, _frame: FrameType | None) -> None:
-    """End through every clean-up on the way out; further signals would cut that short, and are ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """End through every clean-up on the way out."""
+    ignore_signals()
     raise KeyboardInterrupt
 
 
 def keep_logs(scratch: Path) -> None:
     """Copy what daemons and trainers said to `demo/failed/`: it would go with the scratch folder."""
-    for path in scratch.rglob("*.log"):
+    logs = list(scratch.rglob("*.log"))
+    if not logs:
+        return
+    for path in logs:
         kept = OUTPUT / "failed" / path.relative_to(scratch)
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, kept)
@@ -121,6 +138,7 @@ def scratch_folder() -> Iterator[Path]:
         keep_logs(folder)
         raise
     finally:
+        ignore_signals()
         left = end_everything()
         unmount_below(folder)  # before anything is removed: through a mount, that would reach the bucket
         shutil.rmtree(folder)
@@ -149,6 +167,12 @@ def main() -> int:
                 keep_logs(scratch)
     except (StepError, OSError) as exc:  # a mount whose daemon died answers with an OSError
         say(f"FAILED: {exc}")
+        return 1
+    except Exception as exc:  # noqa: BLE001 - one line for whoever plays it, the rest for whoever mends it
+        path = OUTPUT / "failed" / "traceback.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc())
+        say(f"FAILED: {describe(exc) or type(exc).__name__}; where: {path}")
         return 1
     except KeyboardInterrupt:
         say("interrupted; nothing is left behind")

@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 REQUESTS_AT_ONCE = 8
+CONNECT_SECONDS = 10.0  # an endpoint that swallows packets shall not hold the first request for minutes
+# Whatever a bucket's client raises; ValueError for an endpoint that is no URL, before any request.
+BUCKET_ERRORS = (BotoCoreError, ClientError, ValueError)
+WORDS = {
+    "NoSuchBucket": "there is no such bucket",
+    "AccessDenied": "these credentials may not do that",
+    "InvalidAccessKeyId": "the store does not know this access key",
+    "SignatureDoesNotMatch": "the secret key is not that of the access key",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class DemoBucket:
         self.prefix = prefix
         self.endpoint_url = endpoint_url
         config = Config(
+            connect_timeout=CONNECT_SECONDS,
             retries={"mode": "standard", "max_attempts": 5},
             max_pool_connections=REQUESTS_AT_ONCE,
             request_checksum_calculation="when_required",
@@ -98,6 +109,15 @@ class DemoBucket:
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             list(pool.map(lambda key: self._client.delete_object(Bucket=self.bucket, Key=key), keys))
         return len(keys)
+
+
+def describe(problem: Exception) -> str:
+    """Put one of BUCKET_ERRORS in words, on one line."""
+    if isinstance(problem, ClientError):
+        error = problem.response["Error"]
+        code, operation = error.get("Code", ""), problem.operation_name
+        return f"{WORDS.get(code) or error.get('Message') or code} ({code}, {operation})"
+    return " ".join(str(problem).split())
 
 
 @contextlib.contextmanager

@@ -104,12 +104,20 @@ def start(command: Sequence[str], log_path: Path, environment: Mapping[str, str]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float) -> str:
-    """Run `command` to its end and return what it printed. Raises StepError with its output if it fails."""
+    """Run `command` to its end and return what it printed. Raises StepError with its output if it fails.
+
+    In a session of its own: Ctrl-C is the demo's, and the clean-up runs commands after it.
+    """
     line = " ".join(command)
     # a file, not a pipe: a daemon that the command leaves behind would hold the pipe open
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            start_new_session=True,
         )
         try:
             status: int | None = process.wait(timeout_seconds)

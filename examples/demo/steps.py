@@ -1,5 +1,6 @@
 """The steps of the demo, one function each, and what they check along the way."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from examples.demo import history, prepare
-from examples.demo.bucket import DemoBucket, Listed
+from examples.demo.bucket import BUCKET_ERRORS, DemoBucket, Listed
 from examples.demo.nodes import Counters, Node, Trainers, wait_until
 from examples.demo.processes import StepError, run, start
 from examples.demo.report import Check, Report
@@ -103,8 +104,9 @@ class DurableWatch:
 
     def _look(self) -> None:
         while not self._stop.wait(self.LOOK_SECONDS):
-            for step in whole_checkpoints(self._bucket.objects("checkpoints/")):
-                self.seen.setdefault(step, time.time())
+            with contextlib.suppress(*BUCKET_ERRORS):  # it looks again; who waits for more has a time limit
+                for step in whole_checkpoints(self._bucket.objects("checkpoints/")):
+                    self.seen.setdefault(step, time.time())
 
 
 def whole_checkpoints(objects: dict[str, Listed]) -> list[int]:

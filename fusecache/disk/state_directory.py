@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,9 @@ class StateDirectory:
         """
         self.directory = directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            # Names of objects, and what was written: for the owner's eyes.
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_own_mounts(directory)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise LocalDiskError(
@@ -70,7 +73,9 @@ class StateDirectory:
         except FileNotFoundError:
             temporary = path.with_suffix(".new")
             try:
-                temporary.write_text(json.dumps({"format": FORMAT_VERSION, "identity": identity}) + "\n")
+                free = shutil.disk_usage(self.directory).free
+                row = {"format": FORMAT_VERSION, "identity": identity, "free_bytes": free}
+                temporary.write_text(json.dumps(row) + "\n")
                 temporary.replace(path)
             except OSError as exc:
                 raise LocalDiskError(
@@ -91,5 +96,30 @@ class StateDirectory:
         if row.get("identity") != identity:
             raise StateError(
                 f"the cache directory {self.directory} belongs to {row.get('identity')}, not to {identity}; "
-                f"choose another with --cache-dir"
+                f"choose another with --cache-dir{_pending_text(self.directory)}"
             )
+
+
+def _pending_text(directory: Path) -> str:
+    """Return what to do about files in the directory that the bucket may not have yet, or ""."""
+    staging = directory / "staging"
+    sizes = [path.stat().st_size for path in staging.iterdir()] if staging.is_dir() else []
+    if not sizes:
+        return ""
+    return (
+        f". It holds {len(sizes)} files, {sum(sizes)} bytes, that are not in their bucket yet: "
+        f"mount that one with it once more, so that they are uploaded"
+    )
+
+
+def _refuse_own_mounts(directory: Path) -> None:
+    """Raise StateError if the directory lies in a fusecache mount: the cache would fill its own bucket."""
+    table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    mounts = {line.split(" ")[4]: line.partition(" - ")[2].split(" ")[0] for line in table}
+    for folder in (directory.resolve(), *directory.resolve().parents):
+        if str(folder) in mounts:
+            if mounts[str(folder)] == "fuse.fusecache":
+                raise StateError(
+                    f"the cache directory {directory} lies in a fusecache mount; choose a local disk"
+                )
+            return

@@ -75,6 +75,8 @@ class Contents:
         self._owed = owed
         self._offload = offload
         self._boot_id = boot_id
+        # Closed, and perhaps not by the last that holds them.
+        self._flushed: set[Generation] = set()
         self.on_sealed: Callable[[], None] = lambda: None
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_dropped: Callable[[Generation], None] = lambda _generation: None
@@ -328,10 +330,10 @@ class Contents:
 
     def settle(self, now: float, settle_seconds: float) -> None:
         """Take back promises of files that a writer still holds: the close was a forked child's."""
-        for item in self._owed.items():
-            if isinstance(item, Generation) and item.state is FileState.FLUSHED:
-                if now - item.flushed_at < settle_seconds or item.node is None or item.node.writers == 0:
-                    continue
+        for item in list(self._flushed):
+            if item.state is not FileState.FLUSHED:
+                self._flushed.discard(item)
+            elif now - item.flushed_at >= settle_seconds and item.node is not None and item.node.writers:
                 self._owed.discard(item)
                 item.go(FileState.OPEN)
                 # Its sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals it
@@ -477,6 +479,7 @@ class Contents:
         )
         generation.flushed_at = trio.current_time()
         generation.waiting_since = min(generation.waiting_since, generation.flushed_at)
+        self._flushed.add(generation)
         self._owed.add(generation)
         await self._journal.commit(*changes, PutFile(record))
         self.on_sealed()
@@ -541,6 +544,7 @@ class Contents:
         base = self._owed.base_for(key, _published_etag(node, key))
         record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base)
         generation.changed_since_flush = False
+        self._flushed.add(generation)
         self._owed.add(generation)
         await self._journal.commit(PutFile(record))
 

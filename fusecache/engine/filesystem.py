@@ -186,8 +186,7 @@ class FileSystem:
             ):
                 await self.publisher.wait_progress()
         if scope.cancelled_caught:
-            failure = self.publisher.failure
-            return Durability("timeout", str(failure) if failure else "uploads are still under way")
+            return Durability("timeout", self._reason_for_waiting(path))
         key = self.options.prefix + path
         rejected = [item for item in self.publisher.rejected if _is_at(item, key)]
         if rejected:
@@ -195,9 +194,29 @@ class FileSystem:
         conflicts = [name for name in self.publisher.conflicts[before:] if _key_is_at(name, key)]
         if conflicts:
             return Durability(
-                "conflict", f"{conflicts[0]}: another client changed it; both versions are kept"
+                "conflict",
+                f"{conflicts[0]}: another client changed it; both versions are kept, see `fusecache status`",
             )
+        still_open = self._open_files(path)
+        if still_open:
+            return Durability("durable", f"not covered, as it is still open: {', '.join(still_open[:3])}")
         return Durability("durable")
+
+    def _reason_for_waiting(self, path: str) -> str:
+        if self.publisher.failure is not None:
+            return str(self.publisher.failure)
+        temporary = [
+            item.changed_keys()[0] for item in self._items_at(path) if self.publisher.is_temporary(item)
+        ]
+        if temporary:
+            return f"{self.tree.relative(temporary[0])} has a temporary name: it is published 60 s after its close"
+        return "uploads are still under way"
+
+    def _open_files(self, path: str) -> list[str]:
+        """Return the paths of files at or below `path` that are written right now."""
+        key = self.options.prefix + path
+        nodes = (node for node in self.tree.nodes.values() if node.writers and self.tree.is_linked(node))
+        return [self.tree.path(node) for node in nodes if _key_is_at(self.tree.key(node), key)]
 
     async def path_state(self, path: str) -> str:
         """Return `clean`, `dirty`, `queued`, `uploading:<sent>/<size>` or `error:<why>` of one file."""

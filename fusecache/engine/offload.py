@@ -50,10 +50,24 @@ class ThreadOffload:
         # LMDB has one writer at a time; the others are readers.
         self._rows = trio.CapacityLimiter(4)
         self._token = trio.lowlevel.current_trio_token()
+        self._reads: set[trio.CancelScope] = set()
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads from the bucket."""
-        return await trio.to_thread.run_sync(call, *args, limiter=self._network)
+        with trio.CancelScope(shield=True) as scope:
+            self._reads.add(scope)
+            try:
+                return await trio.to_thread.run_sync(
+                    call, *args, limiter=self._network, abandon_on_cancel=True
+                )
+            finally:
+                self._reads.discard(scope)
+        await trio.sleep_forever()  # abandoned: our own cancellation is about to come
+
+    def abandon_reads(self) -> None:
+        """At the process's end: do not wait for answers that nobody wants any more."""
+        for scope in self._reads:
+            scope.cancel()
 
     async def upload(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that changes the bucket."""

@@ -195,6 +195,10 @@ class Publisher:
             return False
         return self._draining > 0 or trio.current_time() >= generation.sealed_at + self._settle_seconds
 
+    def is_temporary(self, item: Item) -> bool:
+        """Whether the item waits because of its temporary name."""
+        return self._is_temporary(item, trio.current_time())
+
     def _is_temporary(self, item: Item, now: float) -> bool:
         """Whether the item is about to be renamed, by its name: nothing waits for it meanwhile."""
         if self._draining or not isinstance(item, Generation):

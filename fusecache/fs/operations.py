@@ -433,7 +433,10 @@ class Operations(pyfuse3.Operations):
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(node.number)
-        entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[node.kind] | node.mode)
+        mode = (
+            0o777 if node.kind is Kind.SYMLINK else node.mode
+        )  # symlink(7): a link's own mode is never used
+        entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[node.kind] | mode)
         linked = self._fs.tree.is_linked(node)
         entry.st_nlink = (2 if node.kind is Kind.DIRECTORY else 1) if linked else 0
         entry.st_uid, entry.st_gid = node.uid, node.gid

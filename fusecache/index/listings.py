@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
@@ -48,7 +49,7 @@ class Listings:
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         self._directory = directory
-        self._env = lmdb.open(
+        self._env = _open(
             str(directory),
             # A map that is written through would be a SIGBUS on a full disk.
             map_size=MAP_BYTES,
@@ -121,6 +122,13 @@ class Listings:
             raise LocalDiskError(
                 f"{self._directory}: listings cannot be kept ({exc}); is the disk full?"
             ) from exc
+
+
+def _open(path: str, **options: Any) -> lmdb.Environment:
+    try:
+        return lmdb.open(path, **options)
+    except lmdb.Error as exc:
+        raise LocalDiskError(f"{path}: cannot be opened ({exc}); is the disk full?") from exc
 
 
 def _key(directory: int, generation: int, sort_name: str) -> bytes:

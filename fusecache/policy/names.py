@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 
-def matches_any(name: str, patterns: Sequence[str]) -> bool:
+@lru_cache(maxsize=4096)
+def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a file name (not a path) matches one of the shell patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

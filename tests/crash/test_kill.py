@@ -222,6 +222,11 @@ def test_a_killed_writer_publishes_nothing(server: ServerProcess, daemon: Daemon
 def test_a_dead_mount_is_cleared_at_once(daemon: Daemon) -> None:
     daemon.signal(signal.SIGKILL)
     daemon.wait()
+    in_the_background = [word for word in daemon.mount_words() if word != "--foreground"]
+    refused = daemon.command(*in_the_background)
+    assert refused.returncode == 1
+    assert f"clear it with `fusecache unmount {daemon.path}`" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
     done = daemon.command("unmount", daemon.path)
     assert (done.returncode, done.stderr) == (0, "")
     daemon.mount()
@@ -240,6 +245,20 @@ def test_a_second_daemon_on_a_cache_directory_is_refused(daemon: Daemon, tmp_pat
     assert daemon.sync() == 0
 
 
+def test_a_cache_directory_in_a_mount_of_ours_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    done = daemon.command(
+        "mount", "s3://bucket/other", other, "--cache-dir", daemon.path / "c", "--cache-size", "1GiB"
+    )
+    assert done.returncode == 1
+    assert "lies in a fusecache mount; choose a local disk" in done.stderr
+
+
+def test_a_cache_directory_is_for_its_owner_alone(daemon: Daemon) -> None:
+    assert daemon.cache.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_cache_directory_of_another_bucket_is_refused_and_left_alone(
     server: ServerProcess, daemon: Daemon
 ) -> None:
@@ -249,6 +268,7 @@ def test_a_cache_directory_of_another_bucket_is_refused_and_left_alone(
     done = daemon.command(*words)
     assert done.returncode == 1
     assert "belongs to" in done.stderr
+    assert "It holds 1 files, 1 bytes, that are not in their bucket yet" in done.stderr
     daemon.mount()
     assert daemon.sync() == 0
     assert shows(server) == {"file": b"1"}

@@ -3,7 +3,9 @@
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,3 +274,78 @@ def test_in_the_foreground_it_ends_with_a_signal(bucket, tmp_path):
     assert "Traceback" not in log
     assert not mounted_at(point)
     assert bucket.get("file") == b"1"
+
+
+READ_WITHOUT_END = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+print("at it", flush=True)
+for index in range(10_000):
+    os.pread(file, 1 << 17, index * 7919 * 4096 % os.fstat(file).st_size)
+"""
+WRITE_WITHOUT_END = """
+import os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+data = bytes(1 << 20)
+for turn in range(1_000_000):
+    for index in range(4):
+        os.pwrite(file, data, index << 20)
+    os.fsync(file)
+    if turn == 1:
+        print("at it", flush=True)
+"""
+
+
+@contextmanager
+def programs(commands: list[tuple[str, Path]]) -> Iterator[None]:
+    """Run programs with one path each; once all say that they are at it, the block runs. They are gone afterwards."""
+    started = []
+    try:
+        for text, path in commands:
+            words = [sys.executable, "-c", text, str(path)]
+            started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+        for each in started:
+            assert each.stdout is not None
+            assert each.stdout.readline() == b"at it\n"
+        yield
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
+
+
+@pytest.mark.s3server_only
+def test_it_ends_in_order_under_programs_that_read_and_write(bucket, tmp_path):
+    """Requests in threads, and those that wait for a slow bucket, are not answered through a closed session."""
+    point = tmp_path / "mnt"
+    point.mkdir()
+    bucket.put("large", bytes(48 << 20))
+    bucket.control.set(bandwidth=200_000)
+    words = Mount(bucket, point, tmp_path / "cache").command("--foreground")
+    try:
+        with subprocess.Popen(
+            words,
+            env=bucket.service.environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                wait_until(lambda: mounted_at(point), "the mount")
+                wait_until(lambda: (point / ".fusecache").is_dir(), "its answer")
+                readers = [(READ_WITHOUT_END, point / "large")] * 3
+                writers = [(WRITE_WITHOUT_END, point / f"{index}") for index in range(5)]
+                with programs([*readers, *writers]):
+                    wait_until(lambda: bucket.requests("GetObject"), "a read that waits")
+                    process.terminate()
+                    _, log = process.communicate(timeout=30)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+    finally:
+        bucket.control.set(bandwidth=None)
+        if mounted_at(point):
+            run("fusermount3", "-u", "-z", point)
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
+    assert bucket.names() == ["large"]  # nobody closed what was written

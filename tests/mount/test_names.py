@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import unicodedata
 
 import pytest
@@ -218,3 +219,80 @@ def test_a_prefix_without_any_object_is_an_empty_directory_to_write_into(mount, 
     (empty.path / "first").write_bytes(b"1")
     empty.sync()
     assert bucket.names() == ["first"]
+
+
+def test_a_shell_in_a_directory_that_another_client_removed_sees_and_deletes_nothing(mount, bucket):
+    """Its names must not turn into those of the mount's root."""
+    bucket.put("job/data", b"in the job")
+    bucket.put("data", b"in the root")
+    one: Mount = mount()
+    with subprocess.Popen(
+        ["bash", "-c", "ls; echo entered; read; ls; rm -f data; echo new > made; cat data"],
+        cwd=one.path / "job",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as shell:
+        assert shell.stdout is not None
+        assert [shell.stdout.readline() for _ in range(2)] == ["data\n", "entered\n"]
+        bucket.delete("job/data")
+        wait_until(lambda: not (one.path / "job").exists(), "the directory to go")
+        seen, _ = shell.communicate("\n", timeout=30)
+    assert seen == ""
+    one.sync()
+    assert bucket.sizes() == {"data": 11}
+    assert (one.path / "data").read_bytes() == b"in the root"
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [(b"\xff\xfe", errno.EINVAL), (b"x" * 601, errno.ENAMETOOLONG), (b"x" * 4000, errno.ENAMETOOLONG)],
+    ids=["not UTF-8", "too long", "much too long"],
+)
+def test_a_symlink_whose_target_the_bucket_cannot_keep_is_refused(place: Place, target: bytes, code: int):
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # its errno is checked below
+        os.symlink(target, os.fsencode(place.path / "link"))
+    assert caught.value.errno == code
+    longest = "é" * 300  # 600 bytes, each percent-encoded in the object's metadata
+    os.symlink(longest, place.path / "longest")
+    place.sync()
+    assert os.listdir(place.path) == ["longest"]
+    assert os.readlink(place.second / "longest") == longest
+
+
+def test_nothing_else_takes_the_name_of_the_control_directory(mount, bucket):
+    one: Mount = mount()
+    (one.path / "file").write_bytes(b"1")
+    (one.path / "dir").mkdir()
+    name = one.path / ".fusecache"
+    for attempt in (
+        lambda: (one.path / "file").rename(name),
+        lambda: (one.path / "dir").rename(name),
+        lambda: os.symlink("file", name),
+        lambda: name.mkdir(),
+        lambda: name.write_bytes(b"2"),
+        lambda: name.rename(one.path / "other"),
+        lambda: name.rmdir(),
+    ):
+        with pytest.raises(OSError):  # noqa: PT011  # EPERM, EEXIST, EISDIR, by the call
+            attempt()
+    assert sorted(os.listdir(name)) == ["socket", "stats.json"]
+    one.sync()
+    assert bucket.names() == ["dir/", "file"]
+
+
+def test_a_directory_read_while_its_files_are_replaced_shows_each_name_once(place: Place):
+    """As when a job lists a directory of checkpoints into which another one renames new versions."""
+    names = [f"{index:04}" for index in range(400)]
+    for name in names:
+        place.bucket.put(f"dir/{name}", b"old")
+    for name in names[::7]:
+        (place.path / name).write_bytes(b"new")
+    wait_until(lambda: (place.path / "dir" / "0399").exists(), "the files", seconds=5)
+    with os.scandir(place.path / "dir") as entries:
+        seen = [next(entries).name]
+        for name in names[::7]:
+            (place.path / name).rename(place.path / "dir" / name)
+        seen += [entry.name for entry in entries]
+    assert sorted(seen) == names

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, mounted_at, pattern, run_python, wait_until
+from tests.mount.mounts import Mount, mounted_at, pattern, run, run_python, wait_until
 
 MIB = 2**20
 libc = ctypes.CDLL(None, use_errno=True)
@@ -73,6 +73,44 @@ raise SystemExit(0) if sys.argv[2] == "exit" else ValueError("uncaught")
         run_python(program, place.path / how, how, check=False)
     place.sync()
     assert place.bucket.sizes() == {"exit": 5, "raise": 5}
+
+
+def test_a_thread_that_opened_a_file_and_ends_with_its_process_has_closed(place: Place, tmp_path):
+    """At a normal exit the kernel ends the other threads by a signal; that is no kill."""
+    source = tmp_path / "program.c"
+    source.write_text(r"""
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static sem_t written;
+
+static void *write_and_wait(void *path)
+{
+    int descriptor = open(path, O_CREAT | O_WRONLY, 0644);
+    if (write(descriptor, "bytes", 5) != 5)
+        abort();
+    sem_post(&written);
+    for (;;)
+        pause();
+}
+
+int main(int count, char **words)
+{
+    pthread_t thread;
+    sem_init(&written, 0, 0);
+    if (count != 2 || pthread_create(&thread, NULL, write_and_wait, words[1]))
+        abort();
+    sem_wait(&written);
+    exit(0);
+}
+""")
+    run("gcc", "-pthread", "-o", tmp_path / "program", source)
+    run(tmp_path / "program", place.path / "file")
+    place.sync()
+    assert place.bucket.get("file") == b"bytes"
 
 
 def test_a_forked_childs_close_publishes_nothing(place: Place):

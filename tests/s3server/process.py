@@ -1,6 +1,7 @@
 """The server as a child process, and `Control` across the border.
 
-The child ends when its standard input closes: also when the parent is killed.
+The child ends when its standard input closes: also when the parent is killed. It has a session of its own: a
+Ctrl-C at the terminal is its parent's, which may need it for the clean-up.
 """
 
 import json
@@ -115,10 +116,20 @@ class ServerProcess:
         command += ["--access-key", self.access_key, "--secret-key", self.secret_key]
         if self._tls:
             command.append("--tls")
-        child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = self._child = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert child.stdout is not None
-        line = child.stdout.readline()
-        self._child = child
+        try:
+            line = child.stdout.readline()
+        except BaseException:  # a Ctrl-C: nobody else would end the child
+            self._end()
+            raise
         if not line:
             self._end()
             raise RuntimeError("the server did not start; its standard error says why")

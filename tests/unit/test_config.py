@@ -14,6 +14,7 @@ from fusecache.config import (
     free_bytes_at,
     load_options,
 )
+from fusecache.disk.state_directory import StateDirectory
 from fusecache.model.errors import ConfigError
 from fusecache.model.nouns import GIB, MIB
 from fusecache.option_values import parse_size
@@ -291,11 +292,17 @@ def test_caches_live_where_the_system_keeps_them() -> None:
     assert (user.parent, root.parent) == (Path("/xdg/fusecache"), Path("/var/cache/fusecache"))
 
 
-def test_what_a_cache_holds_already_counts_as_free(tmp_path: Path) -> None:
+def test_a_limit_by_default_does_not_shrink_as_the_cache_fills(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    empty = free_bytes_at(cache / "not" / "there")
-    assert empty > 0
-    cache.mkdir()
+    assert free_bytes_at(cache / "not" / "there") > 0
+    with StateDirectory(cache, "one"):
+        pass
+    when_made = free_bytes_at(cache)
     (cache / "file").write_bytes(b"x" * 64 * MIB)
-    # The disk is shared with other programs: the file's size must not be missing, the rest may move a little.
-    assert abs(free_bytes_at(cache) - empty) < 48 * MIB
+    assert free_bytes_at(cache) == when_made
+
+
+def test_a_cache_directory_that_may_not_be_looked_at_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(ConfigError, match="choose another one"):
+        free_bytes_at(tmp_path / "file" / "cache")

@@ -202,6 +202,31 @@ def test_a_harmed_shard_is_named_with_its_samples(
             read()
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (truncate, "it was truncated"),
+        (replace_by_a_longer_one, "it was replaced"),
+        (remove, "the file is missing"),
+        (make_a_directory, "this is a directory, not a file"),
+    ],
+)
+def test_a_harmed_shards_error_is_one_tidy_sentence(
+    tmp_path: Path, harm: Any, told: str, compression: str | None
+) -> None:
+    dataset = MDSDataset(write(tmp_path, compression=compression))
+    path = next(tmp_path.glob("shard.00000.*"))
+    harm(path)
+    with pytest.raises(ShardError) as caught:
+        dataset[0]
+    text = str(caught.value)
+    assert text.count(str(path)) == 1
+    assert text.endswith(f"{told}. Restore the shard, or check the dataset with `python -m loader verify`.")
+    assert "Errno" not in text
+    assert ("truncated" in text) == (harm is truncate)
+
+
 @pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2", "br", "snappy"])
 def test_garbage_of_the_right_size_is_an_error(tmp_path: Path, compression: str | None) -> None:
     dataset = MDSDataset(write(tmp_path, compression=compression))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loader import DatasetError, MDSDataset
-from loader.index import read_index
+from loader.index import MOST_SAMPLES, read_index
 
 MINIMAL = {
     "samples": 3,
@@ -31,8 +31,20 @@ def test_a_minimal_index_is_enough(tmp_path: Path) -> None:
     assert index.schema(0).names == ("id",)
 
 
+def test_as_many_samples_as_offsets_have_room_for_are_taken(tmp_path: Path) -> None:
+    full = MINIMAL | {"samples": 1000, "raw_data": {"basename": "x", "bytes": 4 * 1002}}
+    index = read_index(write(tmp_path, MINIMAL | {"samples": MOST_SAMPLES}, full, MINIMAL | {"samples": 0}))
+    assert index.samples.tolist() == [MOST_SAMPLES, 1000, 0]
+
+
+def test_an_index_that_is_a_directory_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "index.json").mkdir()
+    with pytest.raises(DatasetError, match=r"index\.json cannot be read: Is a directory$"):
+        MDSDataset(tmp_path)
+
+
 def test_a_merged_index_has_relative_paths(tmp_path: Path) -> None:
-    shard = MINIMAL | {"raw_data": {"basename": "17/shard.00085.mds", "bytes": 5}, "zip_data": None}
+    shard = MINIMAL | {"raw_data": {"basename": "17/shard.00085.mds", "bytes": 50}, "zip_data": None}
     assert read_index(write(tmp_path, shard)).raw_names == ["17/shard.00085.mds"]
 
 
@@ -90,6 +102,13 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
         ({"samples": -1}, "samples"),
         ({"samples": "3"}, "samples"),
         ({"samples": None}, "samples"),
+        ({"samples": True}, "samples"),
+        ({"samples": 3.0}, "samples"),
+        ({"samples": float("nan")}, "samples"),
+        ({"samples": 10**12}, "1000000000000, but a shard holds 1073741822 at most"),
+        ({"samples": 10**30}, "samples"),
+        ({"samples": MOST_SAMPLES + 1}, "damaged"),
+        ({"samples": 1000, "raw_data": {"basename": "x", "bytes": 4007}}, "4007 bytes, too few"),
         ({"format": "csv"}, "csv"),
         ({"version": 1}, "version 1"),
         ({"column_names": None}, "lacks column_names"),
@@ -128,7 +147,7 @@ def test_the_fingerprint_tells_datasets_apart(tmp_path: Path) -> None:
         {},
         {"samples": 4},
         {"raw_data": {"basename": "other.mds"}},
-        {"raw_data": {"basename": "shard.00000.mds", "bytes": 7}},
+        {"raw_data": {"basename": "shard.00000.mds", "bytes": 70}},
         {"column_names": ["other"]},
     ]
     prints = {MDSDataset(write(tmp_path / str(n), MINIMAL | c)).fingerprint for n, c in enumerate(changes)}

@@ -242,20 +242,99 @@ def test_a_sampler_survives_pickling_in_the_middle_of_an_epoch() -> None:
     assert list(pickle.loads(pickle.dumps(sampler))) == whole[4:]
 
 
-def test_a_position_that_nodes_do_not_divide_keeps_the_global_batches() -> None:
-    # After a StreamingDataset state from one rank, 7 samples in: the batches count from there on every world.
-    state = {
+def streaming_state(samples: Any, **changes: Any) -> dict[str, Any]:
+    """What StreamingDataset.state_dict() returns."""
+    return {
         "epoch": 0,
-        "sample_in_epoch": 7,
+        "sample_in_epoch": samples,
         "num_canonical_nodes": 4,
         "shuffle_seed": 9176,
         "initial_physical_nodes": 1,
-    }
-    (single,) = samplers(1, 1)
-    single.load_state_dict(state)
-    saved = single.state_dict()
-    assert saved["samples"] == 7
-    group = samplers(4, 1)
-    for sampler in group:
-        sampler.load_state_dict(saved)
-    assert global_batches(group) == global_batches([single])
+    } | changes
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("samples", [7, GLOBAL_BATCH - 1, GLOBAL_BATCH + 1])
+def test_a_position_within_a_global_batch_is_refused_with_a_way_out(
+    samples: int,
+    drop_last: bool,  # noqa: FBT001 -- pytest passes it
+) -> None:
+    (sampler,) = samplers(1, 1, drop_last=drop_last)
+    for state in (streaming_state(samples), sampler.state_dict() | {"samples": samples}):
+        with pytest.raises(
+            StateError, match=rf"sample {samples} .*of 48, not between two.*divides {samples}"
+        ):
+            sampler.load_state_dict(state)
+    assert (sampler.epoch, sampler.remaining_batches) == (0, len(sampler))
+
+
+def test_a_position_between_global_batches_is_the_same_on_every_world() -> None:
+    expected = global_batches(samplers(1, 1))[2:]
+    for ranks, ranks_per_node in WORLDS:
+        group = samplers(ranks, ranks_per_node)
+        for sampler in group:
+            sampler.load_state_dict(streaming_state(2 * GLOBAL_BATCH))
+        assert global_batches(group) == expected
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_very_end_of_an_epoch_is_the_next_one_also_past_an_incomplete_batch(
+    drop_last: bool,  # noqa: FBT001 -- pytest passes it
+) -> None:
+    end = -(-TOTAL // 4) * 4  # rows of 4 canonical nodes, filled up
+    assert end % GLOBAL_BATCH
+    (sampler,) = samplers(1, 1, drop_last=drop_last)
+    for state in (
+        streaming_state(end),
+        samplers(1, 1, drop_last=drop_last)[0].state_dict() | {"samples": end},
+    ):
+        sampler.load_state_dict(state)
+        assert (sampler.epoch, sampler.remaining_batches) == (1, len(sampler))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (None, "not NoneType"),
+        ([], "not list"),
+        ("{}", "not str"),
+        (3, "not int"),
+        ({}, "it holds nothing"),
+        ({1: 2, "model": 3}, "it holds 1, model"),
+        ({"version": "1", "settings": {}}, "no state of a sampler"),
+        ({"version": 1, "settings": None}, "no state of a sampler"),
+        ({"version": 1, "settings": []}, "no state of a sampler"),
+        ({"version": 1, "settings": {1: 2}}, "1 was 2 and is None"),
+        (streaming_state("48"), "sample_in_epoch of the saved state is '48'"),
+        (streaming_state(None), "sample_in_epoch of the saved state is None"),
+        (streaming_state(48.0), "sample_in_epoch of the saved state is 48.0"),
+        (streaming_state(48, epoch=None), "epoch of the saved state is None"),
+        (streaming_state(48, shuffle_seed=[]), r"seed was \[\]"),
+    ],
+)
+def test_a_state_of_wrong_types_is_refused_and_says_what_is_wrong(state: Any, told: str) -> None:
+    with pytest.raises(StateError, match=told):
+        samplers(1, 1)[0].load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["version", "settings", "epoch", "samples"])
+@pytest.mark.parametrize("value", [None, "x", [1], {}, 1.5])
+def test_any_wrong_value_in_a_state_is_refused(name: str, value: Any) -> None:
+    (sampler,) = samplers(1, 1)
+    with pytest.raises(StateError):
+        sampler.load_state_dict(sampler.state_dict() | {name: value})
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_global_batch_of_no_sample_is_an_error_that_says_so(size: int) -> None:
+    with pytest.raises(OrderError, match=f"global_batch_size is {size}: a step takes at least 1 sample"):
+        samplers(1, 1, global_batch_size=size)
+
+
+def test_a_global_batch_larger_than_the_epoch_is_an_error_unless_incomplete_ones_count() -> None:
+    with pytest.raises(OrderError, match=r"11 is more than the epoch's 10 samples.*drop_last=False"):
+        ElasticBatchSampler([10], global_batch_size=11, canonical_nodes=1, world=World())
+    kept = ElasticBatchSampler([10], global_batch_size=11, canonical_nodes=1, world=World(), drop_last=False)
+    assert [sorted(batch) for batch in kept] == [list(range(10))]
+    exact = ElasticBatchSampler([10], global_batch_size=10, canonical_nodes=1, world=World())
+    assert [sorted(batch) for batch in exact] == [list(range(10))]

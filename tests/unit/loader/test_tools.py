@@ -41,7 +41,9 @@ def test_verify_names_every_damaged_shard(directory: Path, capsys: pytest.Captur
     told = capsys.readouterr()
     assert harmed.name in told.err
     assert "sha1" in told.err
-    assert missing.name in told.err
+    assert f"{missing} (shard 2): " in told.err
+    assert "the file is missing. Restore the shard.\n" in told.err
+    assert "python -m loader verify" not in told.err  # it is what runs
     assert "all is well" not in told.out
 
 

@@ -1,0 +1,230 @@
+"""Names stay true while other clients, renames, refusals and crashes change what is behind them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.engine.content import attributes_of
+from fusecache.engine.nodes import Node
+from fusecache.engine.offload import InlineOffload
+from fusecache.model.errors import AccessDenied, NotFound
+from fusecache.remote.faulty import Fault, FaultyStore
+from tests.engine.nodes import Bucket, User, files_in, running_node
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+async def enter(user: User, path: str) -> Node:
+    """Be a process that has its current directory there."""
+    directory = await user.fs.resolve(path)
+    directory.lookups += 1
+    directory.handles += 1
+    return directory
+
+
+# ---- directories that other clients empty
+
+
+async def test_a_removed_directory_does_not_become_the_root_for_who_is_in_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("name", b"in the root")
+    bucket.memory.put_bytes("dir/name", b"in the directory")
+    async with running_node(bucket, cache) as user:
+        directory = await enter(user, "dir")
+        bucket.memory.remove("dir/name")
+        await trio.sleep(3)
+        with pytest.raises(NotFound):
+            await user.fs.resolve("dir")
+        with pytest.raises(NotFound):
+            await user.fs.names.lookup(directory, "name")
+        with pytest.raises(NotFound):
+            await user.fs.changes.unlink(directory, "name")
+        with pytest.raises(NotFound):
+            await user.fs.changes.create(directory, "new", 0o644)
+        with pytest.raises(NotFound):
+            await user.fs.changes.mkdir(directory, "folder", 0o755)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"name": b"in the root"}
+
+
+async def test_what_is_being_written_keeps_its_place_in_an_emptied_directory(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("dir/file", b"old")
+    async with running_node(bucket, cache) as user:
+        await enter(user, "dir")
+        handle = await user.open("dir/file", truncate=False)
+        bucket.memory.remove("dir/file")
+        await trio.sleep(3)
+        assert (await user.fs.resolve("dir/file")) is handle.node
+        await user.fs.contents.truncate(handle.node, 0)
+        await user.fs.contents.write(handle, 0, b"ours")
+        await user.close(handle)
+        await user.drained()
+        shown = bucket.shows()
+        # The deletion was another client's change of the same file: ours is kept under a name that says so.
+        assert list(shown.values()) == [b"ours"]
+        assert all(key.startswith("dir/file") for key in shown)
+        assert await user.tree("dir") == shown
+
+
+async def test_a_directory_renamed_while_it_is_new_keeps_its_empty_directories(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.mkdir("checkpoint.tmp")
+        await user.mkdir("checkpoint.tmp/logs")
+        await user.write("checkpoint.tmp/model", b"1")
+        await user.rename("checkpoint.tmp", "checkpoint")
+        assert await user.tree() == {"checkpoint": None, "checkpoint/logs": None, "checkpoint/model": b"1"}
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"checkpoint/": b"", "checkpoint/logs/": b"", "checkpoint/model": b"1"}
+
+
+# ---- what the bucket refuses to tell
+
+
+async def test_a_refused_head_is_an_error_of_that_listing_and_of_nothing_else(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """An empty object may be a symlink: only a HEAD tells."""
+    bucket.memory.put_bytes("dir/empty", b"")
+    bucket.memory.put_bytes("dir/full", b"1")
+    bucket.memory.put_bytes("other/file", b"2")
+    store = FaultyStore(bucket, Fault(AccessDenied("403"), "head", "dir/empty", times=None))
+    async with running_node(store, cache) as user:
+        with pytest.raises(AccessDenied):
+            await user.tree("dir")
+        await trio.sleep(5)
+        assert await user.tree("other") == {"other/file": b"2"}
+        await user.write("other/new", b"3")
+        assert await user.drained() == "durable"
+        store.heal()
+        assert await user.tree("dir") == {"dir/empty": b"", "dir/full": b"1"}
+
+
+# ---- names that change hands
+
+
+async def test_a_directory_is_renamed_with_what_other_clients_replaced_in_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("dir/file", b"old")
+    bucket.memory.put_bytes("dir/other", b"1")
+    async with running_node(bucket, cache) as user:
+        (await user.fs.resolve("dir/file")).lookups += 1
+        bucket.memory.put_bytes("dir/file", b"newer")
+        await trio.sleep(5)
+        await user.rename("dir", "renamed")
+        assert await user.drained() == "durable"
+    assert files_in(bucket.shows()) == {"renamed/file": b"newer", "renamed/other": b"1"}
+
+
+async def test_attributes_of_a_published_file_survive_its_rename_and_a_remount(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("script", b"1")
+    async with running_node(bucket, cache) as user:
+        node = await user.fs.resolve("script")
+        user.fs.contents.set_attributes(node, replace(attributes_of(node), mode=0o755))
+        await user.rename("script", "renamed")
+        assert await user.drained() == "durable"
+    async with running_node(bucket, cache) as user:
+        assert (await user.fs.resolve("renamed")).mode == 0o755
+
+
+# ---- order and numbers
+
+
+async def test_sync_waits_for_what_is_renamed_meanwhile(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("first", b"0")
+        await user.write("before", b"1")
+        shown: list[dict[str, bytes]] = []
+
+        async def sync() -> None:
+            assert (await user.fs.wait_durable("", None)).result == "durable"
+            shown.append(bucket.shows())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sync)
+            await trio.sleep(3)
+            await user.rename("before", "after")
+            bucket.come_back()
+    assert shown == [{"first": b"0", "after": b"1"}]
+
+
+async def test_a_name_is_not_removed_in_the_bucket_before_the_journal_knows_of_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    class SlowJournal(InlineOffload):
+        is_slow = False
+
+        async def rows(self, call, *args):
+            if self.is_slow:
+                await trio.sleep(5)
+            result = call(*args)
+            if self.is_slow:
+                seen.append(bucket.shows())
+            return result
+
+    offload, seen = SlowJournal(), []
+    bucket.memory.put_bytes("file", b"1")
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.fs.resolve("file")
+        offload.is_slow = True
+        await user.unlink("file")
+        assert await user.drained() == "durable"
+    assert seen[0] == {"file": b"1"}
+    assert bucket.shows() == {}
+
+
+async def test_no_number_of_a_file_kept_aside_is_given_out_again(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """A kill may come between the making of a file and its row: then only the file's name tells its number."""
+    (cache / "staging").mkdir(parents=True)
+    (cache / "staging" / f"{1:016d}").write_bytes(b"first")
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"second")  # never closed
+    async with running_node(bucket, cache):
+        kept = sorted(path.read_bytes() for path in (cache / "orphans").iterdir())
+    assert kept == [b"first", b"second"]
+
+
+async def test_a_change_that_the_engine_did_not_foresee_holds_no_other_back(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """An exception that is no FusecacheError is a mistake of ours; the others' files must not wait for its repair."""
+
+    class Mistaken(InlineOffload):
+        async def upload(self, call, *args):
+            if getattr(args[0], "key", "") == "odd":
+                raise ZeroDivisionError("a mistake")
+            return await super().upload(call, *args)
+
+    async with running_node(bucket, cache, offload=Mistaken()) as user:
+        await user.write("odd", b"1")
+        await user.write("good", b"2")
+        answer = await user.fs.wait_durable("", 600)
+        assert (answer.result, "a mistake" in answer.message) == ("error", True)
+        assert await user.read("odd") == b"1"
+    assert bucket.shows() == {"good": b"2"}
