@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -23,6 +23,7 @@ REQUESTS_AT_ONCE = 8
 CONNECT_SECONDS = 10.0  # an endpoint that swallows packets shall not hold the first request for minutes
 # Whatever a bucket's client raises; ValueError for an endpoint that is no URL, before any request.
 BUCKET_ERRORS = (BotoCoreError, ClientError, ValueError)
+UNREACHABLE = (EndpointConnectionError, ConnectTimeoutError)
 WORDS = {
     "NoSuchBucket": "there is no such bucket",
     "AccessDenied": "these credentials may not do that",
@@ -57,7 +58,10 @@ class DemoBucket:
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
-        self._client: S3Client = boto3.client("s3", endpoint_url=endpoint_url, config=config)
+        # a session of its own: the default one would keep the credentials of whoever asked first
+        self._client: S3Client = boto3.session.Session().client(
+            "s3", endpoint_url=endpoint_url, config=config
+        )
 
     @property
     def url(self) -> str:
@@ -117,6 +121,8 @@ def describe(problem: Exception) -> str:
         error = problem.response["Error"]
         code, operation = error.get("Code", ""), problem.operation_name
         return f"{WORDS.get(code) or error.get('Message') or code} ({code}, {operation})"
+    if isinstance(problem, UNREACHABLE):
+        return "cannot be reached; is the endpoint right?"
     return " ".join(str(problem).split())
 
 

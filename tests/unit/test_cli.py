@@ -150,9 +150,8 @@ def test_sync_says_how_it_ended_by_its_exit_status(
     assert served.requests == [{"command": "sync", "path": "run", "timeout_seconds": 2.5}]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "fusecache: uploading: 2 files, 3.0 MiB left"
-    assert lines[1:] == (
-        [] if status == 0 else [f"fusecache: error: {root / 'run'}: {result}: because of this"]
-    )
+    failed = f"fusecache: error: {root / 'run'}: {result}: because of this"
+    assert lines[1:] == ["fusecache: because of this" if status == 0 else failed]
 
 
 def test_sync_without_a_daemon_is_an_error_not_a_timeout(

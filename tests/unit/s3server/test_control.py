@@ -1,5 +1,9 @@
 """The hand behind the server: log, foreign writes, outages, restarts; in-process and across processes."""
 
+import os
+import select
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +13,7 @@ from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, 
 
 from tests.s3server import S3Server, ServerProcess, boto_client, synthetic_bytes
 from tests.s3server.control import Control
-from tests.s3server.process import RemoteControl
+from tests.s3server.process import ROOT, RemoteControl
 from tests.unit.s3server.raw import RawClient
 from tests.unit.s3server.refusals import refusal
 
@@ -204,3 +208,34 @@ def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
     child.stdin.close()
     assert child.wait(10) == 0
     server.close()
+
+
+PARENT = """
+import sys
+from tests.s3server import ServerProcess
+server = ServerProcess(sys.argv[1]).start()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_terminals_ctrl_c_is_the_parents_alone_and_a_killed_parent_ends_the_server(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        ended = os.pidfd_open(pid)
+        try:
+            assert os.getsid(pid) == pid  # not in the group that a terminal interrupts
+            assert os.getsid(parent.pid) == parent.pid
+            parent.kill()
+            assert select.select([ended], [], [], 10)[0] == [ended]
+        finally:
+            os.close(ended)
