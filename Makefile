@@ -52,11 +52,13 @@ $(VENV)/.packages: scripts/apt_packages.sh
 	@$(if $(APT),$(APT) $(DAEMON_PACKAGES) $(TEST_PACKAGES))
 	@mkdir -p $(VENV) && touch $@
 
-$(VENV)/bin/python: | $(VENV)/.packages
+# Its own mark, as python is there long before pip; what is whole already stays.
+$(VENV)/.created: | $(VENV)/.packages
 	@echo "virtual environment: $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@touch $(VENV)/.packages $@
 
-$(VENV)/.installed: pyproject.toml Makefile | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.created
 	@echo "python packages: $(TORCH)"
 	@$(VENV)/bin/pip install $(PIP_FLAGS) $(WITH_TORCH)
 	@echo "python packages: fusecache with what its tests need, $(STREAMING)"
@@ -114,7 +116,7 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/fusecache $(DESTDIR)$(BINDIR)/fusecache
 	@install -m 755 systemd/fusecache-mountpoint $(DESTDIR)$(DAEMON_VENV)/bin/
-	@sed -e 's|/usr/local/bin/|$(BINDIR)/|' -e 's|/opt/fusecache/|$(PREFIX)/|' \
+	@sed -e 's|/opt/fusecache/|$(PREFIX)/|' \
 	    -e 's|/etc/fusecache/|$(SYSCONFDIR)/fusecache/|' \
 	    systemd/fusecache@.service > $(DESTDIR)$(UNITDIR)/fusecache@.service
 	@install -m 644 systemd/example.toml $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
