@@ -9,12 +9,10 @@ Invariants:
 """
 
 import logging
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -25,6 +23,7 @@ from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import FileHandle, Generation, Node, Operation
 from fusecache.engine.offload import Offload
 from fusecache.engine.owed import Owed
+from fusecache.engine.processes import thread_group, was_killed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, DropOperation, PutAttributes, PutFile
 from fusecache.model.errors import FusecacheError, NoSpace, ObjectChanged, ObjectMissing, TooLarge
@@ -51,8 +50,6 @@ _MOVE_SECONDS = 60.0
 _SMALL_BYTES = MIB
 # A queued file whose rewriting has put its upload off for so long is published as it is.
 _REWRITE_SECONDS = 10.0
-# Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
-_PF_SIGNALED = 0x400
 
 
 class Contents:
@@ -93,7 +90,7 @@ class Contents:
             node.writers += 1
             # What is being written keeps its place, even if other clients empty the directory around it.
             self._tree.pin(node)
-        return FileHandle(node, writable, pid, _thread_group(pid) if writable and pid else 0)
+        return FileHandle(node, writable, pid, thread_group(pid) if writable and pid else 0)
 
     async def release(self, handle: FileHandle) -> None:
         """Close a handle; the last writer's release seals what was flushed."""
@@ -246,7 +243,7 @@ class Contents:
             raise generation.error
         if not generation.is_mutable or not generation.changed_since_flush:
             return
-        if _was_killed(handle):
+        if was_killed(handle.process or handle.pid):
             generation.killed_writer = handle
         elif (
             generation.killed_writer is not handle
@@ -612,36 +609,3 @@ def _published_etag(node: Node, key: str) -> str | None:
 def attributes_of(node: Node) -> PosixAttributes:
     """Return the node's attributes as one value."""
     return PosixAttributes(node.mode, node.uid, node.gid, node.mtime_ns)
-
-
-def _thread_group(pid: int) -> int:
-    """Return the process of a thread, or 0 if it cannot be seen."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("Tgid:"):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
-
-
-def _was_killed(handle: FileHandle) -> bool:
-    """Return whether the process that opened the file is being ended by a signal. Unseen counts as alive.
-
-    All its threads must say so: at a normal exit(2) the kernel ends the other threads by a signal, too.
-    """
-    try:
-        threads = [int(name) for name in os.listdir(f"/proc/{handle.process or handle.pid}/task")]
-    except OSError:
-        return False
-    return bool(threads) and all(_is_signaled(thread) for thread in threads)
-
-
-def _is_signaled(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    # The command's name, in parentheses, may hold anything; flags are the seventh field behind it (proc(5)).
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return bool(int(fields[6]) & _PF_SIGNALED)
