@@ -259,9 +259,7 @@ class Changes:
         key_before = self._tree.key(node)
         base: str | None = None
         if target is not None:
-            key = self._tree.key(target)
-            if target.object is not None and target.object.key == key:
-                base = target.object.etag
+            base = target.published_etag(self._tree.key(target))
             if target.generation is not None and target.handles == 0 and not self._is_owed(target):
                 changes += self._contents.drop(target.generation)
             self._tree.detach(target)
@@ -284,7 +282,7 @@ class Changes:
         if not queued and generation is None:
             self._add_rename(node, key_before, key_now, base, changes)
             return
-        published = node.object.etag if node.object is not None and node.object.key == key_before else None
+        published = node.published_etag(key_before)
         if queued:
             collapsed = self._contents.collapse_delete(key_now, changes)
             base = collapsed if collapsed is not None else base
@@ -372,7 +370,7 @@ class Changes:
     def _remove_content(self, node: Node, changes: list[Change]) -> None:
         """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
         key = self._tree.key(node)
-        published = node.object.etag if node.object is not None and node.object.key == key else None
+        published = node.published_etag(key)
         for item in self._owed.for_key(key):
             if item.node is not node or item.in_flight or _is_rename(item):
                 continue

@@ -490,7 +490,7 @@ class Contents:
     ) -> tuple[int, str | None]:
         """Return sequence and base for new content of `key`; what it makes needless is dropped into `changes`."""
         sequence = self._journal.next_number()
-        base = _published_etag(node, key)
+        base = node.published_etag(key)
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
         if isinstance(last, Generation) and last.node is node and not last.in_flight:
@@ -538,7 +538,7 @@ class Contents:
         """Pages came after the close (a mapping): same promise, same place, the newer bytes."""
         self._owed.discard(generation)
         key = self._tree.key(node)
-        base = self._owed.base_for(key, _published_etag(node, key))
+        base = self._owed.base_for(key, node.published_etag(key))
         record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base)
         generation.changed_since_flush = False
         self._flushed.add(generation)
@@ -599,11 +599,6 @@ def _in_use(generation: Generation) -> Iterator[None]:
         generation.readers -= 1
         if generation.readers == 0 and generation.unread is not None:
             generation.unread.set()
-
-
-def _published_etag(node: Node, key: str) -> str | None:
-    """Return what the bucket shows under the node's key, before anything that is queued."""
-    return node.object.etag if node.object is not None and node.object.key == key else None
 
 
 def attributes_of(node: Node) -> PosixAttributes:

@@ -292,7 +292,6 @@ class Names:
         """A directory that was made here just now is known to be empty."""
         listing = directory.listing
         listing.generation, listing.started = listing.generation + 1, trio.current_time()
-        listing.finished = listing.started
 
     def note_published(self, node: Node) -> None:
         """The bucket shows the node now: enter it, and the directories above it, into what is known."""
@@ -344,7 +343,6 @@ class Names:
                 self._listings.drop(directory.number, listing.generation)
             listing.generation, listing.started = building.generation, building.started
             listing.hidden = building.hidden
-            listing.finished = trio.current_time()
         except FusecacheError as exc:
             building.failure = exc
             self._listings.drop(directory.number, building.generation)

@@ -35,7 +35,6 @@ class Listing:
     generation: int = 0
     hidden: int = 0
     started: float = float("-inf")
-    finished: float = float("-inf")
     running: trio.Event | None = None
 
 
@@ -70,6 +69,10 @@ class Node:
     listing: Listing = field(default_factory=Listing)
     has_marker: bool = False
     lock: trio.Lock = field(default_factory=trio.Lock)
+
+    def published_etag(self, key: str) -> str | None:
+        """Return what the bucket shows under the node's key, before anything that is queued; None: nothing."""
+        return self.object.etag if self.object is not None and self.object.key == key else None
 
     @property
     def size(self) -> int:

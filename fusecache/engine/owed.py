@@ -78,10 +78,6 @@ class Owed:
         """Return whether nothing is queued behind the item."""
         return bool(self._items) and self._items[-1] is item
 
-    def below(self, prefix: str) -> list[Item]:
-        """Return the items with a key that starts with `prefix`, in order."""
-        return [item for item in self._items if any(key.startswith(prefix) for key in item.changed_keys())]
-
     def exists_after(self, key: str, base_etag: str | None) -> bool:
         """Return whether the bucket will show `key` after all that is queued; `base_etag`: what it shows now."""
         queued = self._by_key.get(key)

@@ -1,9 +1,12 @@
-"""Files of a few MiB are large here: cut into parts as files above 64 MiB are, without their weight."""
+"""A bucket and a cache directory; files of a few MiB are large here: cut into parts as those above 64 MiB are."""
+
+from pathlib import Path
 
 import pytest
 
 from fusecache.model.nouns import MIB
 from fusecache.policy import parts
+from tests.engine.nodes import Bucket
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +15,15 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "SINGLE_PUT_BYTES_MAX", 4 * MIB)
     monkeypatch.setattr(parts, "_PART_BYTES_MIN", 4 * MIB)
     monkeypatch.setattr(parts, "_PART_STEP", 4 * MIB)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A node's cache directory."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    """An empty bucket."""
+    return Bucket()

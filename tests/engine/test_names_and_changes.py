@@ -15,16 +15,6 @@ from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, files_in, running_node
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bucket() -> Bucket:
-    return Bucket()
-
-
 async def enter(user: User, path: str) -> Node:
     """Be a process that has its current directory there."""
     directory = await user.fs.resolve(path)

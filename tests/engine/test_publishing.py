@@ -26,16 +26,6 @@ from tests.engine.nodes import Bucket, User, files_in, running_node
 LARGE = 5 * MIB  # two parts
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bucket() -> Bucket:
-    return Bucket()
-
-
 # ---- order
 
 

@@ -23,16 +23,6 @@ LARGE = 5 * MIB
 Program = Callable[[User], Awaitable[None]]
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bucket() -> Bucket:
-    return Bucket()
-
-
 # ---- every request may be the last
 
 

@@ -28,11 +28,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.fixture
-def bucket() -> Bucket:
-    return Bucket()
-
-
 @dataclass
 class Control:
     """A running control server; abandoned: how often it was asked to end the mount."""

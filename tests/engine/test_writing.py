@@ -24,16 +24,6 @@ from tests.engine.nodes import Bucket, User, photograph, running_node
 LARGE = 5 * MIB  # two parts
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bucket() -> Bucket:
-    return Bucket()
-
-
 async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
     """Write into an open file."""
     await user.fs.contents.write(handle, offset, data)
