@@ -33,6 +33,7 @@ PIP_INSTALL ?=
 DAEMON_PACKAGES := e2fsprogs fuse3 gcc libc6-dev libfuse3-dev pkg-config python3 python3-dev python3-venv
 TEST_PACKAGES := attr ca-certificates openssl procps rsync
 CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
+BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
 
 .PHONY: help
@@ -88,6 +89,12 @@ test-systemd: fuse-device ## install into a bare Debian, boot it, and use the se
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
 	@$(AS_ROOT) tests/systemd/run
 
+MINUTES ?= 10
+
+.PHONY: soak
+soak: setup ## sixteen readers at random, every byte compared, limits watched; MINUTES
+	@$(VENV)/bin/python -m scripts.soak --minutes $(MINUTES)
+
 .PHONY: check
 check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .
@@ -99,6 +106,20 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 fmt: $(VENV)/.installed ## format, and mend what ruff can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+# ---- measuring it
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.installed
+	@$(if $(APT),$(APT) $(BENCH_PACKAGES))
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[bench]' $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
+.PHONY: bench
+bench: bench-read ## every benchmark, beside other programs
+
+.PHONY: bench-read
+bench-read: setup $(VENV)/.bench ## reading, beside rclone, s3fs and bounds; 20 minutes as root; BENCH_ARGS for parts
+	@$(VENV)/bin/python -m benchmarks.read $(BENCH_ARGS)
 
 # ---- installing the daemon
 

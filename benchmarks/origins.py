@@ -1,0 +1,116 @@
+"""The buckets that benchmarks read: the project's own test server, near and far, with and without TLS.
+
+A data set is a bucket of its own, so that the root of a mount is the folder under test. Origins A and B are one
+server process with other settings; C is a second one that speaks TLS.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tests.s3server import Control, ServerProcess, boto_client
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How far away a bucket seems: seconds to the first byte ± a fraction, bytes/s a connection."""
+
+    name: str
+    title: str
+    latency_seconds: float = 0.0
+    jitter: float = 0.0
+    bandwidth: float | None = None
+    tls: bool = False
+
+
+ORIGINS: Mapping[str, Origin] = {
+    origin.name: origin
+    for origin in (
+        Origin("A", "no delay"),
+        Origin("B", "40 ms ± 50 %, 80 MB/s a connection", 0.040, 0.5, 80e6),
+        Origin("C", "as B, over TLS", 0.040, 0.5, 80e6, tls=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a client finds one data set: endpoint, keys, bucket; ca_path is None without TLS."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+    ca_path: str | None
+    bucket: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a process that reads it; nothing of this machine's own AWS set-up is asked."""
+        others = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("FUSECACHE_", "AWS_", "RCLONE_", "S3_"))
+        }
+        trust = {}
+        if self.ca_path is not None:
+            # boto3 and fusecache; libcurl in s3fs; the TLS library of the CRT client.
+            trust = dict.fromkeys(("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"), self.ca_path)
+        return {
+            **others,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            **trust,
+        }
+
+
+class Origins:
+    """The servers of one run, each started when first asked for; a context manager that ends them all."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._servers: dict[bool, ServerProcess] = {}
+        self._buckets: set[tuple[bool, str]] = set()
+
+    def __enter__(self) -> "Origins":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stack.close()
+        self._servers.clear()
+
+    def control(self, origin: Origin) -> Control:
+        """Return the hand behind an origin's server."""
+        return self._server(origin).control
+
+    def add_bucket(self, origin: Origin, bucket: str) -> bool:
+        """Make a bucket unless it is there; return whether it is new, and so without its objects."""
+        if (origin.tls, bucket) in self._buckets:
+            return False
+        client = boto_client(self._server(origin))
+        try:
+            client.create_bucket(Bucket=bucket)
+        finally:
+            client.close()
+        self._buckets.add((origin.tls, bucket))
+        return True
+
+    @contextmanager
+    def answering(self, origin: Origin, bucket: str) -> Iterator[Site]:
+        """Let the server seem as far away as `origin` says, with an empty request log, and near again at the end."""
+        server = self._server(origin)
+        server.control.set(latency=origin.latency_seconds, jitter=origin.jitter, bandwidth=origin.bandwidth)
+        server.control.clear_log()
+        try:
+            yield Site(server.endpoint_url, server.access_key, server.secret_key, server.ca_path, bucket)
+        finally:
+            server.control.set(latency=0.0, jitter=0.0, bandwidth=None)
+
+    def _server(self, origin: Origin) -> ServerProcess:
+        server = self._servers.get(origin.tls)
+        if server is None:
+            server = self._stack.enter_context(ServerProcess(tls=origin.tls))
+            self._servers[origin.tls] = server
+        return server

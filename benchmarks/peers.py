@@ -1,0 +1,230 @@
+"""The competitors that are mounted: how each is started, seen to be ready, and ended.
+
+A peer is a frozen value; `mounted` runs it on a site, with a cache directory of its own that is gone afterwards.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.origins import Site
+from benchmarks.processes import (
+    ROOT,
+    BenchmarkError,
+    MemoryWatch,
+    cpu_seconds,
+    end,
+    is_mounted,
+    remove_folder,
+    start,
+    unmount,
+    wait_until,
+)
+
+READY_SECONDS = 30.0
+SCRIPTS = Path(sys.executable).parent
+
+
+class Peer(Protocol):
+    """A program that shows a bucket as a directory."""
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and JSON."""
+        ...
+
+    def command(self, site: Site, path: Path, cache: Path) -> list[str]:
+        """Return the words that mount it at `path` in the foreground, with its files in `cache`."""
+        ...
+
+    def environment(self, site: Site) -> dict[str, str]:
+        """Return its variables."""
+        ...
+
+    def is_ready(self, log: str) -> bool:
+        """Return whether it has set up what it sets up after mounting, by the log so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fusecache:
+    """This project's daemon, with its defaults."""
+
+    name: str = "fusecache"
+    flags: tuple[str, ...] = ()
+
+    def command(self, site: Site, path: Path, cache: Path) -> list[str]:
+        """Return the words that mount it."""
+        words = [str(SCRIPTS / "fusecache"), "mount", f"s3://{site.bucket}", str(path), "--foreground"]
+        return [*words, "--cache-dir", str(cache), "--endpoint-url", site.endpoint_url, *self.flags]
+
+    def environment(self, site: Site) -> dict[str, str]:
+        """Return its variables."""
+        return site.environment()
+
+    def is_ready(self, log: str) -> bool:
+        """Return whether the kernel's settings are written."""
+        return " mounted source=" in log
+
+
+@dataclass(frozen=True, slots=True)
+class Rclone:
+    """`rclone mount` with a cache of whole files on disk."""
+
+    name: str = "rclone"
+    flags: tuple[str, ...] = ()
+
+    def command(self, site: Site, path: Path, cache: Path) -> list[str]:
+        """Return the words that mount it."""
+        words = [find_program("rclone"), "mount", f":s3:{site.bucket}", str(path)]
+        words += ["--config", "/dev/null", "--cache-dir", str(cache), "--vfs-cache-mode", "full"]
+        if site.ca_path is not None:
+            words += ["--ca-cert", site.ca_path]
+        return [*words, *self.flags]
+
+    def environment(self, site: Site) -> dict[str, str]:
+        """Return its variables."""
+        return {
+            **site.environment(),
+            "RCLONE_S3_PROVIDER": "Other",
+            "RCLONE_S3_REGION": "auto",
+            "RCLONE_S3_LIST_VERSION": "2",
+            "RCLONE_S3_ENDPOINT": site.endpoint_url,
+            "RCLONE_S3_ACCESS_KEY_ID": site.access_key,
+            "RCLONE_S3_SECRET_ACCESS_KEY": site.secret_key,
+        }
+
+    def is_ready(self, log: str) -> bool:
+        """Nothing is set up after mounting."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class S3fs:
+    """s3fs-fuse with 16 requests in parallel and a cache of whole files on disk."""
+
+    name: str = "s3fs"
+
+    def command(self, site: Site, path: Path, cache: Path) -> list[str]:
+        """Return the words that mount it."""
+        options = [
+            f"url={site.endpoint_url}",
+            "use_path_request_style",
+            "endpoint=auto",
+            "sigv4",
+            "listobjectsv2",
+            f"use_cache={cache}",
+            "parallel_count=16",
+            "multireq_max=20",
+        ]
+        return [find_program("s3fs"), site.bucket, str(path), "-f", "-o", ",".join(options)]
+
+    def environment(self, site: Site) -> dict[str, str]:
+        """Return its variables."""
+        return {
+            **site.environment(),
+            "AWSACCESSKEYID": site.access_key,
+            "AWSSECRETACCESSKEY": site.secret_key,
+        }
+
+    def is_ready(self, log: str) -> bool:
+        """Nothing is set up after mounting."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """No competitor but the limit: a pyfuse3 mount that answers out of memory. Its site's bucket is a size."""
+
+    name: str = "empty pyfuse3"
+
+    def command(self, site: Site, path: Path, cache: Path) -> list[str]:
+        """Return the words that mount it."""
+        return [sys.executable, "-m", "benchmarks.empty_fs", site.bucket, str(path)]
+
+    def environment(self, site: Site) -> dict[str, str]:
+        """Return its variables."""
+        return {**site.environment(), "PYTHONPATH": str(ROOT)}
+
+    def is_ready(self, log: str) -> bool:
+        """Return whether the kernel's settings are written."""
+        return "tuned" in log
+
+
+EMPTY = Empty()
+FUSECACHE = Fusecache()
+RCLONE = Rclone()
+RCLONE_TUNED = Rclone(
+    "rclone-tuned", ("--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "8M", "--no-modtime")
+)
+S3FS = S3fs()
+MOUNTED: tuple[Peer, ...] = (FUSECACHE, RCLONE, RCLONE_TUNED, S3FS)
+
+
+def find_program(name: str) -> str:
+    """Return where a program is: beside this interpreter, or on the path. Raises BenchmarkError."""
+    found = shutil.which(name, path=os.pathsep.join((str(SCRIPTS), os.environ.get("PATH", ""))))
+    if found is None:
+        raise BenchmarkError(f"{name} is not installed")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One live mount: its directory, its cache, its process."""
+
+    path: Path
+    cache: Path
+    pid: int
+    memory: MemoryWatch
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of its process so far."""
+        return cpu_seconds(self.pid)
+
+
+@contextmanager
+def mounted(peer: Peer, site: Site, directory: Path) -> Iterator[Mount]:
+    """Mount a peer with an empty cache below `directory`; leaves nothing behind. Raises BenchmarkError."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{peer.name.replace(' ', '-')}-", dir=directory))
+    path, cache, log_path = folder / "mount", folder / "cache", folder / "log"
+    for each in (path, cache):
+        each.mkdir()
+    process = None
+    memory = None
+    try:
+        process = start(peer.command(site, path, cache), peer.environment(site), log_path)
+        running = process
+
+        def ready() -> bool:
+            if running.poll() is not None:
+                raise BenchmarkError(f"{peer.name} ended: {_last_words(log_path)}")
+            return is_mounted(path) and peer.is_ready(log_path.read_text(errors="replace"))
+
+        if not wait_until(ready, READY_SECONDS):
+            raise BenchmarkError(f"{peer.name} was not mounted within {READY_SECONDS:g} s")
+        try:
+            os.statvfs(path)  # answered by the peer itself
+        except OSError as exc:
+            raise BenchmarkError(f"{peer.name}: the mount does not answer: {exc.strerror}") from exc
+        memory = MemoryWatch(process.pid)
+        yield Mount(path, cache, process.pid, memory)
+    finally:
+        if memory is not None:
+            memory.stop()
+        unmount(path)
+        if process is not None:
+            end(process)
+        unmount(path)
+        remove_folder(folder)
+
+
+def _last_words(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").strip().splitlines()
+    return lines[-1][-300:] if lines else "without a word"

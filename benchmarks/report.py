@@ -1,0 +1,151 @@
+"""A run as text and JSON: every figure of every competitor, and the bars beside them."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar
+from benchmarks.processes import ROOT
+from benchmarks.results import Results
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The figure by which a kind of case is shown, and how."""
+
+    title: str
+    figure: str
+    show: Callable[[float], str]
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.0f} MB/s"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def _a_second(value: float) -> str:
+    return f"{value:,.0f} /s"
+
+
+SHOWN = {
+    "cold": Shown("cold sequential", "rate", _megabytes),
+    "streams": Shown("four cold streams", "rate", _megabytes),
+    "disk": Shown("again, from the disk", "rate", _megabytes),
+    "pages": Shown("again, from kernel pages", "rate", _megabytes),
+    "random128k": Shown("cold random 128 KiB", "mean_seconds", _seconds),
+    "random8k": Shown("cold random 8 KiB, 64 threads", "reads_per_second", _a_second),
+    "ls": Shown("ls of 1 000 names", "seconds", _seconds),
+    "ls-again": Shown("ls again", "seconds", _seconds),
+    "find": Shown("find -size +0, 20 000 files", "seconds", _seconds),
+    "find-again": Shown("find again", "seconds", _seconds),
+    "small": Shown("200 small files, 8 threads", "seconds", _seconds),
+    "million-open": Shown("1 000 000: opening one", "open_seconds", _seconds),
+    "million-first": Shown("1 000 000: first name", "first_seconds", _seconds),
+    "million-all": Shown("1 000 000: all names", "names_per_second", _a_second),
+}
+ORDER = (
+    "fusecache",
+    "rclone",
+    "rclone-tuned",
+    "s3fs",
+    "crt",
+    "raw",
+    "first-byte",
+    "fio",
+    "empty-fs",
+    "native",
+)
+
+
+def table(results: Results, bars: Sequence[Bar]) -> str:
+    """Return what a person reads: figures, CPU and memory, bars."""
+    names = [name for name in ORDER if name in results.competitors()]
+    rows = [["case, median", *names]]
+    for case in results.cases():
+        kind, _, origin = case.partition(" ")
+        shown = SHOWN[kind]
+        rows.append([f"{shown.title}, {origin}", *(_cell(results, case, name, shown) for name in names)])
+    for case in results.cases():
+        if case.startswith("cold "):
+            cells = (results.median(case, name, "cpu_per_gib") for name in names)
+            rows.append([f"CPU s a GiB, {case}", *("" if cell is None else f"{cell:.2f}" for cell in cells)])
+    highest = (results.highest(name, "memory_bytes") for name in names)
+    rows.append(["most memory", *("" if cell is None else f"{cell / 1e6:,.0f} MB" for cell in highest)])
+    figures = [["bar", "what", "figure", "limit", ""]]
+    figures += [[bar.case, bar.what, *_bar_cells(bar)] for bar in bars]
+    return f"\n{_columns(rows)}\n{_columns(figures)}\n"
+
+
+def write_json(path: Path, results: Results, bars: Sequence[Bar], *, quick: bool, rounds: int) -> None:
+    """Write everything that was measured."""
+    content: dict[str, Any] = {
+        "benchmark": path.stem,
+        "revision": revision(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "quick": quick,
+        "rounds": rounds,
+        "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in bars],
+        "rows": [row.as_json() for row in results.rows],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def revision() -> str:
+    """Return the commit that was measured, marked if files were changed."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    """Return what it ran on."""
+    model = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+         if line.startswith("model name")),
+        platform.machine(),
+    )  # fmt: skip
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} CPUs {model}, {memory:.0f} GiB, {system}"
+
+
+def _cell(results: Results, case: str, name: str, shown: Shown) -> str:
+    value = results.median(case, name, shown.figure)
+    if value is not None:
+        return shown.show(value)
+    limit = results.limit(case, name)
+    if limit is not None:
+        return f"> {limit:g} s"
+    return "failed" if results.error(case, name) else ""
+
+
+def _bar_cells(bar: Bar) -> list[str]:
+    sign = "≥" if bar.at_least else "≤"
+    figure = "" if bar.figure is None else f"{bar.figure:.3g} {bar.unit}".strip()
+    limit = "" if bar.limit is None else f"{sign} {bar.limit:.3g} {bar.unit}".strip()
+    return [figure, limit, bar.verdict]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: what they conclude, not what they measure."""
