@@ -8,11 +8,13 @@ Invariants:
 1. At most one request is in flight for a granule (`Chunk.pending`).
 2. A request takes a frame before it starts and holds it (`busy`) until its bytes are on disk or given up.
 3. Only errors of requests that a reader waits for reach readers.
+4. One thread at a time fills a granule: a request that is given up is begun again when its thread has ended.
 """
 
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import trio
@@ -29,17 +31,22 @@ from fusecache.engine.residents import (
     Source,
     Waiter,
 )
-from fusecache.model.errors import AccessDenied, RemoteError, Throttled, Unavailable
+from fusecache.engine.stalls import StallWatch
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
 from fusecache.model.nouns import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.policy.fetch_order import Cause, FetchQueue
 from fusecache.policy.granules import CHUNK_BYTES, runs
+from fusecache.policy.stalls import EARLY_RETRIES
+from fusecache.remote.store import Interruption
 
 log = logging.getLogger(__name__)
 
 DEMAND_SECONDS = 60.0
 # Permissions of new tokens take a while to spread; credentials that are really wrong should say so soon.
 ACCESS_DENIED_RETRIES = 3
+# One wrong 404, 412 or 416 must not end a reader's file: the version is gone when so many more GETs say so too.
+DENIALS_CHECKED = 2
 # 8 in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
 
@@ -48,7 +55,12 @@ class SupportsGet(Protocol):
     """The part of a store that reads need."""
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
         ...
@@ -76,13 +88,19 @@ class Fetcher:
         self._offload = offload
         self._frames = frames
         self._counters = counters
-        self._limit = RequestLimit(connections)
+        self.limit = RequestLimit(connections)
+        self._stalls = StallWatch(counters, self._start_task)
         self._running = {Source.NETWORK: 0, Source.DISK: 0}
         # One queue a source and size of buffer: large buffers running out must not stop small reads.
         self._queues: dict[tuple[Source, bool], FetchQueue[Request]] = {
             (source, small): FetchQueue() for source in Source for small in (False, True)
         }
+        # Requests whose chunk has a frame for them wait for none. Behind one that does they would wait for ever: the
+        # frame that it needs may be held by the reader who waits for them.
+        self._seated: dict[Source, FetchQueue[Request]] = {source: FetchQueue() for source in Source}
         self._random = random.Random()
+        # Called with the handle of read-ahead for which there is no buffer now.
+        self.on_refused: Callable[[object], None] = lambda handle: None
         self.disk: Disk
         self.nursery: trio.Nursery
 
@@ -104,7 +122,7 @@ class Fetcher:
                 if cause is Cause.DEMAND:
                     request.demanded_at = now
                 chunk.requests.append(request)
-                self._queue_of(request).push(request, cause, depth)
+                self._push(request)
 
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
         """Give up what only this handle's read-ahead wanted and no thread works on yet."""
@@ -115,7 +133,8 @@ class Fetcher:
                     and request.cause is Cause.READAHEAD
                     and request.state is RequestState.QUEUED
                 ):
-                    self._queue_of(request).remove(request)
+                    if request.queue is not None:
+                        request.queue.remove(request)
                     self._end(request)
 
     async def wait_for(self, chunk: Chunk, need: int) -> None:
@@ -140,11 +159,12 @@ class Fetcher:
     def pump(self) -> None:
         """Start requests while connections and frames allow."""
         for source in Source:
-            large, small = self._queues[source, False], self._queues[source, True]
+            seated = self._seated[source]
+            queues = (seated, self._queues[source, True], self._queues[source, False])
             while self._running[source] < self._bound(source):
                 heads = [
-                    (head.cause, head.depth, queue is large, queue, head)
-                    for queue in (large, small)
+                    (head.cause, head.depth, rank, queue, head)
+                    for rank, queue in enumerate(queues)
                     if (head := queue.peek()) is not None
                 ]
                 for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
@@ -152,14 +172,37 @@ class Fetcher:
                         queue.pop()
                         self._start(head)
                         break
+                    if queue is seated:  # its frame went to others meanwhile
+                        self._push(queue.pop())
+                        break
+                    if head.cause is Cause.READAHEAD:
+                        self.on_refused(head.handle)
                 else:
                     break
 
     def _bound(self, source: Source) -> int:
-        return self._limit.limit if source is Source.NETWORK else DISK_LOADS
+        if source is Source.DISK:
+            return DISK_LOADS
+        return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
 
-    def _queue_of(self, request: Request) -> FetchQueue[Request]:
-        return self._queues[request.source, request.stop - request.first <= SMALL_GRANULES]
+    def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
+        self.nursery.start_soon(task, name="stall-watch")
+
+    def _push(self, request: Request) -> None:
+        chunk = request.chunk
+        if chunk.frame_for(request.first, request.stop) is not None:
+            request.queue = self._seated[request.source]
+        else:
+            request.queue = self._queues[request.source, request.stop - request.first <= SMALL_GRANULES]
+        request.queue.push(request, request.cause, request.depth)
+
+    def _seat(self, chunk: Chunk, but: Request) -> None:
+        """The chunk has a frame now: its other requests need not wait for one."""
+        for request in chunk.requests:
+            queue = request.queue
+            if request is not but and queue is not None and request in queue:
+                queue.remove(request)
+                self._push(request)
 
     def _promote(self, request: Request, cause: Cause, now: float) -> None:
         """Let a more urgent cause take over a request."""
@@ -168,9 +211,8 @@ class Fetcher:
         if cause >= request.cause:
             return
         request.cause, request.depth = cause, 0
-        queue = self._queue_of(request)
-        if request in queue:
-            queue.push(request, cause)
+        if request.queue is not None and request in request.queue:
+            request.queue.push(request, cause)
 
     def _give_frame(self, request: Request) -> bool:
         """Find the request a frame: one that its chunk has, or an empty one. False if there is none now."""
@@ -191,12 +233,14 @@ class Fetcher:
                 frame = self._frames.acquire(small=True, cause=request.cause, now=now)
                 if frame is not None:
                     self._frames.give(frame, chunk, request.first)
+                    self._seat(chunk, request)
                     return frame
             frame = self._frames.acquire(small=False, cause=request.cause, now=now)
             if frame is None:
                 return None
             self._frames.give(frame, chunk, 0)
             self._merge_small_frames(chunk, frame)
+            self._seat(chunk, request)
         finally:
             chunk.pins -= 1
         return frame
@@ -213,7 +257,11 @@ class Fetcher:
     def _start(self, request: Request) -> None:
         request.state = RequestState.RUNNING
         self._running[request.source] += 1
-        self._counters.wait_seconds["queue"] += trio.current_time() - request.queued_at
+        now = trio.current_time()
+        if request.started_at is None:
+            request.started_at = now
+        if request.cause is Cause.HINT and request.demanded_at is None:
+            request.demanded_at = now  # somebody asked for it by name: worth as many attempts as a reader's
         run = self._fetch if request.source is Source.NETWORK else self._load
         self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
 
@@ -225,11 +273,10 @@ class Fetcher:
         assert frame is not None
         offset, length = request.first * GRANULE_BYTES, request.size
         base = chunk.index * CHUNK_BYTES + offset
-        request.attempts += 1
-        request.received = 0
+        request.begin_attempt()
         self._counters.requests += 1
-        began = trio.current_time()
         self._ask_to_be_woken(request)
+        self._stalls.begin(request)
         error: RemoteError | None = None
         try:
             view = frame.view(offset, offset + length)
@@ -239,32 +286,53 @@ class Fetcher:
             error = exc
         finally:
             self._running[Source.NETWORK] -= 1
-        self._counters.wait_seconds["network"] += trio.current_time() - began
+            self._stalls.end(request)
+        if request.first_byte_seconds is not None:
+            self._counters.first_byte.count(request.first_byte_seconds)
         self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
         first = request.first
         if request.received == length:
             frame.valid |= request.mask
-            self._limit.on_success()
+            self.limit.on_success(trio.current_time())
             self._end(request)
         else:
             assert error is not None
             request.absorb()
+            has_lost_connection = request.is_given_up or (
+                request.received > 0 and not error.asks_to_slow_down
+            )
             request.first += request.received // GRANULE_BYTES
             request.received = 0
             request.frame = None
-            self._retry_or_give_up(request, error)
+            if has_lost_connection and request.early_retries < EARLY_RETRIES and self._has_time(request):
+                self._retry_early(request)
+            else:
+                self._retry_or_give_up(request, error)
         await self._keep(chunk, frame, first, request.stop if error is None else request.first)
+        if request.kept is not None and request.state is RequestState.DONE:
+            request.kept.set()
 
     def _get(self, request: Request, extent: Extent, buffer: memoryview) -> None:
         """Run in a thread: the GET, with word to the loop only when a reader waits for what came."""
 
+        last = time.perf_counter()
+        request.is_underway = True
+
         def progress(received: int) -> None:
+            nonlocal last
             request.received = received  # before looking at wake_at: see _ask_to_be_woken
+            now = time.perf_counter()
+            if request.first_byte_seconds is None:
+                request.first_byte_seconds = now - last
+            elif now - last > request.longest_gap_seconds:
+                request.longest_gap_seconds = now - last
+            last = now
             if received >= request.wake_at:
                 request.wake_at = 1 << 62
                 self._offload.soon(self._on_progress, request)
 
-        self._store.get_into(request.chunk.owner.object_id, extent, buffer, progress)
+        object_id = request.chunk.owner.object_id
+        self._store.get_into(object_id, extent, buffer, progress, request.interruption)
 
     def _ask_to_be_woken(self, request: Request) -> None:
         """Have the thread call when the next waiter's last granule is whole.
@@ -300,15 +368,29 @@ class Fetcher:
             if not missing or missing & ~pending:
                 waiter.event.set()
 
+    def _has_time(self, request: Request) -> bool:
+        """Return whether no reader has waited for the request as long as readers wait."""
+        return request.demanded_at is None or trio.current_time() < request.demanded_at + DEMAND_SECONDS
+
+    def _retry_early(self, request: Request) -> None:
+        """Ask for the rest at once: the connection failed, not the bucket."""
+        self._counters.errors += 1
+        request.early_retries += 1
+        self._wake(request.chunk)
+        self._push_again(request)
+
     def _retry_or_give_up(self, request: Request, error: RemoteError) -> None:
         """Queue the rest again after a pause while a reader waits and its time is not over; else end it."""
         now = trio.current_time()
         self._counters.errors += 1
-        if isinstance(error, Throttled):
-            self._limit.on_throttled(now)
+        if error.asks_to_slow_down:
+            self._slow_down(error, now)
         retriable = isinstance(error, Unavailable) or (
             isinstance(error, AccessDenied) and request.attempts <= ACCESS_DENIED_RETRIES
         )
+        if isinstance(error, (ObjectChanged, ObjectMissing)):
+            request.denials += 1
+            retriable = request.denials <= DENIALS_CHECKED
         left = 0.0 if request.demanded_at is None else request.demanded_at + DEMAND_SECONDS - now
         if not retriable or left <= 0:
             log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
@@ -317,14 +399,29 @@ class Fetcher:
         request.state = RequestState.PAUSED
         self._wake(request.chunk)
         pause = min(left, backoff_seconds(request.attempts, self._random.random()))
+        if request.denials:
+            pause = 0.0  # an answer, not an outage: asking again costs a round trip
         self.nursery.start_soon(self._queue_again, request, pause, name="fetch-pause")
+        self.pump()
+
+    def _slow_down(self, error: RemoteError, now: float) -> None:
+        """Have fewer requests in flight; none for a while, if the bucket said for how long."""
+        self.limit.on_throttled(now, error.retry_after_seconds)
+        if self.limit.silent_until > now:
+            self.nursery.start_soon(self._pump_after, self.limit.silent_until - now, name="fetch-silence")
+
+    async def _pump_after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
         self.pump()
 
     async def _queue_again(self, request: Request, pause_seconds: float) -> None:
         await trio.sleep(pause_seconds)
+        self._push_again(request)
+
+    def _push_again(self, request: Request) -> None:
         request.state = RequestState.QUEUED
         request.queued_at = trio.current_time()
-        self._queue_of(request).push(request, request.cause, request.depth)
+        self._push(request)
         self.pump()
 
     async def _keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
@@ -339,6 +436,7 @@ class Fetcher:
     def _end(self, request: Request, error: RemoteError | None = None) -> None:
         """Nothing more will arrive by this request: tell the readers."""
         request.state = RequestState.DONE
+        request.error = error
         chunk = request.chunk
         chunk.requests.remove(request)
         if error is not None and request.demanded_at is not None:
@@ -355,11 +453,9 @@ class Fetcher:
         """Read granules from the cache file; bad ones are simply not there afterwards, and are fetched."""
         frame = request.frame
         assert frame is not None
-        began = trio.current_time()
         try:
             frame.valid |= await self.disk.load(request.chunk, frame, request.first, request.stop)
         finally:
             self._running[Source.DISK] -= 1
             self._frames.let_go(frame, trio.current_time())
-        self._counters.wait_seconds["disk"] += trio.current_time() - began
         self._end(request)

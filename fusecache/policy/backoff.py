@@ -4,6 +4,8 @@ FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 # One 429 storm answers many requests at once: it counts as one signal.
 SIGNAL_SECONDS = 1.0
+# So long without a signal, the bucket is well again: what was taken away comes back by doubling.
+WELL_SECONDS = 10.0
 
 
 def backoff_seconds(attempt: int, chance: float) -> float:
@@ -19,7 +21,8 @@ def backoff_seconds(attempt: int, chance: float) -> float:
 class RequestLimit:
     """Additive increase, multiplicative decrease: how many requests the whole client may have in flight.
 
-    Invariant: 1 <= limit <= ceiling.
+    silent_until: before this moment none may start, as the bucket asked.
+    Invariants: 1 <= limit <= ceiling; silent_until is at most LONGEST_SECONDS after the last signal.
     """
 
     def __init__(self, ceiling: int) -> None:
@@ -28,19 +31,23 @@ class RequestLimit:
         self._ceiling = ceiling
         self._limit = float(ceiling)
         self._last_signal = float("-inf")
+        self.silent_until = float("-inf")
 
     @property
     def limit(self) -> int:
         """Requests allowed in flight now."""
         return int(self._limit)
 
-    def on_throttled(self, now: float) -> None:
-        """The bucket said to slow down: halve, at most once a second."""
+    def on_throttled(self, now: float, retry_after_seconds: float | None = None) -> None:
+        """The bucket said to slow down, perhaps for how long: halve, at most once a second."""
+        if retry_after_seconds is not None:
+            self.silent_until = max(self.silent_until, now + min(LONGEST_SECONDS, retry_after_seconds))
         if now - self._last_signal >= SIGNAL_SECONDS:
             self._last_signal = now
             self._limit = max(1.0, self._limit / 2)
 
-    def on_success(self) -> None:
-        """A request went well: about one more for each full round of them."""
+    def on_success(self, now: float) -> None:
+        """A request went well: about one more for each full round of them, later one for each."""
         if self._limit < self._ceiling:
-            self._limit = min(float(self._ceiling), self._limit + 1 / self._limit)
+            is_well = now - self._last_signal >= WELL_SECONDS
+            self._limit = min(float(self._ceiling), self._limit + (1.0 if is_well else 1 / self._limit))

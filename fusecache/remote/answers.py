@@ -70,7 +70,9 @@ WAY_OUT: dict[type[RemoteError], str] = {
 }
 
 
-def error_of_answer(request: str, *, code: str, status: int, message: str) -> RemoteError:
+def error_of_answer(
+    request: str, *, code: str, status: int, message: str, retry_after_seconds: float | None = None
+) -> RemoteError:
     """Return the model's error for an error answer.
 
     request: what was asked, for example `GET s3://bucket/key`. code: S3's error code, or the status as text
@@ -87,7 +89,16 @@ def error_of_answer(request: str, *, code: str, status: int, message: str) -> Re
     way_out = WAY_OUT.get(kind)
     if 300 <= status < 400:
         way_out = "check the endpoint and the region"
-    return kind(f"{request}: {cause}{detail}" + (f"; {way_out}" if way_out else ""))
+    error = kind(f"{request}: {cause}{detail}" + (f"; {way_out}" if way_out else ""))
+    error.asks_to_slow_down = kind is Throttled or status >= 500
+    error.retry_after_seconds = retry_after_seconds
+    return error
+
+
+def retry_after_seconds(header: str | None) -> float | None:
+    """Return what a Retry-After header asks for, if it is there and a number of seconds (dates: None)."""
+    header = (header or "").strip()
+    return float(header) if header.isascii() and header.isdigit() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from fusecache.model.errors import RemoteError
 from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
-from fusecache.remote.store import Condition, FileSlice, ListPage, Store
+from fusecache.remote.statistics import StoreStatistics
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store
 
 T = TypeVar("T")
 
@@ -95,15 +96,22 @@ class FaultyStore:
         return self._pass("head", key, lambda: self._inner.head(key))
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         """See `Store`."""
         fault = self._next_fault("get_into", object_id.key)
         if fault is None:
-            return self._inner.get_into(object_id, extent, buffer, progress)
+            return self._inner.get_into(object_id, extent, buffer, progress, interruption)
         count = min(fault.deliver_bytes, extent.size)
         if count:
-            self._inner.get_into(object_id, Extent(extent.start, extent.start + count), buffer, progress)
+            self._inner.get_into(
+                object_id, Extent(extent.start, extent.start + count), buffer, progress, interruption
+            )
         raise fault.error
 
     def put(
@@ -158,6 +166,10 @@ class FaultyStore:
     def probe_write(self, prefix: str) -> None:
         """See `Store`."""
         return self._pass("probe_write", prefix, lambda: self._inner.probe_write(prefix))
+
+    def statistics(self) -> StoreStatistics:
+        """See `Store`: of the requests that were let through."""
+        return self._inner.statistics()
 
     def _pass(self, method: str, key: str, call: Callable[[], T]) -> T:
         fault = self._next_fault(method, key)

@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from fusecache.model.errors import ObjectChanged, ObjectMissing, Refused, RemoteError, UploadLost
+from fusecache.model.errors import (
+    ObjectChanged,
+    ObjectMissing,
+    Refused,
+    RemoteError,
+    Unavailable,
+    UploadLost,
+)
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId, ObjectInfo
 from fusecache.remote.body import SliceBody
 from fusecache.remote.headers import multipart_etag
 from fusecache.remote.metadata import encode_metadata
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, ListPage
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
 
 PIECE_BYTES = 256 * KIB
 METADATA_BYTES = 8192
@@ -124,7 +131,12 @@ class MemoryStore:
             return self._find(key).info
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         """Fill `buffer[:extent.size]`, in pieces."""
         if buffer.nbytes < extent.size:
@@ -134,6 +146,8 @@ class MemoryStore:
             if found.info.etag != object_id.etag or extent.stop > found.info.size:
                 raise ObjectChanged(f"{object_id.key} is now version {found.info.etag}, not {object_id.etag}")
         for start in range(0, extent.size, PIECE_BYTES):
+            if interruption is not None and interruption.is_asked:
+                raise Unavailable(f"{object_id.key}: ended by its reader after {start} bytes")
             stop = min(start + PIECE_BYTES, extent.size)
             buffer[start:stop] = found.data[extent.start + start : extent.start + stop]
             self._counter.add("bytes_read", stop - start)

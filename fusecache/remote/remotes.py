@@ -22,7 +22,8 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
-from fusecache.remote.store import Condition, FileSlice, ListPage, Store
+from fusecache.remote.statistics import StoreStatistics
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store
 
 T = TypeVar("T")
 
@@ -69,9 +70,17 @@ class Remote:
 
     def reload(self) -> None:
         """Read the credentials of every store again from where they came from."""
-        for store in {id(store): store for store in (*self._readers, self._writer) if store}.values():
+        for store in self._stores():
             if isinstance(store, SupportsReload):
                 store.reload()
+
+    def statistics(self) -> StoreStatistics:
+        """Return the requests of all stores together."""
+        return sum((store.statistics() for store in self._stores()), StoreStatistics())
+
+    def _stores(self) -> list[Store]:
+        """Return each store once: the writer is often a reader too."""
+        return list({id(store): store for store in (*self._readers, self._writer) if store}.values())
 
     def list_page(
         self,
@@ -101,7 +110,12 @@ class Remote:
         return self._first(lambda index: self._readers[index].head(key))
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         """Fill the buffer; where one reader broke off, the next goes on, for the version is the same."""
         valid = 0
@@ -109,6 +123,8 @@ class Remote:
         def ask(index: int) -> None:
             nonlocal valid
             begin = valid
+            if interruption is not None and interruption.is_asked:
+                raise Unavailable(f"GET {object_id.key}: ended by its reader after {begin} bytes")
 
             def report(count: int) -> None:
                 nonlocal valid
@@ -117,7 +133,7 @@ class Remote:
 
             if extent.start + begin < extent.stop:
                 rest = Extent(extent.start + begin, extent.stop)
-                self._readers[index].get_into(object_id, rest, buffer[begin:], report)
+                self._readers[index].get_into(object_id, rest, buffer[begin:], report, interruption)
 
         self._first(ask)
 

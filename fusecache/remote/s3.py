@@ -2,23 +2,33 @@
 
 Not a retry loop: botocore repeats a failed request once at most, the endless loops belong to the engine.
 
+Reads go through `RangedGets` once the first of a client has shown how botocore asks; every other request is
+botocore's.
+
 Invariants:
 1. Every body has a Content-Length and a Content-MD5, never `aws-chunked`, never a trailer, never `Expect`.
 2. No byte of a GET is reported before status, ETag, range and length of the answer were checked.
 3. A connection whose body was not read to its end is closed, not reused.
 """
 
+import os
+import ssl
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import boto3
 import botocore.exceptions
 import botocore.handlers
+import botocore.httpsession
 import botocore.parsers
+import botocore.session
+import botocore.utils
 import urllib3.exceptions
 from botocore.config import Config
 
@@ -33,8 +43,9 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
-from fusecache.model.nouns import KIB, Extent, ObjectId, ObjectInfo
-from fusecache.remote.answers import GetFacts, check_get_answer, error_of_answer
+from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
+from fusecache.model.texts import nearest_text
+from fusecache.remote.answers import GetFacts, check_get_answer, error_of_answer, retry_after_seconds
 from fusecache.remote.body import SliceBody
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.headers import (
@@ -48,21 +59,57 @@ from fusecache.remote.headers import (
     quoted_etag,
     take_headers,
 )
+from fusecache.remote.listing_answer import parse_listing
 from fusecache.remote.metadata import decode_metadata, encode_metadata
+from fusecache.remote.ranged_get import (
+    PIECE_BYTES,
+    SLOWEST_BYTES_PER_SECOND,
+    Get,
+    RangedGets,
+    SentElsewhere,
+    form_of,
+)
+from fusecache.remote.signing import Keys
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, ListPage
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef
+    from mypy_boto3_s3.type_defs import (
+        GetObjectOutputTypeDef,
+        HeadObjectOutputTypeDef,
+    )
 
-# The piece in which a body is read and reported. urllib3 makes a bytes object of each: it must stay in L2.
-READ_PIECE_BYTES = 256 * KIB
-# A body slower than this is given up, so that a trickle of bytes cannot hold a thread and a buffer for ever.
-SLOWEST_BYTES_PER_SECOND = 32 * KIB
 # What a copy inside the bucket keeps beside the user's metadata.
 KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
+# Where an answer to LIST carries the page that we read out of it.
+_PAGE = "FusecachePage"
 CREDENTIALS_HELP = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws/credentials"
+
+
+@dataclass(eq=False, slots=True)
+class _Access:
+    """A client, the credentials behind it, and the short way to its GETs: None until known, or if there is none."""
+
+    session: botocore.session.Session
+    client: "S3Client"
+    gets: RangedGets | None = None
+    is_shown: bool = False
+    sent: threading.local = field(default_factory=threading.local)
+
+    def note_sent(self, request: Any, **_: object) -> None:
+        """After the first GET is signed: remember how it looks."""
+        self.sent.request = request
+
+    def keys(self) -> Keys:
+        """Return the credentials of this moment, renewed if they are such."""
+        credentials = self.session.get_credentials()
+        if credentials is None:
+            raise botocore.exceptions.NoCredentialsError
+        frozen = credentials.get_frozen_credentials()
+        if frozen.access_key is None or frozen.secret_key is None:
+            raise botocore.exceptions.NoCredentialsError
+        return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
 
 class S3Store:
@@ -88,7 +135,7 @@ class S3Store:
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._reloading = threading.Lock()
-        self._client = self._new_client()
+        self._access = self._new_access()
 
     def statistics(self) -> StoreStatistics:
         """Return how many requests were made."""
@@ -97,7 +144,9 @@ class S3Store:
     def reload(self) -> None:
         """Read the credentials again from where they came from; requests under way keep the old ones."""
         with self._reloading:
-            self._client = self._new_client()
+            before, self._access = self._access, self._new_access()
+            if before.gets is not None:
+                before.gets.close()
 
     def list_page(
         self,
@@ -116,50 +165,48 @@ class S3Store:
             arguments["ContinuationToken"] = token
         if start_after:
             arguments["StartAfter"] = start_after
-        with self._request("LIST", prefix, "lists"):
-            answer = self._client.list_objects_v2(**arguments)
-        objects = tuple(
-            ObjectInfo(row["Key"], bare_etag(row["ETag"]), row["Size"], row["LastModified"].timestamp())
-            for row in answer.get("Contents", [])
-        )
-        prefixes = tuple(row["Prefix"] for row in answer.get("CommonPrefixes", []))
-        return ListPage(
-            objects, prefixes, answer.get("NextContinuationToken") if answer["IsTruncated"] else None
-        )
+        with self._request("LIST", prefix, "lists") as what:
+            answer: Any = self._client.list_objects_v2(**arguments)
+            page: ListPage | None = answer.get(_PAGE)
+            if page is None:
+                raise Unavailable(f"{what}: the answer is not a whole listing")
+            return page
 
     def head(self, key: str) -> ObjectInfo:
         """Return an object's facts with metadata."""
-        answer = self._head(key)
-        return ObjectInfo(
-            key=key,
-            etag=bare_etag(answer["ETag"]),
-            size=answer["ContentLength"],
-            modified=answer["LastModified"].timestamp(),
-            metadata=decode_metadata(answer["Metadata"]),
-        )
+        with _whole_answer(f"HEAD s3://{self._bucket}/{key}"):
+            answer = self._head(key)
+            return ObjectInfo(
+                key=key,
+                etag=bare_etag(answer["ETag"]),
+                size=answer["ContentLength"],
+                modified=answer["LastModified"].timestamp(),
+                metadata=decode_metadata(answer["Metadata"]),
+            )
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
         target = buffer[: extent.size]
         if target.nbytes != extent.size:
             raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot take {extent.size}")
+        access = self._access
+        gets = access.gets
         with self._request("GET", object_id.key, "gets") as what:
-            answer = self._client.get_object(
-                Bucket=self._bucket,
-                Key=object_id.key,
-                Range=f"bytes={extent.start}-{extent.stop - 1}",
-                IfMatch=quoted_etag(object_id.etag),
-            )
-            # botocore's own readinto is this one with poorer words for its errors.
-            stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
-            try:
-                check_get_answer(what, object_id, extent, _get_facts(answer))
-                self._fill(stream, target, progress, what)
-            except BaseException:
-                stream.close()
-                raise
+            get = Get(what, object_id, extent, target, progress, interruption or Interruption())
+            if gets is not None and gets.can_ask_for(object_id):
+                try:
+                    return gets.fill(get, access.keys())
+                except SentElsewhere:
+                    # botocore follows where it can, which shows the way from then on, and says why where it cannot.
+                    access.gets, access.is_shown = None, False
+            self._get_by_botocore(access, get)
 
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
@@ -263,10 +310,16 @@ class S3Store:
 
     # ---- private
 
-    def _new_client(self) -> "S3Client":
+    @property
+    def _client(self) -> "S3Client":
+        return self._access.client
+
+    def _new_access(self) -> _Access:
         given = self._credentials
+        core = botocore.session.get_session()
         try:
             session = boto3.Session(
+                botocore_session=core,
                 profile_name=self._profile,
                 aws_access_key_id=given.access_key if given else None,
                 aws_secret_access_key=given.secret_key if given else None,
@@ -277,6 +330,12 @@ class S3Store:
                 endpoint_url=self._endpoint.url,
                 config=self._config(self._endpoint.region or session.region_name or "us-east-1"),
             )
+        except botocore.exceptions.ProfileNotFound as exc:
+            known = core.available_profiles
+            hint = nearest_text(self._profile or "", known) or f": known are {', '.join(known) or 'none'}"
+            raise ConfigError(
+                f"profile = {self._profile!r}: ~/.aws/config and ~/.aws/credentials have no such profile{hint}"
+            ) from exc
         except (botocore.exceptions.BotoCoreError, ValueError) as exc:
             raise ConfigError(f"cannot use bucket {self._bucket!r}: {exc}") from exc
         events = client.meta.events
@@ -284,9 +343,46 @@ class S3Store:
         events.unregister("before-call.s3", botocore.handlers.add_expect_header)
         events.register("before-parameter-build.s3.CopyObject", take_headers)
         events.register("before-call.s3.CopyObject", give_headers)
+        events.register("before-parse.s3.ListObjectsV2", _take_page)
         # After signing: a proxy on the way may rewrite this header.
         events.register("before-send.s3", ask_for_identity)
-        return client
+        access = _Access(core, client)
+        events.register("before-send.s3.GetObject", access.note_sent)
+        return access
+
+    def _get_by_botocore(self, access: _Access, get: Get) -> None:
+        """Run a GET by the client; the first that comes back shows how it asks."""
+        answer = access.client.get_object(
+            Bucket=self._bucket,
+            Key=get.object_id.key,
+            Range=f"bytes={get.extent.start}-{get.extent.stop - 1}",
+            IfMatch=quoted_etag(get.object_id.etag),
+        )
+        # botocore's own readinto is this one with poorer words for its errors.
+        stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
+        try:
+            check_get_answer(get.what, get.object_id, get.extent, _get_facts(answer))
+            with get.interruption.by(partial(_shut, stream)):
+                self._fill(stream, get)
+        except BaseException:
+            stream.close()
+            raise
+        if not access.is_shown:
+            self._take_form(access, get.object_id.key)
+
+    def _take_form(self, access: _Access, key: str) -> None:
+        """Make the short way for GETs like the one that this thread just sent, unless a proxy stands between."""
+        access.is_shown = True
+        request = access.sent.request
+        authorization, user_agent = _header(request, "Authorization"), _header(request, "User-Agent")
+        form = form_of(request.url, key, authorization, user_agent)
+        if form is None or botocore.utils.get_environ_proxies(request.url):
+            return
+        tls = _tls_context(access.session) if form.scheme == "https" else None
+        access.gets = RangedGets(form, tls, self._transport, self._count_read)
+
+    def _count_read(self, count: int) -> None:
+        self._counter.add("bytes_read", count)
 
     def _config(self, region: str) -> Config:
         transport = self._transport
@@ -319,6 +415,7 @@ class S3Store:
                 code=error.get("Code", ""),
                 status=facts.get("HTTPStatusCode", 0),
                 message=error.get("Message", ""),
+                retry_after_seconds=retry_after_seconds(facts.get("HTTPHeaders", {}).get("retry-after")),
             ) from exc
         except (
             botocore.exceptions.BotoCoreError,
@@ -347,20 +444,22 @@ class S3Store:
         with self._request("HEAD", key, "heads"):
             return self._client.head_object(Bucket=self._bucket, Key=key)
 
-    def _fill(self, stream: Any, target: memoryview, progress: Callable[[int], None], what: str) -> None:
-        deadline = (
-            time.monotonic() + self._transport.read_timeout_seconds + target.nbytes / SLOWEST_BYTES_PER_SECOND
-        )
+    def _fill(self, stream: Any, get: Get) -> None:
+        size = get.extent.size
+        deadline = time.monotonic() + self._transport.read_timeout_seconds + size / SLOWEST_BYTES_PER_SECOND
         filled = 0
-        while filled < target.nbytes:
-            count = stream.readinto(target[filled : filled + READ_PIECE_BYTES])
+        while filled < size:
+            count = stream.readinto(get.target[filled : filled + PIECE_BYTES])
             if count == 0:
-                raise Unavailable(f"{what}: the body ended after {filled} of {target.nbytes} bytes")
+                raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
+            if get.interruption.is_asked:
+                # Of a TLS connection that is shut, these may be bytes that nobody has decrypted.
+                raise Unavailable(f"{get.what}: ended by its reader after {filled} of {size} bytes")
             filled += count
-            self._counter.add("bytes_read", count)
-            progress(filled)
+            self._count_read(count)
+            get.progress(filled)
             if time.monotonic() > deadline:
-                raise Unavailable(f"{what}: only {filled} of {target.nbytes} bytes came in time")
+                raise Unavailable(f"{get.what}: only {filled} of {size} bytes came in time")
 
     def _require_version(self, facts: "HeadObjectOutputTypeDef", source: ObjectId) -> None:
         found = bare_etag(facts["ETag"])
@@ -412,10 +511,51 @@ class S3Store:
             raise
 
 
+@contextmanager
+def _whole_answer(what: str) -> Iterator[None]:
+    """A field that is not in the answer was lost on its way: botocore makes an empty body an empty answer."""
+    try:
+        yield
+    except KeyError as exc:
+        raise Unavailable(f"{what}: the answer lacks {exc}") from exc
+
+
+def _take_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+    """Before botocore parses the answer to a LIST: read it ourselves, and leave it nothing but what we could not."""
+    if response_dict["status_code"] == 200:
+        with suppress(ValueError):
+            customized_response_dict[_PAGE] = parse_listing(response_dict["body"])
+            response_dict["body"] = b""
+
+
 def _body_arguments(stream: SliceBody) -> dict[str, Any]:
     # An empty stream has no length that botocore would announce; empty bytes have.
     body = stream if len(stream) else b""
     return {"Body": body, "ContentLength": len(stream), "ContentMD5": stream.content_md5()}
+
+
+def _header(request: Any, name: str) -> str:
+    value = request.headers.get(name, "")
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _shut(stream: Any) -> None:
+    """Wake the thread that reads an answer of urllib3."""
+    with suppress(OSError, ValueError):  # ValueError: it has been read to its end
+        stream.shutdown()
+
+
+def _tls_context(session: botocore.session.Session) -> ssl.SSLContext:
+    """Return a context that trusts whom botocore trusts: AWS_CA_BUNDLE or `ca_bundle`, else its own CAs."""
+    context: ssl.SSLContext = botocore.httpsession.create_urllib3_context()
+    context.check_hostname = True  # urllib3 does this check itself
+    named: str | None = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    path = named or str(botocore.httpsession.get_cert_path(True))  # noqa: FBT003 (botocore's signature)
+    if os.path.isdir(path):
+        context.load_verify_locations(capath=path)
+    else:
+        context.load_verify_locations(cafile=path)
+    return context
 
 
 def _get_facts(answer: "GetObjectOutputTypeDef") -> GetFacts:

@@ -9,11 +9,14 @@ Invariants:
 3. No HeadBucket, ListBuckets or CreateBucket, ever (object-scoped tokens refuse them).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
+from fusecache.remote.statistics import StoreStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,40 @@ class FileSlice:
     size: int
 
 
+class Interruption:
+    """Lets another thread end one read. Made for one `get_into`, which may hold several requests in turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end: Callable[[], None] | None = None
+        self._is_asked = False
+
+    def interrupt(self) -> None:
+        """End the read: it raises Unavailable soon. One that is over already is not touched."""
+        with self._lock:
+            self._is_asked = True
+            if self._end is not None:
+                self._end()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the read is to end."""
+        return self._is_asked
+
+    @contextmanager
+    def by(self, end: Callable[[], None]) -> Iterator[None]:
+        """For the store: within the block, `end` is what ends the request; at once if it is to end already."""
+        with self._lock:
+            self._end = end
+            if self._is_asked:
+                end()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._end = None
+
+
 class Store(Protocol):
     """A bucket, reached with one endpoint and one set of credentials."""
 
@@ -65,12 +102,17 @@ class Store(Protocol):
         ...
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match.
 
         `progress(n)` is called from this thread whenever the first n bytes of the buffer are valid; n grows.
-        What was reported stays valid even if the call then fails.
+        What was reported stays valid even if the call then fails. `interruption` ends it early.
         Raises ObjectChanged (412, or another ETag in the answer), ObjectMissing, Unavailable (also for a
         body that is short, long, of another range, or content-encoded).
         """
@@ -121,4 +163,8 @@ class Store(Protocol):
 
     def probe_write(self, prefix: str) -> None:
         """Show that writing is allowed and leave nothing behind (CreateMultipartUpload, then Abort)."""
+        ...
+
+    def statistics(self) -> StoreStatistics:
+        """Return how many requests were made so far. Makes none."""
         ...

@@ -1,0 +1,69 @@
+"""Notices requests that have gone silent, and ends them, so that their bytes are asked for on another connection.
+
+Runs on the loop and looks at what the threads note in `Request`: `is_underway`, `received`, the waits.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fusecache.engine.cache_statistics import Counters
+from fusecache.engine.residents import Request
+from fusecache.policy.stalls import EARLY_RETRIES, Waits
+
+# A stall is noticed this much late at most; looking at 64 requests takes some 20 microseconds.
+LOOK_SECONDS = 0.1
+
+
+class StallWatch:
+    """Watches the requests under way."""
+
+    def __init__(self, counters: Counters, spawn: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        """spawn: starts the watching task, which ends when nothing is under way."""
+        self._counters = counters
+        self._spawn = spawn
+        self._first_byte = Waits()
+        self._gap = Waits()
+        # request -> (bytes received, since when no more came)
+        self._seen: dict[Request, tuple[int, float]] = {}
+        self._is_watching = False
+
+    def begin(self, request: Request) -> None:
+        """Watch a request that is about to get a thread."""
+        self._seen[request] = (0, float("inf"))
+        if not self._is_watching:
+            self._is_watching = True
+            self._spawn(self._watch)
+
+    def end(self, request: Request) -> None:
+        """Watch it no longer; learn from how long it waited."""
+        del self._seen[request]
+        if request.first_byte_seconds is not None:
+            self._first_byte.note(request.first_byte_seconds)
+            self._gap.note(request.longest_gap_seconds)
+
+    async def _watch(self) -> None:
+        try:
+            while self._seen:
+                await trio.sleep(LOOK_SECONDS)
+                self._look(trio.current_time())
+        finally:
+            self._is_watching = False
+
+    def _look(self, now: float) -> None:
+        for request, (received, since) in self._seen.items():
+            if not request.is_underway or request.is_given_up:
+                continue
+            if since == float("inf") or request.received > received:
+                self._seen[request] = (request.received, now)
+            elif request.early_retries < EARLY_RETRIES:
+                waits = self._gap if received else self._first_byte
+                if now - since > waits.deadline_seconds:
+                    waits.note(now - since)
+                    self._give_up(request)
+
+    def _give_up(self, request: Request) -> None:
+        self._counters.stalls += 1
+        request.is_given_up = True
+        assert request.interruption is not None
+        request.interruption.interrupt()

@@ -1,0 +1,192 @@
+"""HTTP/1.1 connections for reads: a pool, and what one of them can do. Only the standard library.
+
+Invariants:
+1. A connection is lent to one thread at a time; only `interrupt` may come from another.
+2. One whose answer was not read to its end, or whose peer spoke or closed meanwhile, is not lent again.
+"""
+
+import select
+import socket
+import ssl
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+
+# Routers and NATs forget silent connections after some minutes without telling either end.
+IDLE_SECONDS = 60.0
+# An answer's head is some 500 bytes; what comes with it of the body is copied once more.
+HEAD_BYTES = 16384
+END_OF_HEAD = b"\r\n\r\n"
+
+
+class StaleConnection(Exception):
+    """The peer had closed a connection that was kept open; no byte of an answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is connected to. tls None: plain HTTP. Times in seconds."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    connect_timeout: float
+    read_timeout: float
+
+
+class Connection:
+    """One connection, opened by the first request. Raises OSError (TimeoutError, SSLError, …) from its calls."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._interrupted = False
+        self._used = False
+        self._head = bytearray(HEAD_BYTES)
+        self.idle_since = 0.0
+        self.is_clean = False
+
+    def interrupt(self) -> None:
+        """End what the owning thread does on it, from any thread: its call raises or finds the end."""
+        with self._lock:
+            self._interrupted = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    # Not SSLSocket's own: that would let the reader take what is encrypted for the body.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def exchange(self, request: bytes) -> tuple[bytes, bytes]:
+        """Send a request; return the answer's head, without its last blank line, and what came behind it.
+
+        Raises StaleConnection, or OSError; ConnectionError also for an end before the head's.
+        """
+        sock = self._socket or self._connect()
+        was_used, self._used, self.is_clean = self._used, True, False
+        try:
+            sock.sendall(request)
+            count = sock.recv_into(self._head)
+        except (ConnectionError, ssl.SSLError) as exc:
+            if was_used and not self._interrupted:
+                raise StaleConnection from exc
+            raise
+        if count == 0 and was_used and not self._interrupted:
+            raise StaleConnection
+        view, filled = memoryview(self._head), count
+        while (end := self._head.find(END_OF_HEAD, 0, filled)) < 0:
+            if count == 0:
+                raise ConnectionError("the connection ended before an answer")
+            if filled == HEAD_BYTES:
+                raise ConnectionError(f"the answer's head is longer than {HEAD_BYTES} bytes")
+            count = sock.recv_into(view[filled:])
+            filled += count
+        return bytes(view[:end]), bytes(view[end + len(END_OF_HEAD) : filled])
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 at the end."""
+        assert self._socket is not None
+        return self._socket.recv_into(buffer)
+
+    def close(self) -> None:
+        """Close it. Twice is fine."""
+        with self._lock:
+            sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing has come since the last answer: neither bytes nor the end."""
+        if self._socket is None:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def _connect(self) -> socket.socket:
+        """Connect to the first address that answers."""
+        peer = self._peer
+        failure: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            peer.host, peer.port, type=socket.SOCK_STREAM
+        ):
+            sock = socket.socket(family, kind, protocol)
+            sock.settimeout(peer.connect_timeout)
+            try:
+                self._watch(sock)
+                sock.connect(address)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if peer.tls is not None:
+                    sock = self._wrapped(sock, peer.tls)
+                sock.settimeout(peer.read_timeout)
+                return sock
+            except OSError as exc:
+                failure = exc
+                self.close()
+                if self._interrupted:
+                    break
+        raise failure or ConnectionError(f"no address of {peer.host}")
+
+    def _wrapped(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+        with self._lock:  # the plain socket hands its descriptor over: no interruption in between
+            secure = tls.wrap_socket(sock, server_hostname=self._peer.host, do_handshake_on_connect=False)
+            self._socket = secure
+        secure.do_handshake()
+        return secure
+
+    def _watch(self, sock: socket.socket) -> None:
+        """Let `interrupt` reach a new socket."""
+        with self._lock:
+            self._socket = sock
+            if self._interrupted:
+                raise ConnectionAbortedError("interrupted")
+
+
+class ConnectionPool:
+    """Idle connections to one peer, the last used first. Safe for many threads."""
+
+    def __init__(self, peer: Peer, most_idle: int) -> None:
+        self._peer = peer
+        self._most_idle = most_idle
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        weakref.finalize(self, _close_all, self._idle)
+
+    def take(self) -> Connection:
+        """Return an idle connection that still lives, or a new one."""
+        oldest = time.monotonic() - IDLE_SECONDS
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if connection.idle_since > oldest and connection.is_quiet():
+                return connection
+            connection.close()
+        return self.new()
+
+    def new(self) -> Connection:
+        """Return a new connection."""
+        return Connection(self._peer)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose answer was read to its end; close any other."""
+        if connection.is_clean:
+            connection.idle_since = time.monotonic()
+            with self._lock:
+                if len(self._idle) < self._most_idle:
+                    self._idle.append(connection)
+                    return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        with self._lock:
+            _close_all(self._idle)
+
+
+def _close_all(idle: list[Connection]) -> None:
+    while idle:
+        idle.pop().close()
