@@ -3,8 +3,13 @@
 Mutable, owned by the loop's thread alone. Rows of the journal (`model/records.py`) are their durable shadow.
 """
 
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 import trio
 
@@ -14,6 +19,10 @@ from fusecache.model.errors import FusecacheError
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 from fusecache.model.states import MUTABLE, FileState, check_transition
+
+# Inode numbers from here on are those of listings' rows: in chunks, of which one page of a listing takes one at most.
+LISTED_NUMBERS = 1 << 40
+CHUNK = 1024
 
 
 class Kind(Enum):
@@ -25,17 +34,75 @@ class Kind(Enum):
 
 
 @dataclass(eq=False, slots=True)
+class Marks:
+    """When which part of a directory was listed: names up to `ends[i]` at loop time `times[i]`, one a page."""
+
+    ends: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def add(self, end: str, moment: float) -> None:
+        """Another page was asked for at that moment."""
+        self.ends.append(end)
+        self.times.append(moment)
+
+    def of(self, sort_name: str) -> float:
+        """Return when the part with that name was asked for; names behind the last page belong to it."""
+        return self.page_of(sort_name)[1]
+
+    def page_of(self, sort_name: str) -> tuple[str, float]:
+        """Return the end of the part with that name, and when it was asked for."""
+        if not self.times:
+            return "", float("-inf")
+        index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
+        return self.ends[index], self.times[index]
+
+
+@dataclass(eq=False, slots=True)
 class Listing:
     """What is known of a directory's remote names; the rows themselves are in `index/listings.py`.
 
-    hidden: keys that cannot be names here, and so have no row. started: loop time at which the newest complete
-    generation was begun (-inf: never listed); finished: its end.
+    generation: of the newest complete listing (0: none); finished: the loop time at which it ended (-inf: it cannot be
+    believed), seconds: that it took, marks: of its pages. hidden: keys that cannot be names here, and so have no row.
+    has_directories: whether it may hold any. chunks: of inode numbers in its rows. probed: the names that were asked
+    for one by one since it began, repetitions not counted: `probes` of them. walker: the process that last read it;
+    walked: the child that was last read since.
     """
 
     generation: int = 0
     hidden: int = 0
-    started: float = float("-inf")
-    running: trio.Event | None = None
+    finished: float = float("-inf")
+    seconds: float = 0.0
+    marks: Marks = field(default_factory=Marks)
+    has_directories: bool = True
+    chunks: set[int] = field(default_factory=set)
+    open_numbers: range = range(0)
+    probes: int = 0
+    probed: str = ""
+    walker: int = 0
+    walked: str = ""
+
+    def expire(self) -> None:
+        """Nothing of it is fresh any more."""
+        self.finished = float("-inf")
+        self.marks.times = [float("-inf")] * len(self.marks.times)
+
+
+class Listed(NamedTuple):
+    """A name as a listing shows it, for which no node is needed until somebody does something with it.
+
+    number: of its inode, from the listing's row. seen: the loop time at which the bucket showed it.
+    """
+
+    number: int
+    kind: Kind
+    name: str
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    size: int
+    target: str
+    seen: float
 
 
 @dataclass(eq=False, slots=True)
@@ -65,10 +132,33 @@ class Node:
     write_error: FusecacheError | None = None
     pins: int = 0
     verified: float = float("-inf")
-    children: "dict[str, Node]" = field(default_factory=dict)
-    listing: Listing = field(default_factory=Listing)
     has_marker: bool = False
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    # Files, of which there are many, have neither children nor a listing, and seldom need the lock.
+    children: "dict[str, Node]" = field(init=False)
+    _listing: Listing | None = field(default=None, init=False)
+    _lock: trio.Lock | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.children = {} if self.kind is Kind.DIRECTORY else _NO_CHILDREN
+
+    @property
+    def listing(self) -> Listing:
+        """What is known of a directory's remote names."""
+        if self._listing is None:
+            self._listing = Listing()
+        return self._listing
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the rows of a listing of it are kept."""
+        return self._listing is not None and self._listing.generation > 0
+
+    @property
+    def lock(self) -> trio.Lock:
+        """Held by the writer that makes local content of the published version."""
+        if self._lock is None:
+            self._lock = trio.Lock()
+        return self._lock
 
     def published_etag(self, key: str) -> str | None:
         """Return what the bucket shows under the node's key, before anything that is queued; None: nothing."""
@@ -178,11 +268,14 @@ class Operation:
 
 
 Item = Generation | Operation
+# What a directory shows.
+Shown = Node | Listed
+_NO_CHILDREN: dict[str, Node] = {}
 
 
 @dataclass(eq=False, slots=True)
 class FileHandle:
-    """One open file. pid: thread that opened it for writing (0: unknown); process: its thread group."""
+    """One open file. pid: thread that opened it (0: unknown); process: its thread group, if it may write."""
 
     node: Node
     writable: bool
@@ -196,14 +289,29 @@ class FileHandle:
 class DirectoryHandle:
     """One open directory, read in the order of the bucket: the rows of one listing, then names only known here.
 
-    generation: of the listing that is read (0: not begun). after: sort name reached in it. local_names:
-    those left once the rows are at their end. queue, position: entries that were fetched but not taken yet,
-    and the cookie of the first of them.
+    process: who reads it (0: unknown). generation: of the listing that is read (0: not begun). after: sort name
+    reached in it. early: files that were given before it was known whether a directory of that name comes.
+    local_names: those left once the rows are at their end. queue, position: entries that were fetched but not taken
+    yet, and the cookie of the first of them.
     """
 
     node: Node
+    process: int = 0
     generation: int = 0
     after: str = ""
+    early: list[str] = field(default_factory=list)
     local_names: list[str] | None = None
-    queue: list[Node] = field(default_factory=list)
+    queue: "deque[Shown]" = field(default_factory=deque)
     position: int = 0
+
+
+@contextmanager
+def in_use(node: Node | None) -> Iterator[None]:
+    """Keep a node in memory while its user waits for something else."""
+    if node is not None:
+        node.handles += 1
+    try:
+        yield
+    finally:
+        if node is not None:
+            node.handles -= 1

@@ -2,14 +2,22 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 import trio
 
 from fusecache.engine.offload import Offload
-from fusecache.model.errors import AccessDenied, Unavailable
-from fusecache.policy.backoff import backoff_seconds
+from fusecache.model.errors import (
+    AccessDenied,
+    FusecacheError,
+    ObjectChanged,
+    ObjectMissing,
+    RemoteError,
+    Unavailable,
+)
+from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.remote.store import Store
 
 P = ParamSpec("P")
@@ -19,14 +27,42 @@ T = TypeVar("T")
 UNREACHABLE_SECONDS = 60.0
 # Permissions of a new key take up to a minute to arrive; a LOOKUP holds the directory's lock, so wait less.
 DENIED_SECONDS = 10.0
+# One wrong 404 must not hide a file: what was listed is gone when so many more answers say so too.
+DENIALS_CHECKED = 2
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """A question to the bucket whose answer several may wait for. failure: why there is none."""
+
+    done: bool = False
+    failure: FusecacheError | None = None
+    _event: trio.Event = field(default_factory=trio.Event)
+
+    def announce(self) -> None:
+        """Wake those who wait: there is more to see."""
+        self._event.set()
+        self._event = trio.Event()
+
+    def end(self) -> None:
+        """Wake those who wait: there is nothing more to come."""
+        self.done = True
+        self.announce()
+
+    async def wait(self) -> None:
+        """Return at the next announcement; ask for `done` before."""
+        await self._event.wait()
 
 
 class Requests:
     """Asks the bucket from the loop."""
 
-    def __init__(self, store: Store, offload: Offload) -> None:
+    def __init__(self, store: Store, offload: Offload, limit: RequestLimit) -> None:
+        """limit: shared with the reads; as many requests for names may be in flight beside them."""
         self.store = store
         self._offload = offload
+        self._limit = limit
+        self._slots = trio.CapacityLimiter(limit.limit)
         # Whether the bucket did not answer when it was last asked.
         self.is_struggling = False
         self.on_struggle: Callable[[], None] = lambda: None
@@ -34,12 +70,16 @@ class Requests:
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys)."""
         began = trio.current_time()
-        attempt = 0
+        attempt = denials = 0
         while True:
             try:
-                answer = await self._offload.network(partial(call, *args, **kwargs))
+                answer = await self._ask_once(partial(call, *args, **kwargs))
                 self.is_struggling = False
                 return answer
+            except (ObjectChanged, ObjectMissing):
+                denials += 1
+                if denials > DENIALS_CHECKED:
+                    raise
             except (Unavailable, AccessDenied) as exc:
                 attempt += 1
                 if isinstance(exc, Unavailable):
@@ -50,3 +90,23 @@ class Requests:
                 if trio.current_time() + pause > began + limit:
                     raise
                 await trio.sleep(pause)
+
+    async def _ask_once(self, call: Callable[[], T]) -> T:
+        """Ask when the bucket lets us; have it heard if it says to slow down."""
+        silence_seconds = self._limit.silent_until - trio.current_time()
+        if silence_seconds > 0:
+            await trio.sleep(silence_seconds)
+        self._slots.total_tokens = self._limit.limit
+        async with self._slots:
+            try:
+                answer = await self._offload.network(call)
+            except RemoteError as exc:
+                if exc.asks_to_slow_down:
+                    self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
+                raise
+        self._limit.on_success(trio.current_time())
+        return answer
+
+    async def rows(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what reads or writes many rows of listings."""
+        return await self._offload.rows(partial(call, *args, **kwargs))

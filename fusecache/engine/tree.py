@@ -8,13 +8,13 @@ children's. 2. A node in `children` has that parent and name; a node without par
 """
 
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import trio
 
 from fusecache.engine.nodes import Kind, Node
-from fusecache.index.listings import Listings
 from fusecache.model.errors import NotFound
 from fusecache.model.names import check_key
 from fusecache.model.nouns import ObjectInfo
@@ -45,9 +45,8 @@ class _Tombstone:
 class Tree:
     """Nodes by number and by name."""
 
-    def __init__(self, prefix: str, ownership: Ownership, listings: Listings) -> None:
+    def __init__(self, prefix: str, ownership: Ownership) -> None:
         self._prefix = prefix
-        self._listings = listings
         self.ownership = ownership
         self._next = FIRST_FREE
         self._tombstones: dict[str, _Tombstone] = {}
@@ -63,7 +62,9 @@ class Tree:
             now,
             lookups=1,
         )
-        self.nodes: dict[int, Node] = {ROOT: self.root}
+        # In the order in which `oldest` goes round.
+        self.nodes: OrderedDict[int, Node] = OrderedDict({ROOT: self.root})
+        self.on_listing_lost: Callable[[Node], None] = lambda node: None
 
     def now(self) -> float:
         """The loop's time, against which listings and tombstones are held."""
@@ -97,6 +98,10 @@ class Tree:
         if not self.is_linked(node):
             return f"{node.name} (removed)"
         return self.key(node)[len(self._prefix) :].rstrip("/") or "."
+
+    def key_of_path(self, path: str) -> str:
+        """Return the key of a file at a path below the mountpoint; of the root, the mount's prefix."""
+        return self._prefix + path
 
     def relative(self, key: str) -> str:
         """Return a key without the mount's prefix."""
@@ -137,22 +142,32 @@ class Tree:
         attributes: PosixAttributes | None = None,
         version: ObjectInfo | None = None,
         target: str = "",
+        number: int = 0,
     ) -> Node:
-        """Make a child; without attributes it gets the mount's defaults and the version's time."""
+        """Make a child; without attributes it gets the mount's defaults and the version's time.
+
+        number: of its inode, 0 or one that is taken: a new one.
+        """
         if attributes is None:
-            bits = 0o666 if kind is Kind.FILE else 0o777
-            modified = version.modified if version is not None else time.time()
-            attributes = PosixAttributes(
-                bits & ~self.ownership.umask, self.ownership.uid, self.ownership.gid, int(modified * 1e9)
+            attributes = self.default_attributes(
+                kind, version.modified if version is not None else time.time()
             )
+        if not number or number in self.nodes:
+            number = self._next
+            self._next += 1
         node = Node(
-            self._next, kind, name, None, attributes.mode, attributes.uid, attributes.gid,
+            number, kind, name, None, attributes.mode, attributes.uid, attributes.gid,
             attributes.mtime_ns, object=version, target=target,
         )  # fmt: skip
-        self._next += 1
         self.nodes[node.number] = node
         self.attach(node, parent, name)
         return node
+
+    def default_attributes(self, kind: Kind, modified: float) -> PosixAttributes:
+        """Return the attributes of what the bucket tells nothing more of; modified: seconds since 1970."""
+        bits = 0o666 if kind is Kind.FILE else 0o777
+        owner = self.ownership
+        return PosixAttributes(bits & ~owner.umask, owner.uid, owner.gid, int(modified * 1e9))
 
     def attach(self, node: Node, parent: Node, name: str) -> None:
         """Give a node without a name its place."""
@@ -205,7 +220,30 @@ class Tree:
             node.lookups = max(0, node.lookups - lookups)
             self._release(node)
 
+    def oldest(self, count: int) -> list[Node]:
+        """Return so many nodes, those first that were not among them for the longest time."""
+        found = []
+        for _ in range(min(count, len(self.nodes))):
+            number = next(iter(self.nodes))
+            self.nodes.move_to_end(number)
+            found.append(self.nodes[number])
+        return found
+
+    def park(self, node: Node) -> None:
+        """Drop a file's node that can be made again, with its number, from a listing's row when it is needed."""
+        parent = node.parent
+        if parent is None or node.handles or node.pins or node.generation is not None or node.children:
+            raise ValueError(f"{node.name!r}: is in use")
+        del parent.children[node.name]
+        del self.nodes[node.number]
+        node.parent = None
+
     # ---- keys that are about to go, or just went
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether any key is hidden now."""
+        return bool(self._tombstones)
 
     def hide(self, key: str) -> None:
         """A queued change will take `key` out of the bucket: listings that still show it are wrong."""
@@ -248,8 +286,8 @@ class Tree:
                 return
             parent = step.parent
             self.nodes.pop(step.number, None)
-            if step.kind is Kind.DIRECTORY and step.listing.generation:
-                self._listings.drop(step.number, step.listing.generation)
+            if step.is_listed:
+                self.on_listing_lost(step)
             if parent is not None:
                 del parent.children[step.name]
                 step.parent = None

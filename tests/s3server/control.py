@@ -110,6 +110,21 @@ class Control:
         record = ObjectRecord(key, size, synthetic_etag(seed, 0, size), (SyntheticSegment(seed, 0, size),))
         return self._bucket(bucket)[0].replace(record).etag
 
+    def add_many(self, pattern: str, count: int, size: int = 1, *, bucket: str | None = None) -> None:
+        """Store `count` synthetic objects `pattern.format(0)` … in memory only: gone with the process."""
+        none: dict[str, str] = {}
+        self._bucket(bucket)[0].add_volatile(
+            ObjectRecord(
+                pattern.format(index),
+                size,
+                synthetic_etag(index, 0, size),
+                (SyntheticSegment(index, 0, size),) if size else (),
+                none,
+                none,
+            )
+            for index in range(count)
+        )
+
     def delete(self, key: str, *, bucket: str | None = None) -> None:
         """Delete an object as another client would. KeyError if there is none."""
         if not self._bucket(bucket)[0].delete(key):

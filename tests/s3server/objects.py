@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def _names(header: str, etag: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRecord:
-    """One object. `headers` are the stored ones, such as content-type; `number` names the sidecar."""
+    """One object. `headers` are the stored ones, such as content-type; `number` names the sidecar, 0: it has none."""
 
     key: str
     size: int
@@ -231,6 +231,17 @@ class Bucket:
                 self._remove_files(old)
             return record
 
+    def add_volatile(self, records: Iterable[ObjectRecord]) -> None:
+        """Make many objects visible that no file of the directory speaks of: they are gone when the process ends."""
+        with self.lock:
+            now = self.clock.now()
+            for record in records:
+                old = self._by_key.get(record.key)
+                self._by_key[record.key] = replace(record, last_modified=now, number=0)
+                if old is not None:
+                    self._remove_files(old)
+            self._keys = sorted(self._by_key)
+
     def delete(self, key: str) -> bool:
         """Delete an object; return whether there was one."""
         with self.lock:
@@ -296,7 +307,8 @@ class Bucket:
         return self._sidecars / f"{record.number}.json"
 
     def _remove_files(self, record: ObjectRecord) -> None:
-        self._sidecar(record).unlink()
+        if record.number:
+            self._sidecar(record).unlink()
         self.unlink_segments(record.segments)
 
     def _load(self) -> int:

@@ -1,0 +1,38 @@
+"""Asks the bucket for one name: an object of that key, and anything below it."""
+
+from dataclasses import dataclass, field
+
+from fusecache.engine.listing import file_row, with_metadata
+from fusecache.engine.requests import Asked, Requests
+from fusecache.index.listings import ListedEntry
+from fusecache.model.errors import FusecacheError
+
+
+@dataclass(eq=False, slots=True)
+class Probe(Asked):
+    """A question for one name. asked: loop time; rows: the answer, none if nothing has that name."""
+
+    asked: float = 0.0
+    rows: list[ListedEntry] = field(default_factory=list)
+
+
+async def ask_for_name(requests: Requests, key: str, name: str, probe: Probe) -> None:
+    """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD of a zero-byte object."""
+    try:
+        probe.rows = await _rows_of(requests, key, name)
+    except FusecacheError as exc:
+        probe.failure = exc
+
+
+async def _rows_of(requests: Requests, key: str, name: str) -> list[ListedEntry]:
+    store, below = requests.store, key + "/"
+    page = await requests.ask(store.list_page, key, delimiter="/", limit=2)
+    rows = [file_row(name, info) for info in page.objects if info.key == key]
+    is_directory = below in page.prefixes
+    last = max((*(info.key for info in page.objects), *page.prefixes), default="")
+    if not is_directory and page.next_token is not None and last < below:
+        # Names that sort between, such as `name-1` and `name.txt`, have filled the page.
+        is_directory = bool((await requests.ask(store.list_page, below, limit=1)).objects)
+    if is_directory:
+        rows.append(ListedEntry(name, is_directory=True))
+    return await with_metadata(requests, key.removesuffix(name), rows, {})

@@ -1,0 +1,130 @@
+"""Rows of listings in blocks: what was written is read back in the bucket's order, whatever block it lies in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fusecache.index import listings as module
+from fusecache.index.listings import ListedEntry, Listings
+
+
+@pytest.fixture
+def listings(tmp_path: Path) -> Iterator[Listings]:
+    """Listings without a row."""
+    opened = Listings(tmp_path / "names")
+    yield opened
+    opened.close()
+
+
+def file(name: str, etag: str = "e", number: int = 0) -> ListedEntry:
+    """Return a file's row."""
+    return ListedEntry(name, is_directory=False, size=1, etag=etag, modified=1.5, number=number)
+
+
+def empty(name: str, metadata: dict[str, str], number: int) -> ListedEntry:
+    """Return the row of a zero-byte object, of which a HEAD told the metadata."""
+    return ListedEntry(name, is_directory=False, etag="e0", modified=0.25, metadata=metadata, number=number)
+
+
+def test_a_row_comes_back_as_it_was_written(listings: Listings) -> None:
+    rows = [
+        ListedEntry("dir", is_directory=True, number=7),
+        empty("empty", {}, 8),
+        empty("link\n日本", {"symlink-target": "a\0b"}, 9),
+        file("log", "e2", 10)._replace(size=5 << 40, modified=1763719200.123),
+    ]
+    for row in rows:
+        listings.put(1, 1, [row])
+    assert listings.scan(1, 1, "", 10) == rows
+    assert [listings.get(1, 1, row.sort_name) for row in rows] == rows
+    assert listings.get(1, 1, "dir") is None
+    assert listings.scan(1, 2, "", 10) == listings.scan(2, 1, "", 10) == []
+
+
+def test_versions_that_stayed_keep_their_numbers_in_the_next_generation(listings: Listings) -> None:
+    listings.put_page(1, 1, [file(f"{index:04}") for index in range(1000)], 0, 5000)
+    listings.put_page(1, 1, [file(f"{index:04}") for index in range(1000, 1500)], 0, 9000)
+    later = [
+        file(f"{index:04}", "new" if index == 700 else "e") for index in range(500, 1400) if index != 600
+    ]
+    numbers = listings.put_page(1, 2, later, 1, 20000)
+    found = {row.name: row.number for row in listings.iterate(1, 2)}
+    assert found["0500"] == 5500
+    assert found["1399"] == 9399
+    assert found["0700"] == 20000 + 199  # the 200th of its page
+    assert numbers == set(found.values())
+    assert listings.find_number(1, 2, 9399, "1000", "1499") == file("1399", number=9399)
+    assert listings.find_number(1, 2, 5700, "0000", "0999") is None
+
+
+def test_a_generation_is_dropped_in_portions_and_no_other_is_touched(
+    listings: Listings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCKS_DROPPED_AT_ONCE", 2)
+    for page in range(5):
+        listings.put_page(1, 1, [file(f"{page}{index}") for index in range(3)], 0, 100)
+    listings.put_page(1, 2, [file("kept")], 0, 200)
+    listings.put_page(2, 1, [file("kept")], 0, 200)
+    assert [listings.drop(1, 1) for _ in range(3)] == [True, True, False]
+    assert listings.scan(1, 1, "", 10) == []
+    assert listings.get(1, 2, "kept") == listings.get(2, 1, "kept") == file("kept", number=200)
+
+
+NAMES = st.text(alphabet="ab-/\x01é\U0001f389", min_size=1, max_size=4).filter(lambda name: name.strip("/"))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), NAMES),
+        st.tuples(st.just("remove"), NAMES),
+        st.tuples(st.just("page"), st.sets(NAMES, max_size=12)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_rows_are_those_of_a_sorted_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, object]]
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_ROWS_MAX", 6)
+    listings = Listings(tmp_path_factory.mktemp("rows") / "names")
+    try:
+        model: dict[str, ListedEntry] = {}
+        for number, (step, value) in enumerate(steps, 1):
+            if step == "page":
+                assert isinstance(value, set)
+                last = max(model, default="")
+                page = sorted(
+                    {
+                        _row(name).sort_name: _row(name) for name in value if _row(name).sort_name > last
+                    }.items()
+                )
+                listings.put_page(3, 4, [row for _, row in page], 0, number * 1000)
+                model |= {
+                    name: row._replace(number=number * 1000 + place) for place, (name, row) in enumerate(page)
+                }
+                continue
+            assert isinstance(value, str)
+            row = _row(value)._replace(number=number)
+            if step == "put":
+                listings.put(3, 4, [row])
+                model[row.sort_name] = row
+            else:
+                listings.remove(3, 4, row.sort_name)
+                model.pop(row.sort_name, None)
+            assert listings.get(3, 4, row.sort_name) == model.get(row.sort_name)
+        expected = [model[name] for name in sorted(model)]
+        assert listings.scan(3, 4, "", 1000) == expected
+        assert list(listings.iterate(3, 4, 3)) == expected
+        for index, row in enumerate(expected):
+            assert listings.scan(3, 4, row.sort_name, 2) == expected[index + 1 : index + 3]
+    finally:
+        listings.close()
+
+
+def _row(name: str) -> ListedEntry:
+    bare = name.replace("/", "")
+    return ListedEntry(bare, is_directory=True) if name.endswith("/") else file(bare)
