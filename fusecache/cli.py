@@ -1,20 +1,24 @@
-"""The command line: mount, unmount, sync, status, version. Words and exit statuses only, no logic.
+"""The command line. Words and exit statuses only, no logic.
 
 Exit status: 0 done, 1 an error (one line on stderr), 2 wrong usage.
-Of `sync`: 0 durable, 1 time-out, 2 error, 3 conflict.
+Of `sync`: 0 durable, 1 time-out, 2 error, 3 conflict. Of `warm --wait`: 0 all is cached, 1 not all.
+Of `check`: 0 nothing found, 1 something found, 2 error.
 """
 
 import argparse
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.config import FIELDS, add_flags, load_options
-from fusecache.control_client import ask, find_mount
+from fusecache.control_client import Mount, ask, converse, find_mount
 from fusecache.model.errors import FusecacheError, MountError
+from fusecache.model.texts import count_text, nearest_text, size_text
 from fusecache.mounting import (
     MountState,
     Parent,
@@ -22,11 +26,13 @@ from fusecache.mounting import (
     clear_dead,
     detach_and_wait,
     drain,
+    mount_of_this_node,
     mount_state,
     pending,
     start_in_background,
 )
-from fusecache.report import ProgressView, pending_text, status_table
+from fusecache.report import ProgressView, StepView, pending_text, show_check, show_warm_up
+from fusecache.status_view import status_view, warm_text
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -35,7 +41,11 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(words)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        flags = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_help())
+        arguments.parser.error(f"unknown: {unknown[0]}{nearest_text(unknown[0].partition('=')[0], flags)}")
     try:
         status: int = arguments.run(arguments, words)
     except FusecacheError as exc:
@@ -49,8 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and which word was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with status 2."""
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            known = re.findall(r"[\w-]+", choice[2])
+            message = (
+                f"unknown: {choice[1]}{nearest_text(choice[1], known) or ': known are ' + ', '.join(known)}"
+            )
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fusecache", description="A bucket as a local directory.")
+    parser = _Parser(prog="fusecache", description="A bucket as a local directory.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
 
@@ -61,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     mount.add_argument("--foreground", action="store_true", help="stay in this terminal")
     mount.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     add_flags(mount)
-    mount.set_defaults(run=_mount)
+    mount.set_defaults(run=_mount, parser=mount)
 
     unmount = commands.add_parser("unmount", help="upload what is left, then unmount")
     unmount.add_argument("mountpoint", type=Path, nargs="?")
@@ -73,21 +97,39 @@ def _parser() -> argparse.ArgumentParser:
         help="do not wait for uploads: the next mount goes on with them; a mount in use still stays",
     )
     unmount.add_argument("--if-dead", action="store_true", help="only clean up a mount whose daemon is gone")
-    unmount.set_defaults(run=_unmount)
+    unmount.set_defaults(run=_unmount, parser=unmount)
 
     sync = commands.add_parser("sync", help="wait until what was written under a path is in the bucket")
     sync.add_argument("path")
     sync.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    sync.set_defaults(run=_sync, error_status=SYNC_EXIT["error"])
+    sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
 
     status = commands.add_parser("status", help="what a mount, directory or file is doing")
-    status.add_argument("path")
-    status.add_argument("--json", action="store_true", help="for programs")
-    status.set_defaults(run=_status)
+    status.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
+    status.add_argument("--json", action="store_true", help="everything, for programs")
+    status.set_defaults(run=_status, parser=status)
+
+    _add_cache_commands(commands)
 
     version = commands.add_parser("version", help="print the version")
-    version.set_defaults(run=_version)
+    version.set_defaults(run=_version, parser=version)
     return parser
+
+
+def _add_cache_commands(commands: Any) -> None:
+    warm = commands.add_parser("warm", help="bring files and directories into the disk cache")
+    warm.add_argument("paths", nargs="+", metavar="PATH")
+    warm.add_argument("--wait", action="store_true", help="show progress until all is there; Ctrl-C stops it")
+    warm.set_defaults(run=_warm, parser=warm)
+
+    evict = commands.add_parser("evict", help="drop what is cached of files and directories")
+    evict.add_argument("paths", nargs="+", metavar="PATH")
+    evict.set_defaults(run=_evict, parser=evict)
+
+    check = commands.add_parser("check", help="verify what is cached, and find keys that no path can name")
+    check.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
+    check.add_argument("--json", action="store_true", help="for programs")
+    check.set_defaults(run=_check, parser=check, error_status=2)
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -180,20 +222,114 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mount, inner = find_mount(arguments.path, os.environ)
+    path = arguments.path or mount_of_this_node(Path.cwd())
+    mount, inner = find_mount(path, os.environ)
     answer = ask(mount, "status", inner)
     if answer.result not in ("ok", "durable"):
-        raise MountError(f"{arguments.path}: {answer.message or answer.result}")
+        raise MountError(f"{path}: {answer.message or answer.result}")
     if arguments.json:
         sys.stdout.write(json.dumps(answer.status, indent=2) + "\n")
     else:
-        sys.stdout.write(status_table(answer.status))
+        sys.stdout.write(status_view(answer.status))
     return 0
+
+
+def _warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    failed = False
+    for mount, paths in _by_mount(arguments.paths).items():
+        request = {"command": "warm", "paths": paths, "wait": arguments.wait}
+        with StepView(sys.stderr, verb="warming") as view:
+            row = converse(
+                mount,
+                request,
+                on_report=lambda row: show_warm_up(view, row["warm"]) if arguments.wait else None,
+            )
+        job = row.get("warm")
+        if job is None:
+            raise MountError(f"{mount.root}: {row.get('message')}")
+        for line in job["failures"]:
+            _say_error(line)
+        if job["files_failed"] > len(job["failures"]):
+            _say_error(f"and {count_text(job['files_failed'] - len(job['failures']), 'other file')}")
+        if row["result"] != "ok":
+            _say_error(f"not all is cached: {row['message'] or warm_text(job)}")
+            failed = True
+        elif arguments.wait:
+            _tell(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
+        elif job["state"] == "counting":
+            _tell("counting goes on in the background; see `fusecache status`")
+        else:
+            _tell(f"{warm_text(job)}; what is left goes on in the background, see `fusecache status`")
+    return int(failed)
+
+
+def _evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    freed = left = 0
+    for mount, paths in _by_mount(arguments.paths).items():
+        facts = _facts(mount, converse(mount, {"command": "evict", "paths": paths}), "evict")
+        freed += facts["freed_bytes"]
+        left += facts["left_bytes"]
+    _tell(f"freed {size_text(freed)}" + (f"; {size_text(left)} stay, as they are in use" if left else ""))
+    return 0
+
+
+def _check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    mount, inner = find_mount(arguments.path or mount_of_this_node(Path.cwd()), os.environ)
+    cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
+    with StepView(sys.stderr, verb="checking") as view:
+        row = converse(
+            mount,
+            {"command": "check", "paths": [inner]},
+            on_report=lambda row: show_check(view, row["check"], cached_bytes),
+        )
+    facts = _facts(mount, row, "check")
+    if arguments.json:
+        _tell(json.dumps(facts, indent=2))
+        return int(_is_bad(facts))
+    for path in facts["damaged"]:
+        _tell(f"damaged in the cache, dropped: {path}")
+    if facts["damaged_files"] > len(facts["damaged"]):
+        _tell(f"and {count_text(facts['damaged_files'] - len(facts['damaged']), 'other file')}")
+    for each in facts["unusable"]:
+        _tell(f"no path can name the key {each['key']!r}: {each['why']}")
+    if facts["unusable_keys"] > len(facts["unusable"]):
+        _tell(f"and {count_text(facts['unusable_keys'] - len(facts['unusable']), 'other key')}")
+    _tell(
+        f"{count_text(facts['blocks'], 'cached block')}, {size_text(facts['bytes'])} read: "
+        f"{count_text(facts['damaged_files'], 'damaged file')}; "
+        f"{count_text(facts['keys'], 'key')} listed: {facts['unusable_keys']} unusable"
+    )
+    return int(_is_bad(facts))
+
+
+def _is_bad(facts: Mapping[str, Any]) -> bool:
+    return bool(facts["damaged_files"] or facts["unusable_keys"])
+
+
+def _facts(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what a command answered. Raises MountError if it failed."""
+    if row.get("result") != "ok":
+        raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
+    facts: dict[str, Any] = row[name]
+    return facts
+
+
+def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
+    """Return the mounts of paths, with the paths inside each."""
+    found: dict[Mount, list[str]] = {}
+    for path in paths:
+        mount, inner = find_mount(path, os.environ)
+        found.setdefault(mount, []).append(inner)
+    return found
 
 
 def _version(_: argparse.Namespace, __: Sequence[str]) -> int:
     sys.stdout.write(f"fusecache {__version__}\n")
     return 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
 
 
 def _say(text: str) -> None:

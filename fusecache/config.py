@@ -10,7 +10,6 @@ Invariants:
 
 import argparse
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
@@ -24,6 +23,7 @@ from typing import Any
 
 from fusecache.model.errors import ConfigError
 from fusecache.model.nouns import MIB
+from fusecache.model.texts import nearest_text, size_text
 from fusecache.option_values import (
     as_flag,
     as_names,
@@ -240,6 +240,8 @@ def _shown(value: object, unit: str) -> str:
         return ",".join(value)
     if unit == "octal":
         return f"{value:03o}"
+    if unit == "bytes" and isinstance(value, int):
+        return size_text(value).replace(".0 ", " ")
     return str(value)
 
 
@@ -277,8 +279,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {found[0]!r}?" if found else f": known are {', '.join(known)}"
+    return nearest_text(name, known) or f": known are {', '.join(known)}"
 
 
 def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path], int]) -> int:
@@ -291,14 +292,14 @@ def _check_together(options: MountOptions) -> None:
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
-            f"memory = {options.memory}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, for a few buffers "
-            "of each size"
+            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, for a few "
+            "buffers of each size"
         )
     if options.cache_size < floor:
         raise ConfigError(
-            f"cache_size = {options.cache_size} bytes is below {floor}, the larger of 64 MiB and the buffers "
-            f"(memory = {options.memory}): free space on the disk of {options.cache_dir}, or choose another "
-            "cache_dir, a larger cache_size, or a smaller memory"
+            f"cache_size = {size_text(options.cache_size)} is below {size_text(floor)}, the larger of 64 MiB and the "
+            f"buffers (memory = {size_text(options.memory)}): free space on the disk of {options.cache_dir}, or choose "
+            "another cache_dir, a larger cache_size, or a smaller memory"
         )
     if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
         raise ConfigError(f"cache_dir = {options.cache_dir} lies inside the mountpoint {options.mountpoint}")

@@ -1,4 +1,4 @@
-"""Asks a mount's daemon over its unix socket: status, sync, drain. Not the daemon's side.
+"""Asks a mount's daemon over its unix socket. Not the daemon's side.
 
 `<mount>/.fusecache/socket` holds the socket's path. One JSON line goes there; JSON lines come back, the last
 with `"done": true`. The daemon speaks about twice a second, so silence means that it is stuck.
@@ -21,7 +21,8 @@ CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 # The daemon reports twice a second; a loaded node may be late, a stuck daemon is silent for ever.
 SILENCE_SECONDS = 30.0
-LONGEST_LINE_BYTES = 64 << 20  # a status of many files; a bound, so that garbage cannot fill the memory
+LONGEST_LINE_BYTES = 64 << 20  # a bound, so that garbage cannot fill the memory
+LONGEST_REQUEST_BYTES = 1 << 20  # the daemon takes no longer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
     Raises MountError if no directory above has a control file, or its mount is dead.
     """
     resolved = Path(os.path.realpath(path))
+    closed = None
     for root in (resolved, *resolved.parents):
         try:
             text = (root / CONTROL_FILE).read_text(encoding="utf-8").strip()
@@ -65,6 +67,8 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
                 raise MountError(
                     f"{root}: the mount is dead, its daemon is gone; clean it with: fusecache unmount {root}"
                 ) from exc
+            if exc.errno == errno.EACCES and closed is None:
+                closed = root
             continue
         except UnicodeDecodeError:
             continue
@@ -74,6 +78,11 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
             socket_path = Path(environment[SOCKET_VARIABLE])
         inner = resolved.relative_to(root).as_posix()
         return Mount(root, socket_path), "" if inner == "." else inner
+    if closed is not None:
+        raise MountError(
+            f"{path} is not in a fusecache mount that you may see: {closed} refuses you; "
+            "mounts show themselves to other users with --allow-other"
+        )
     raise MountError(f"{path} is not in a fusecache mount")
 
 
@@ -107,27 +116,40 @@ def ask(
     timeout_seconds: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Answer:
-    """Send one command and return its end; `on_progress` hears every report on the way.
+    """Send one command about the bucket and return its end; `on_progress` hears every report on the way.
 
     Raises MountError if the daemon hangs up, is silent, or says something that is not the protocol.
     """
     request = {"command": command, "path": path, "timeout_seconds": timeout_seconds}
+    row = converse(
+        mount, request, on_report=None if on_progress is None else lambda row: on_progress(_progress(row))
+    )
+    return Answer(
+        str(row.get("result", "error")), str(row.get("message", "")), _progress(row), row.get("status") or {}
+    )
+
+
+def converse(
+    mount: Mount,
+    request: Mapping[str, Any],
+    *,
+    on_report: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Send one request and return the answer that ends it; `on_report` hears those before. Raises MountError."""
+    command = request["command"]
+    line = json.dumps(request).encode() + b"\n"
+    if len(line) > LONGEST_REQUEST_BYTES:
+        raise MountError(f"{command}: these are too many paths at once; name their directory instead")
     with connect(mount) as connection:
         try:
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(line)
             with connection.makefile("rb") as lines:
                 while line := lines.readline(LONGEST_LINE_BYTES):
                     row = _row(mount, line)
-                    progress = _progress(row)
                     if row.get("done"):
-                        return Answer(
-                            str(row.get("result", "error")),
-                            str(row.get("message", "")),
-                            progress,
-                            row.get("status") or {},
-                        )
-                    if on_progress is not None:
-                        on_progress(progress)
+                        return row
+                    if on_report is not None:
+                        on_report(row)
         except TimeoutError as exc:
             raise MountError(f"{mount.root}: the daemon was silent for {SILENCE_SECONDS:g} s") from exc
         except OSError as exc:

@@ -1,32 +1,42 @@
 """The daemon's side of the control socket: JSON lines, one command a connection.
 
-Request: `{"command": …, "path": …, "timeout_seconds": …}`. Answers: progress twice a second, then one with `done`.
+Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …}`; each command takes what it needs.
+Answers: progress twice a second, then one with `done`, `result` and `message`. Whatever the mount holds, an answer
+names at most NAMED things of a kind and counts the rest.
 """
 
 import json
 import logging
 import os
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 import trio
 
-from fusecache.engine.filesystem import Durability, FileSystem
+from fusecache.engine.filesystem import NAMED, FileSystem
 from fusecache.engine.groups import one_failure
+from fusecache.engine.inspecting import Check
+from fusecache.engine.warming import WarmState
 from fusecache.model.errors import FusecacheError, NotPermitted
+from fusecache.model.nouns import MIB
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
-_LONGEST_REQUEST = 65536
-# They change what the daemon does at its end.
-_OWNERS_COMMANDS = {"drain", "abandon"}
+# Some ten thousand paths, as a shell's glob gives them.
+_LONGEST_REQUEST = MIB
+# The first two change what the daemon does at its end. What is evicted, others have paid for with their time: everybody
+# may ask for more to be cached, but not take it away from the others.
+_OWNERS_COMMANDS = {"drain", "abandon", "evict"}
+# Who does not wait for a warm-up waits so long to hear whether the cache can hold it.
+_COUNT_SECONDS = 3.0
 
 
 class ControlServer:
-    """Answers `status`, `sync`, `drain` and `abandon` (end without draining) on a unix socket."""
+    """Answers on a unix socket: `status`, `sync`, `warm`, `evict`, `check`, `drain`, and `abandon` (end at once)."""
 
     def __init__(
         self, filesystem: FileSystem, path: str, facts: dict[str, Any], *, on_abandon: Callable[[], None]
@@ -42,7 +52,7 @@ class ControlServer:
         with suppress(FileNotFoundError):
             os.unlink(self._path)
         await listener.bind(self._path)
-        # Whoever sees the mount may ask; the commands change nothing.
+        # Whoever sees the mount may ask; what others would feel is the owner's (_OWNERS_COMMANDS).
         os.chmod(self._path, 0o666)
         listener.listen(16)
         try:
@@ -70,17 +80,17 @@ class ControlServer:
                 log.exception("control request failed")
 
     async def _answer(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
-        command, path = request.get("command"), str(request.get("path") or "").strip("/")
+        command, path = request.get("command"), _path(request.get("path") or "")
         timeout = request.get("timeout_seconds")
         try:
             if command in _OWNERS_COMMANDS:
-                _check_owner(stream)
+                _check_owner(stream, str(command))
             match command:
                 case "status":
                     status = self.status()
                     if path:
                         status = {"path": path, "state": await self._fs.path_state(path), **status}
-                    await self._send(stream, path, {"done": True, "result": "ok", "status": status})
+                    await self._send(stream, {**self._pending(path), **_done("ok"), "status": status})
                 case "sync":
                     await self._wait(stream, path, timeout)
                 case "drain":
@@ -88,48 +98,104 @@ class ControlServer:
                         await self._wait(stream, "", timeout)
                 case "abandon":
                     self._on_abandon()
-                    await self._send(stream, "", {"done": True, "result": "ok"})
+                    await self._send(stream, {**self._pending(""), **_done("ok")})
                 case _:
-                    await self._send(
-                        stream,
-                        "",
-                        {"done": True, "result": "error", "message": f"unknown command {command!r}"},
-                    )
+                    await self._keep_house(stream, request)
         except FusecacheError as exc:
-            await self._send(stream, "", {"done": True, "result": "error", "message": str(exc)})
+            await self._send(stream, _done("error", str(exc)))
+
+    async def _keep_house(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
+        command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]
+        match command:
+            case "warm":
+                await self._warm(stream, paths, stays=bool(request.get("wait")))
+            case "evict":
+                await self._evict(stream, paths)
+            case "check":
+                await self._check(stream, paths[0])
+            case _:
+                await self._send(stream, _done("error", f"unknown command {command!r}"))
 
     async def _wait(self, stream: trio.SocketStream, path: str, seconds: float | None) -> None:
         """Report progress until everything below `path` is in the bucket."""
-        ended = Durability("error", "the daemon is ending")
+        async with self._reporting(stream, lambda: self._pending(path)):
+            ended = await self._fs.wait_durable(path, seconds)
+        await self._send(stream, {**self._pending(path), **_done(ended.result, ended.message)})
 
-        async def report() -> None:
+    async def _warm(self, stream: trio.SocketStream, paths: list[str], *, stays: bool) -> None:
+        """Begin a warm-up. If the asker stays, it hears of it until the end, and its going ends the warm-up."""
+        job = self._fs.warmer.start(paths)
+        try:
+            async with self._reporting(stream, lambda: {"warm": job.facts()}):
+                if stays:
+                    await job.ended.wait()
+                else:
+                    with trio.move_on_after(_COUNT_SECONDS):
+                        await job.counted.wait()
+        except BaseException:
+            if stays:
+                job.scope.cancel()
+            raise
+        failed = job.state in (WarmState.FAILED, WarmState.STOPPED)
+        message = job.message or ("the warm-up was stopped" if job.state is WarmState.STOPPED else "")
+        await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.facts()})
+
+    async def _evict(self, stream: trio.SocketStream, paths: list[str]) -> None:
+        async with self._reporting(stream, dict):
+            dropped = await self._fs.inspector.evict(paths)
+        await self._send(stream, {**_done("ok"), "evict": asdict(dropped)})
+
+    async def _check(self, stream: trio.SocketStream, path: str) -> None:
+        check = Check()
+        async with self._reporting(stream, lambda: {"check": check.facts()}):
+            await self._fs.inspector.check(path, check)
+        await self._send(stream, {**_done("ok"), "check": check.facts()})
+
+    @asynccontextmanager
+    async def _reporting(
+        self, stream: trio.SocketStream, report: Callable[[], dict[str, Any]]
+    ) -> AsyncIterator[None]:
+        """Send a report twice a second while the body runs; the body ends if the asker is gone."""
+
+        async def run() -> None:
             while True:
-                await self._send(stream, path, {})
+                await self._send(stream, report())
                 await trio.sleep(REPORT_SECONDS)
 
         with one_failure():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(report, name="control-report")
-                ended = await self._fs.wait_durable(path, seconds)
+                nursery.start_soon(run, name="control-report")
+                yield
                 nursery.cancel_scope.cancel()
-        await self._send(stream, path, {"done": True, "result": ended.result, "message": ended.message})
 
-    async def _send(self, stream: trio.SocketStream, path: str, row: dict[str, Any]) -> None:
+    def _pending(self, path: str) -> dict[str, Any]:
         pending = self._fs.pending(path)
-        common = {
+        return {
             "pending_files": pending.files,
             "pending_bytes": pending.bytes,
-            "uploading": [f"{item['path']} {item['sent']}/{item['bytes']}" for item in pending.uploading],
+            "uploading": [
+                f"{item['path']} {item['sent']}/{item['bytes']}" for item in pending.uploading[:NAMED]
+            ],
         }
-        await stream.send_all(json.dumps({**common, **row}).encode() + b"\n")
+
+    async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
+        await stream.send_all(json.dumps(row).encode() + b"\n")
 
 
-def _check_owner(stream: trio.SocketStream) -> None:
+def _done(result: str, message: str = "") -> dict[str, Any]:
+    return {"done": True, "result": result, "message": message}
+
+
+def _path(text: str) -> str:
+    return str(text).strip("/")
+
+
+def _check_owner(stream: trio.SocketStream, command: str) -> None:
     """Raise NotPermitted unless the asker is root or the daemon's own user (unix(7), SO_PEERCRED)."""
     facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", facts)
     if user not in {0, os.geteuid()}:
-        raise NotPermitted("only root and the user who mounted may end this mount")
+        raise NotPermitted(f"only root and the user who mounted may ask for `{command}`")
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes:

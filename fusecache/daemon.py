@@ -27,17 +27,17 @@ from fusecache.engine.tree import Ownership
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, CredentialsMissing, FusecacheError, MountError
+from fusecache.model.errors import AccessDenied, CredentialsMissing, FusecacheError, MountError, Unavailable
 from fusecache.mounting import check_mountpoint
 from fusecache.notify import notify
-from fusecache.remote.endpoints import Endpoint, Transport, choose_endpoint
+from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport, choose_endpoint
 from fusecache.remote.remotes import Remote
 from fusecache.remote.s3 import S3Store
 
 log = logging.getLogger(__name__)
 
 # GETs in flight; the pool of buffers bounds them too.
-NETWORK_THREADS = 48
+NETWORK_THREADS = 80
 UPLOAD_THREADS = 12
 # Requests that may wait in handlers: with pyfuse3's 99, a hundred waiting readers would hang every `ls`.
 MAX_TASKS = 4096
@@ -85,7 +85,14 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
     """Make the stores and show that they may do what the mount will ask of them."""
     transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS)
     reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
-    reader.list_page(options.prefix, limit=1)
+    try:
+        reader.list_page(options.prefix, limit=1)
+    except Unavailable as exc:
+        raise MountError(
+            f"{options.source} cannot be reached: {exc}; is {endpoint.url or 'AWS'} the right endpoint "
+            f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID), "
+            "and is there a way to it (network, proxy, firewall)?"
+        ) from exc
     if options.read_only:
         return Remote([reader], None)
     writer = reader
@@ -111,6 +118,7 @@ class _Daemon:
         self._abandoned = False
         self._signals = 0
         self._signal = trio.Event()
+        self._facts: dict[str, Any] = {}
 
     async def run(self) -> int:
         options = self._options
@@ -136,12 +144,14 @@ class _Daemon:
                 temp_names=options.temp_names,
             ),
         )
-        facts = {
+        facts = self._facts
+        facts |= {
             "version": __version__,
             "pid": os.getpid(),
             "source": options.source,
             "mountpoint": str(options.mountpoint),
             "read_only": options.read_only,
+            "kernel": {"applied": [], "refused": []},
         }
         socket_path = _socket_path(options.cache_dir)
         server = ControlServer(filesystem, socket_path, facts, on_abandon=self._abandon)
@@ -200,11 +210,13 @@ class _Daemon:
         mountpoint = str(self._options.mountpoint)
         await trio.to_thread.run_sync(os.stat, mountpoint)
         settings = await trio.to_thread.run_sync(tune, mountpoint)
+        self._facts["kernel"] = {"applied": list(settings.applied), "refused": list(settings.refused)}
         log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
         if settings.refused:
             log.warning(
-                "kernel settings refused, large sequential reads are slower: %s (root may set them)",
-                "; ".join(settings.refused),
+                "kernel settings refused, large reads and many at once are slower: %s; to have them: %s",
+                ", ".join(settings.refused),
+                settings.way_out,
             )
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)

@@ -129,6 +129,23 @@ def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mounti
     return MountState.LIVE if inner == "" and mount.root.samefile(mountpoint) else MountState.FOREIGN
 
 
+def mount_of_this_node(directory: Path, *, mount_table: Path = Path("/proc/self/mountinfo")) -> Path:
+    """Return what a command without a path is about: the directory, if it is in a mount, else the only mount.
+
+    Raises MountError if there is none, or more than one.
+    """
+    with suppress(MountError):
+        find_mount(directory, os.environ)
+        return directory
+    lines = [line.partition(b" - ") for line in mount_table.read_bytes().splitlines()]
+    points = [_mount_point(fields) for fields, _, rest in lines if rest.split(b" ")[0] == b"fuse.fusecache"]
+    if len(points) == 1:
+        return Path(os.fsdecode(points[0]))
+    if not points:
+        raise MountError("nothing is mounted here: `fusecache mount s3://BUCKET[/PREFIX] MOUNTPOINT`")
+    raise MountError("which mount? give one of " + ", ".join(sorted(map(os.fsdecode, points))))
+
+
 def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
     """Raise MountError, saying what to do, unless something can be mounted there by this user."""
     match mount_state(mountpoint):
@@ -254,10 +271,14 @@ def _mounted_type(path: str, table: bytes) -> str | None:
     found = None
     for line in table.splitlines():
         fields, _, rest = line.partition(b" - ")
-        point = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), fields.split(b" ")[4])
-        if point == os.fsencode(path):
+        if _mount_point(fields) == os.fsencode(path):
             found = rest.split(b" ")[0].decode()  # the last one lies on top
     return found
+
+
+def _mount_point(fields: bytes) -> bytes:
+    """Return the fifth field of a line of mountinfo, unescaped."""
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), fields.split(b" ")[4])
 
 
 def _open_process(pid: int | None) -> int | None:

@@ -18,12 +18,12 @@ from pathlib import Path
 import xxhash
 
 from fusecache.disk.native import punch_hole
-from fusecache.model.errors import LocalDiskError
+from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.nouns import GRANULE_BYTES
 
 CHECKSUM_BYTES = 8
 _PAGE_BYTES = 4096
-_FOLDERS = 256
+FOLDERS = 256
 
 
 def granule_checksums(memory: memoryview) -> bytes:
@@ -41,38 +41,38 @@ class CacheFiles:
         """Use `directory`, creating it if needed. Raises LocalDiskError."""
         self._directory = directory
         try:
-            for folder in range(_FOLDERS):
+            for folder in range(FOLDERS):
                 (directory / f"{folder:02x}").mkdir(parents=True, exist_ok=True)
             self._direct = os.O_DIRECT if _direct_io_works(directory) else 0
         except OSError as exc:
             raise LocalDiskError(f"the cache folder {directory} cannot be used: {exc}") from exc
 
-    def store(self, number: int, offset: int, memory: memoryview, size: int) -> bytes:
+    def store(self, number: int, offset: int, memory: memoryview, size: int, floor_bytes: int = 0) -> bytes:
         """Write `memory[:size]` at `offset` and return its granules' checksums.
 
         offset: a multiple of 64 KiB. memory: page-aligned, at least `size` rounded up to 4 KiB; what lies
-        beyond `size` is written too, as padding. Raises LocalDiskError.
+        beyond `size` is written too, as padding. Raises NoSpace if that left less than `floor_bytes` free,
+        LocalDiskError; then nothing of it stays on the disk.
         """
         padded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        # Asked at each write: others fill the disk too, and within a second they fill gigabytes.
+        if self.free_bytes() - padded < floor_bytes:
+            raise NoSpace(f"less than {floor_bytes} bytes would be left free on the cache's disk")
         checksums = granule_checksums(memory[:size])
         try:
             with self._opened(number, os.O_WRONLY | os.O_CREAT) as fd:
-                written = 0
-                while written < padded:
-                    written += os.pwritev(fd, [memory[written:padded]], offset + written)
+                _write_all(fd, memory[:padded], offset)
                 if not self._direct:
                     os.posix_fadvise(fd, offset, padded, os.POSIX_FADV_DONTNEED)
         except OSError as exc:
             raise LocalDiskError(f"cache file {number:x} cannot be written at {offset}: {exc}") from exc
         return checksums
 
-    def load(
-        self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes | None
-    ) -> list[int]:
+    def load(self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes) -> list[int]:
         """Fill `memory[:size]` from `offset`; return which granules, counted from there, are bad.
 
-        checksums: what the granules should have, or None to trust them. Bytes that are not in the file are
-        bad granules, never made up. memory as in `store`. Raises LocalDiskError.
+        checksums: what the granules should have. Bytes that are not in the file are bad granules, never made up.
+        memory as in `store`. Raises LocalDiskError.
         """
         padded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
         got = 0
@@ -93,7 +93,7 @@ class CacheFiles:
         granules = -(-size // GRANULE_BYTES)
         whole = granules if got >= size else got // GRANULE_BYTES
         bad = list(range(whole, granules))
-        if checksums is not None and whole:
+        if whole:
             found = granule_checksums(memory[: min(size, whole * GRANULE_BYTES)])
             if found != checksums[: len(found)]:
                 pieces = range(0, len(found), CHECKSUM_BYTES)
@@ -134,13 +134,21 @@ class CacheFiles:
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
 
-    def numbers(self) -> Iterator[int]:
-        """Yield the numbers of all files there are, in no order; foreign names are passed over."""
-        for folder in range(_FOLDERS):
-            with os.scandir(self._directory / f"{folder:02x}") as entries:
+    def numbers_in(self, folder: int) -> list[int]:
+        """Return the numbers of the files in one of the FOLDERS, in no order; foreign names are passed over.
+
+        Raises LocalDiskError.
+        """
+        path = self._directory / f"{folder:02x}"
+        found = []
+        try:
+            with os.scandir(path) as entries:
                 for entry in entries:
                     with contextlib.suppress(ValueError):
-                        yield int(entry.name, 16)
+                        found.append(int(entry.name, 16))
+        except OSError as exc:
+            raise LocalDiskError(f"{path} cannot be listed: {exc}") from exc
+        return found
 
     def free_bytes(self) -> int:
         """Return what the file system still gives to this process. Raises LocalDiskError."""
@@ -151,7 +159,7 @@ class CacheFiles:
         return facts.f_bavail * facts.f_frsize
 
     def _path(self, number: int) -> Path:
-        return self._directory / f"{number % _FOLDERS:02x}" / f"{number:x}"
+        return self._directory / f"{number % FOLDERS:02x}" / f"{number:x}"
 
     @contextlib.contextmanager
     def _opened(self, number: int, flags: int) -> Iterator[int]:
@@ -160,6 +168,18 @@ class CacheFiles:
             yield fd
         finally:
             os.close(fd)
+
+
+def _write_all(fd: int, memory: memoryview, offset: int) -> None:
+    written = 0
+    try:
+        while written < len(memory):
+            written += os.pwritev(fd, [memory[written:]], offset + written)
+    except OSError:
+        # A part of it may have come: nobody would count it.
+        with contextlib.suppress(OSError):
+            punch_hole(fd, offset, len(memory))
+        raise
 
 
 def delete_tree(directory: Path) -> None:

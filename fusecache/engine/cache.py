@@ -10,6 +10,7 @@ Invariants:
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,32 +22,25 @@ from fusecache.engine.cache_statistics import CacheStatistics, Counters
 from fusecache.engine.cache_table import CacheTable
 from fusecache.engine.fetcher import Fetcher, SupportsGet
 from fusecache.engine.frames import Frames
+from fusecache.engine.housekeeping import Housekeeping
 from fusecache.engine.keeper import Keeper
 from fusecache.engine.offload import Offload
+from fusecache.engine.reading_ahead import ReadAhead, Stream
 from fusecache.engine.residents import CachedObject, Chunk, Frame
 from fusecache.engine.room import Room
 from fusecache.index.cache_index import CacheIndex, read_boot_id
 from fusecache.model.nouns import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
+from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.fetch_order import Cause
 from fusecache.policy.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.ledger import Ledger
-from fusecache.policy.readahead import (
-    Pattern,
-    Phase,
-    ahead,
-    demand_stop,
-    fair_bound_bytes,
-    grow,
-    observe,
-)
+from fusecache.policy.readahead import Phase, demand_stop, grow
 
 log = logging.getLogger(__name__)
 
 INDEX_SECONDS = 1.0
 # Some 2 KiB each, and 8 MiB of an object: 64 GiB of objects stay known without a look into the index.
 CHUNKS_IN_MEMORY = 8192
-# A handle that has not read for this long leaves its share of the buffers to the others.
-STREAM_IDLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +48,15 @@ class CacheOptions:
     """Where the cache is and how much it may take. Sizes in bytes.
 
     buffer_bytes: memory of the daemon's read path, at least 24 MiB; more buffers, more requests in flight.
-    connections: most GETs in flight; 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each.
+    connections: most GETs in flight; 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each, random reads
+    of many threads take as many as they are given: 64 of them 1.4 times as much with 64 as with 32.
     free_space_floor_bytes: left free on the file system whatever the limit says.
     """
 
     directory: Path
     limit_bytes: int
     buffer_bytes: int = 512 * MIB
-    connections: int = 32
+    connections: int = 64
     free_space_floor_bytes: int = GIB
     boot_id: str = field(default_factory=read_boot_id)
 
@@ -72,12 +67,10 @@ class CacheOptions:
 
 @dataclass(eq=False, slots=True)
 class ReadHandle:
-    """One open file: an object version and what this reader's reads look like so far."""
+    """One open file: an object version and the ways in which it is read, the last used first."""
 
     entry: CachedObject
-    pattern: Pattern = field(default_factory=Pattern)
-    ahead_until: int = 0
-    read_at: float = 0.0
+    streams: list[Stream] = field(default_factory=list)
 
     @property
     def object_id(self) -> ObjectId:
@@ -88,6 +81,15 @@ class ReadHandle:
     def size(self) -> int:
         """The object's size in bytes."""
         return self.entry.size
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Bytes [0, stop) of an object version of `size` bytes, at most one chunk of them, worth having soon."""
+
+    object_id: ObjectId
+    size: int
+    stop: int
 
 
 class BlockCache:
@@ -119,20 +121,28 @@ class BlockCache:
         self._frames = Frames(BufferPool(options.buffer_bytes), self._table.drop_if_idle)
         self._fetcher = Fetcher(store, offload, self._frames, self._counters, connections=options.connections)
         self._fetcher.disk = self._keeper
-        self._streams: set[ReadHandle] = set()
+        self.housekeeping = Housekeeping(
+            offload, self._files, self._index, self._table, self._room, self._fetcher, self._frames
+        )
+        self._ahead = ReadAhead(self._table, self._frames, self._fetcher)
         self._nursery: trio.Nursery | None = None
+
+    @property
+    def limit(self) -> RequestLimit:
+        """How many requests the bucket bears, learned by the reads; others may share it."""
+        return self._fetcher.limit
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the cache's tasks until cancelled; then write the index's rows and its clean mark."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = self._fetcher.nursery = self._table.nursery = nursery
+                self._nursery = self._fetcher.nursery = self._table.nursery = self._ahead.nursery = nursery
                 nursery.start_soon(self._write_index, name="cache-index")
                 nursery.start_soon(self._clean_up_after_last_run, name="cache-clean-up")
                 task_status.started()
                 await trio.sleep_forever()
         finally:
-            self._nursery = None
+            self._nursery = self._ahead.nursery = None
             self._table.close()
 
     def open(self, object_id: ObjectId, size: int) -> ReadHandle:
@@ -144,15 +154,17 @@ class BlockCache:
     def close(self, handle: ReadHandle) -> None:
         """End a handle: its read-ahead stops, its object leaves memory when its buffers do."""
         entry = handle.entry
-        self._streams.discard(handle)
+        self._ahead.close(handle.streams)
         entry.handles -= 1
-        chunks = list(entry.chunks.values())
-        if handle.ahead_until:
-            self._fetcher.cancel_readahead(handle, chunks)
         if not entry.handles:
-            for chunk in chunks:
+            for chunk in list(entry.chunks.values()):
                 self._table.drop_if_idle(chunk)
             self._table.drop_object_if_idle(entry)
+
+    def is_open(self, object_id: ObjectId) -> bool:
+        """Say whether somebody has an object version open."""
+        entry = self._table.objects.get(object_id)
+        return entry is not None and entry.handles > 0
 
     async def read(self, handle: ReadHandle, offset: int, length: int) -> memoryview | bytes:
         """Return bytes [offset, offset + length), clamped to the object's size; empty at its end.
@@ -164,16 +176,42 @@ class BlockCache:
         if offset >= stop:
             return b""
         began = trio.current_time()
-        self._observe(handle, offset, stop, began)
-        data: memoryview | bytes | None = self._read_nowait(handle, offset, stop, began)
+        stream = self._ahead.observe(handle.streams, handle.entry, offset, stop, began)
+        data: memoryview | bytes | None = self._read_nowait(stream, offset, stop, began)
         if data is not None:
             self._counters.hits += 1
-            self._read_ahead(handle)
+            self._ahead.run(stream)
         else:
-            data = await self._read_slowly(handle, offset, stop)
+            data = await self._read_slowly(stream, offset, stop)
         self._counters.bytes_read += len(data)
-        self._counters.count_latency(trio.current_time() - began)
+        self._counters.latency.count(trio.current_time() - began)
         return data
+
+    def prefetch(self, objects: Sequence[Wanted]) -> None:
+        """Have the starts of objects read ahead, the first of them first. Never waits, never fails."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._prefetch, objects, name="prefetch")
+
+    async def _prefetch(self, objects: Sequence[Wanted]) -> None:
+        held = []
+        for wanted in objects:
+            known = self._table.objects.get(wanted.object_id)
+            if known is None or known.size == wanted.size:
+                entry = self._entry(wanted.object_id, wanted.size)
+                entry.handles += 1  # it stays in memory while its rows are loaded
+                held.append((entry, mask_of_bytes(0, wanted.stop)))
+        try:
+            await self._table.load_objects([entry for entry, _ in held])
+            for depth, (entry, mask) in enumerate(held):
+                chunk = await self._table.loaded_chunk(entry, 0)
+                self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth)
+            self._fetcher.pump()
+        finally:
+            for entry, _ in held:
+                entry.handles -= 1
+                for chunk in list(entry.chunks.values()):
+                    self._table.drop_if_idle(chunk)
+                self._table.drop_object_if_idle(entry)
 
     # ---- the disk's account, for the write path
 
@@ -184,6 +222,12 @@ class BlockCache:
     def reserve_staging_nowait(self, nbytes: int) -> bool:
         """Reserve room for staging files if there is enough right now."""
         return self._room.reserve_staging_nowait(nbytes)
+
+    def writable_bytes(self) -> int:
+        """Return how much more staging files may take, if all clean blocks make way for them."""
+        ledger = self._room.ledger
+        left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._room.clean_limit_bytes())
+        return max(0, left)
 
     def restore_staging(self, nbytes: int) -> None:
         """Account for staging files found at start, which exist whether or not they fit."""
@@ -234,8 +278,11 @@ class BlockCache:
             checksum_failures=counters.checksum_failures,
             uncached=counters.uncached,
             not_admitted=counters.not_admitted,
-            latency_p50_seconds=counters.latency_seconds(0.5),
-            latency_p99_seconds=counters.latency_seconds(0.99),
+            stalls=counters.stalls,
+            latency_p50_seconds=counters.latency.seconds(0.5),
+            latency_p99_seconds=counters.latency.seconds(0.99),
+            first_byte_p50_seconds=counters.first_byte.seconds(0.5),
+            first_byte_p99_seconds=counters.first_byte.seconds(0.99),
         )
 
     # ---- one read
@@ -248,20 +295,11 @@ class BlockCache:
             raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
         return entry
 
-    def _observe(self, handle: ReadHandle, start: int, stop: int, now: float) -> None:
-        """Let the read change the handle's pattern."""
-        handle.pattern = observe(handle.pattern, start, stop)
-        handle.read_at = now
-        if handle.pattern.phase is Phase.RANDOM and handle.ahead_until:
-            self._fetcher.cancel_readahead(handle, list(handle.entry.chunks.values()))
-            handle.ahead_until = 0
-            self._streams.discard(handle)
-
-    def _read_nowait(self, handle: ReadHandle, start: int, stop: int, now: float) -> memoryview | None:
+    def _read_nowait(self, stream: Stream, start: int, stop: int, now: float) -> memoryview | None:
         """Answer out of one frame, if one holds it all."""
         index = start // CHUNK_BYTES
         base = index * CHUNK_BYTES
-        chunk = handle.entry.chunks.get(index)
+        chunk = stream.entry.chunks.get(index)
         if chunk is None or stop > base + CHUNK_BYTES:
             return None
         if chunk.requests:
@@ -269,106 +307,80 @@ class BlockCache:
         frame = chunk.frame_with(mask_of_bytes(start - base, stop - base))
         if frame is None:
             return None
-        self._note_read(handle, chunk, frame, stop - base, now)
+        self._note_read(stream, chunk, frame, stop - base, now)
         return frame.view(start - base, stop - base)
 
-    def _note_read(self, handle: ReadHandle, chunk: Chunk, frame: Frame, stop: int, now: float) -> None:
+    def _note_read(self, stream: Stream, chunk: Chunk, frame: Frame, stop: int, now: float) -> None:
         self._table.note_use(chunk)
         self._frames.touch(frame, now)
-        if stop == chunk.size and handle.pattern.phase is Phase.SEQUENTIAL:
+        if stop == chunk.size and stream.pattern.phase is Phase.SEQUENTIAL:
             self._frames.consume(frame)
 
-    async def _read_slowly(self, handle: ReadHandle, start: int, stop: int) -> memoryview | bytes:
+    async def _read_slowly(self, stream: Stream, start: int, stop: int) -> memoryview | bytes:
         """Ask for what is missing, read ahead, wait."""
-        handle.pattern = grow(handle.pattern)
+        stream.pattern = grow(stream.pattern)
         pieces = split_by_chunk(Extent(start, stop))
         from_network = False
         for index, first, last in pieces:
-            chunk = await self._chunk(handle.entry, index)
+            chunk = await self._chunk(stream.entry, index)
             from_network |= bool(mask_of_bytes(first, last) & ~chunk.in_memory() & ~chunk.present)
         # All is asked for before any of it is waited for.
-        fetch_stop = demand_stop(handle.pattern, start, stop, handle.entry.size)
+        fetch_stop = demand_stop(stream.pattern, start, stop, stream.entry.size)
         for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
-            chunk = await self._chunk(handle.entry, index)
-            self._fetcher.request(chunk, mask_of_bytes(first, last), Cause.DEMAND, handle=handle)
-        self._read_ahead(handle)
+            chunk = await self._chunk(stream.entry, index)
+            self._fetcher.request(chunk, mask_of_bytes(first, last), Cause.DEMAND, handle=stream)
+        self._ahead.run(stream)
         self._fetcher.pump()
         self._counters.misses += from_network
         self._counters.hits += not from_network
         if len(pieces) == 1:
             index, first, last = pieces[0]
-            return await self._piece(handle, index, first, last)
+            return await self._piece(stream, index, first, last)
         # One chunk pinned at a time: readers that held one and waited for another could block each other
         # for ever.
         parts = bytearray()
         for index, first, last in pieces:
-            parts += await self._piece(handle, index, first, last)
+            parts += await self._piece(stream, index, first, last)
         return memoryview(parts)
 
-    async def _piece(self, handle: ReadHandle, index: int, start: int, stop: int) -> memoryview:
+    async def _piece(self, stream: Stream, index: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of one chunk, waiting as long as it takes."""
         need = mask_of_bytes(start, stop)
-        chunk = await self._chunk(handle.entry, index)
+        chunk = await self._chunk(stream.entry, index)
         chunk.pins += 1
         try:
             while need & ~chunk.in_memory():
-                self._fetcher.request(chunk, need, Cause.DEMAND, handle=handle)
+                self._fetcher.request(chunk, need, Cause.DEMAND, handle=stream)
                 self._fetcher.pump()
-                await self._fetcher.wait_for(chunk, need)
+                await self._wait_for(chunk, need)
             frame = chunk.frame_with(need)
             now = trio.current_time()
             if frame is not None:
-                self._note_read(handle, chunk, frame, stop, now)
+                self._note_read(stream, chunk, frame, stop, now)
                 return frame.view(start, stop)
             return memoryview(_joined(chunk, start, stop))
         finally:
             chunk.pins -= 1
 
+    async def _wait_for(self, chunk: Chunk, need: int) -> None:
+        """Wait for granules, and count what the reader waited for: its place in the queue, then the source."""
+        began = trio.current_time()
+        requests = [request for request in chunk.requests if request.mask & need]
+        try:
+            await self._fetcher.wait_for(chunk, need)
+        finally:
+            self._counters.count_wait(requests, began, trio.current_time())
+
     async def _chunk(self, entry: CachedObject, index: int) -> Chunk:
-        """Return a chunk with its rows loaded."""
-        while True:
-            await self._table.load_object_now(entry)
-            chunk = self._table.new_chunk(entry, index)
-            if chunk.loaded:
-                return chunk
-            await self._table.load_chunk(chunk)
-
-    def _read_ahead(self, handle: ReadHandle) -> None:
-        """Ask for what a sequential reader will want next, within its window and its share of buffers."""
-        if handle.pattern.phase is not Phase.SEQUENTIAL:
-            return
-        self._streams.add(handle)
-        bound = fair_bound_bytes(self._frames.large_count, len(self._streams))
-        extent = ahead(handle.pattern, handle.entry.size, bound)
-        if extent is None or extent.stop <= handle.ahead_until:
-            return
-        start = max(extent.start, handle.ahead_until)
-        handle.ahead_until = extent.stop
-        here = handle.pattern.position // CHUNK_BYTES
-        pieces = split_by_chunk(Extent(start, extent.stop))
-        unloaded = []
-        for index, first, last in pieces:
-            chunk = self._table.new_chunk(handle.entry, index)
-            if chunk.loaded:
-                self._fetcher.request(
-                    chunk, mask_of_bytes(first, last), Cause.READAHEAD, depth=index - here, handle=handle
-                )
-            else:
-                unloaded.append((chunk, mask_of_bytes(first, last), index - here))
-        if unloaded and self._nursery is not None:
-            self._nursery.start_soon(self._read_ahead_unloaded, handle, unloaded, name="read-ahead-rows")
-        self._fetcher.pump()
-
-    async def _read_ahead_unloaded(self, handle: ReadHandle, pieces: list[tuple[Chunk, int, int]]) -> None:
-        """Load the rows of chunks, then read them ahead."""
-        for chunk, mask, depth in pieces:
-            if handle not in self._streams:
-                return  # closed, or random by now
-            await self._table.load_chunk(chunk)
-            if handle not in self._streams or chunk.owner.chunks.get(chunk.index) is not chunk:
-                return
-            self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth, handle=handle)
-            self._fetcher.pump()
+        """Return a chunk with its rows loaded, for a reader who waits for it."""
+        chunk = entry.chunks.get(index)
+        if chunk is not None and chunk.loaded:
+            return chunk
+        began = trio.current_time()
+        try:
+            return await self._table.loaded_chunk(entry, index)
+        finally:
+            self._counters.wait_seconds["disk"] += trio.current_time() - began
 
     # ---- tasks
 
@@ -379,8 +391,7 @@ class BlockCache:
             await self._table.flush_rows()
             await self._room.measure_free_space()
             self._table.trim_chunks(CHUNKS_IN_MEMORY)
-            now = trio.current_time()
-            self._streams = {handle for handle in self._streams if now - handle.read_at < STREAM_IDLE_SECONDS}
+            self._ahead.forget_idle(trio.current_time())
 
     async def _clean_up_after_last_run(self) -> None:
         """Delete what was discarded at start, and files that no row knows (a kill between file and row)."""

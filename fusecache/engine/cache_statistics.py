@@ -2,7 +2,10 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from fusecache.engine.residents import Request
 
 # Four steps an octave from 1 microsecond on: a percentile is right within 19 %.
 _STEPS_PER_OCTAVE = 4
@@ -13,9 +16,11 @@ _BUCKETS = 128
 class CacheStatistics:
     """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
 
-    hits: reads answered without waiting for the bucket. wait_seconds: what readers waited for, summed.
-    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for. latency: of
-    `read` as a whole.
+    hits: reads answered without waiting for the bucket. bytes_by_cause: fetched for demand, hint, readahead.
+    wait_seconds: what readers waited for, summed over readers: nobody waits for read-ahead.
+    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for.
+    stalls: requests that went silent and were given up for another connection. latency: of `read` as a whole;
+    first_byte: of a GET, until the first piece of its body.
     """
 
     hits: int
@@ -37,8 +42,35 @@ class CacheStatistics:
     checksum_failures: int
     uncached: int
     not_admitted: int
+    stalls: int
     latency_p50_seconds: float
     latency_p99_seconds: float
+    first_byte_p50_seconds: float
+    first_byte_p99_seconds: float
+
+
+class Latencies:
+    """How long things took, as a histogram of bounded size."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _BUCKETS
+
+    def count(self, seconds: float) -> None:
+        """Count one."""
+        micros = seconds * 1e6
+        step = int(math.log2(micros) * _STEPS_PER_OCTAVE) if micros > 1 else 0
+        self._counts[min(step, _BUCKETS - 1)] += 1
+
+    def seconds(self, share: float) -> float:
+        """Return what this share of them did not exceed; 0 before the first."""
+        rest = share * sum(self._counts)
+        if not rest:
+            return 0.0
+        step = 0
+        while rest > 0 and step < _BUCKETS:
+            rest -= self._counts[step]
+            step += 1
+        return float(2 ** (step / _STEPS_PER_OCTAVE) / 1e6)
 
 
 @dataclass(slots=True)
@@ -56,25 +88,19 @@ class Counters:
     checksum_failures: int = 0
     uncached: int = 0
     not_admitted: int = 0
+    stalls: int = 0
     bytes_by_cause: Counter[str] = field(default_factory=Counter)
     wait_seconds: dict[str, float] = field(
         default_factory=lambda: {"network": 0.0, "queue": 0.0, "disk": 0.0}
     )
-    _latency: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    latency: Latencies = field(default_factory=Latencies)
+    first_byte: Latencies = field(default_factory=Latencies)
 
-    def count_latency(self, seconds: float) -> None:
-        """Count one read."""
-        micros = seconds * 1e6
-        step = int(math.log2(micros) * _STEPS_PER_OCTAVE) if micros > 1 else 0
-        self._latency[min(step, _BUCKETS - 1)] += 1
-
-    def latency_seconds(self, share: float) -> float:
-        """Return the latency that this share of the reads did not exceed; 0 before the first."""
-        rest = share * sum(self._latency)
-        if not rest:
-            return 0.0
-        step = 0
-        while rest > 0 and step < _BUCKETS:
-            rest -= self._latency[step]
-            step += 1
-        return float(2 ** (step / _STEPS_PER_OCTAVE) / 1e6)
+    def count_wait(self, requests: Sequence[Request], began: float, now: float) -> None:
+        """Count a reader's wait for requests: to the queue until the last was started, then to its source."""
+        if not requests:
+            return
+        last = max(requests, key=lambda each: math.inf if each.started_at is None else each.started_at)
+        started = now if last.started_at is None else min(now, max(began, last.started_at))
+        self.wait_seconds["queue"] += started - began
+        self.wait_seconds[last.source.name.lower()] += now - started

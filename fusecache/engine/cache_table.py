@@ -8,8 +8,9 @@ Invariants:
 3. What changes memory, index, ledger and files together runs to its end, whoever is cancelled (`to_its_end`).
 """
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import trio
@@ -17,11 +18,11 @@ import trio
 from fusecache.engine.cache_statistics import Counters
 from fusecache.engine.offload import Offload
 from fusecache.engine.residents import CachedObject, Chunk
-from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
+from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, ObjectRow
 from fusecache.model.errors import FusecacheError, LocalDiskError
 from fusecache.model.nouns import GRANULES_PER_BLOCK, ObjectId
 from fusecache.policy.eviction import STAMPS_PER_LIMIT
-from fusecache.policy.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, blocks_of, full_mask, mask_bytes
+from fusecache.policy.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, blocks_of, disk_bytes, full_mask
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class CacheTable:
         self._limit_bytes = limit_bytes
         self._clock_start = index.clock()
         self._told: set[str] = set()
+        self._is_unreadable = False
+        self._is_unwritable = False
         # Numbers from here on belong to this run.
         self.first_number = index.lease_numbers(_NUMBERS_PER_LEASE)
         self._numbers = iter(range(self.first_number, self.first_number + _NUMBERS_PER_LEASE))
@@ -85,18 +88,26 @@ class CacheTable:
         """Look up what is cached of an object. Several readers may call at once."""
         if entry.loading is not None:
             await entry.loading.wait()
-            return
-        entry.loading = trio.Event()
+        else:
+            await self.load_objects([entry])
+
+    async def load_objects(self, entries: Sequence[CachedObject]) -> None:
+        """Look up several objects by one crossing to a thread; those that others look up already are left to them."""
+        loading = [(entry, trio.Event()) for entry in entries if not entry.loaded and entry.loading is None]
+        for entry, event in loading:
+            entry.loading = event
         try:
             async with self.rows_lock:
-                row = await self._offload.rows(self._index.find, entry.object_id)
-                if row is not None and row.size == entry.size and entry.number is None:
-                    entry.number, entry.blocks = row.number, row.blocks
-                    self.by_number[row.number] = entry
-                entry.loaded = True
+                rows = await self._rows_of([entry.object_id for entry, _ in loading])
+                for (entry, _), row in zip(loading, rows, strict=True):
+                    if row is not None and row.size == entry.size and entry.number is None:
+                        entry.number, entry.blocks = row.number, row.blocks
+                        self.by_number[row.number] = entry
+                    entry.loaded = True
         finally:
-            entry.loading.set()
-            entry.loading = None
+            for entry, event in loading:
+                event.set()
+                entry.loading = None
 
     async def load_object_now(self, entry: CachedObject) -> None:
         """Load an object unless it is loaded."""
@@ -112,6 +123,15 @@ class CacheTable:
             chunk.loaded = entry.loaded and not entry.blocks
         return chunk
 
+    async def loaded_chunk(self, entry: CachedObject, index: int) -> Chunk:
+        """Return an object's chunk with its rows loaded."""
+        while True:
+            await self.load_object_now(entry)
+            chunk = self.new_chunk(entry, index)
+            if chunk.loaded:
+                return chunk
+            await self.load_chunk(chunk)
+
     async def load_chunk(self, chunk: Chunk) -> None:
         """Look up which granules of a chunk are on disk. Several readers may call at once."""
         entry = chunk.owner
@@ -126,9 +146,7 @@ class CacheTable:
                 async with self.rows_lock:
                     if entry.number is not None and entry.blocks:
                         first = chunk.index * BLOCKS_PER_CHUNK
-                        rows = await self._offload.rows(
-                            self._index.block_rows, entry.number, first, first + BLOCKS_PER_CHUNK
-                        )
+                        rows = await self._block_rows(entry.number, first, first + BLOCKS_PER_CHUNK)
                         self.fill_from_rows(chunk, rows)
                     chunk.loaded = True
             finally:
@@ -174,12 +192,47 @@ class CacheTable:
             for block in blocks_of(chunk.present):
                 chunk.dirty |= 1 << block
 
+    async def _rows_of(self, object_ids: Sequence[ObjectId]) -> list[ObjectRow | None]:
+        try:
+            return await self._offload.rows(self._find_all, object_ids)
+        except LocalDiskError as exc:
+            await self._give_index_up(exc)
+            return [None] * len(object_ids)
+
+    def _find_all(self, object_ids: Sequence[ObjectId]) -> list[ObjectRow | None]:
+        """Run in a thread."""
+        return [self._index.find(object_id) for object_id in object_ids]
+
+    async def _block_rows(self, number: int, first: int, stop: int) -> dict[int, BlockRow]:
+        try:
+            return await self._offload.rows(self._index.block_rows, number, first, stop)
+        except LocalDiskError as exc:
+            await self._give_index_up(exc)
+            return {}
+
+    async def _give_index_up(self, exc: LocalDiskError) -> None:
+        """The index cannot be read: what is on disk is unknown from here on, until the next start makes it anew."""
+        self.count_disk_error(exc)
+        if not self._is_unreadable:
+            self._is_unreadable = True
+            with contextlib.suppress(LocalDiskError):
+                await self._offload.rows(self._index.distrust)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether rows of new blocks find their way into the index; if not, nothing new is kept on disk."""
+        return not (self._is_unreadable or self._is_unwritable)
+
     async def flush_rows(self) -> None:
-        """Write the rows that memory is ahead of."""
+        """Write the rows that memory is ahead of; those that the disk does not take are tried again later."""
         async with self.rows_lock:
-            await self.write_rows()
+            try:
+                await self.write_rows()
+            except LocalDiskError as exc:
+                self.count_disk_error(exc)
 
     async def write_rows(self) -> None:
+        """Write the rows that memory is ahead of, under the lock. Raises LocalDiskError."""
         dirty = [
             (chunk, chunk.dirty)
             for entry in self.objects.values()
@@ -187,16 +240,19 @@ class CacheTable:
             if chunk.dirty
         ]
         if not dirty:
+            self._is_unwritable = False  # nothing is owed: the next row will show
             return
         changes = _changes_of(chunk for chunk, _ in dirty)
         for chunk, _ in dirty:
             chunk.dirty = 0
         try:
             await self._offload.rows(self._index.apply, changes, self.clock)
-        except BaseException:  # cancelled before it began: the rows are still to be written
+        except BaseException as exc:  # or cancelled before it began: the rows are still to be written
             for chunk, blocks in dirty:
                 chunk.dirty |= blocks
+            self._is_unwritable = isinstance(exc, LocalDiskError)
             raise
+        self._is_unwritable = False
         for chunk, _ in dirty:
             self.drop_if_idle(chunk)
 
@@ -215,12 +271,21 @@ class CacheTable:
     def close(self) -> None:
         """Write what is left and the mark of a clean stop. Blocks the loop: nothing else runs any more."""
         chunks = [chunk for entry in self.objects.values() for chunk in entry.chunks.values() if chunk.dirty]
-        self._index.apply(_changes_of(chunks), self.clock)
-        self._index.close(clean=True)
+        try:
+            self._index.apply(_changes_of(chunks), self.clock)
+            self._index.close(clean=True)
+        except LocalDiskError as exc:
+            log.warning("cache was not closed in order, its last second is lost: %s", exc)
+            self._index.close(clean=False)
 
     def count_disk_error(self, exc: LocalDiskError) -> None:
         self._counters.disk_errors += 1
         self.tell_once("disk", f"the cache's disk fails: reads go on, uncached: {exc}")
+
+    def count_damaged(self, key: str, granules: int) -> None:
+        """Cached granules are not what their checksums say."""
+        self._counters.checksum_failures += granules
+        self.tell_once("damaged", f"cached granules are damaged and fetched again, key={key}")
 
     def tell_once(self, topic: str, text: str) -> None:
         """Warn once a topic: a failing disk would say so a thousand times a second."""
@@ -255,6 +320,6 @@ def _block_row(chunk: Chunk, block: int) -> BlockRow | None:
     return BlockRow(
         mask,
         chunk.stamp & 0xFFFFFFFF,
-        mask_bytes(mask << shift, chunk.size),
+        disk_bytes(mask << shift, chunk.size),
         chunk.checksums_of(shift, shift + GRANULES_PER_BLOCK),
     )

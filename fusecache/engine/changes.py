@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusecache.engine.content import Contents, attributes_of
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
-from fusecache.engine.nodes import Generation, Kind, Node, Operation
+from fusecache.engine.nodes import Generation, Kind, Node, Operation, in_use
 from fusecache.engine.owed import Owed
 from fusecache.engine.requests import Requests
 from fusecache.engine.tree import Tree
@@ -93,6 +93,7 @@ class Changes:
     async def unlink(self, parent: Node, name: str) -> None:
         """Remove a file or symlink; open handles keep working. Raises NotFound, IsADirectory."""
         self._journal.check_writable()
+        await self._names.look_into(parent)
         node = await self._names.lookup(parent, name)
         if node.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(node)}: is a directory")
@@ -106,6 +107,7 @@ class Changes:
     async def rmdir(self, parent: Node, name: str) -> None:
         """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
         self._journal.check_writable()
+        await self._names.look_into(parent)
         node = await self._names.lookup(parent, name)
         if node.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(node)}: is not a directory")
@@ -129,11 +131,13 @@ class Changes:
         NotADirectory.
         """
         self._journal.check_writable()
+        await self._names.look_into(old_parent)
         try:
             target: Node | None = await self._names.lookup(new_parent, new_name)
         except NotFound:
             target = None
-        node = await self._names.lookup(old_parent, old_name)
+        with in_use(target):
+            node = await self._names.lookup(old_parent, old_name)
         if target is not None and not self._tree.is_linked(target):
             target = None  # replaced in the bucket while we looked the other name up
         if target is node:
@@ -177,7 +181,7 @@ class Changes:
             key_now = self._tree.key(member)
             if member.kind is Kind.DIRECTORY:
                 directories.append((member, key_before))
-                member.listing.started = float("-inf")
+                member.listing.expire()
                 member.has_marker = True
                 self._add(member, OperationKind.MKDIR, key_now, changes)  # pins before the other unpins
                 self._take_back_marker(member, key_before, changes)

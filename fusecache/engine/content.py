@@ -75,6 +75,7 @@ class Contents:
         # Closed, and perhaps not by the last that holds them.
         self._flushed: set[Generation] = set()
         self.on_sealed: Callable[[], None] = lambda: None
+        self.on_read: Callable[[Node, int], None] = lambda _node, _pid: None
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_dropped: Callable[[Generation], None] = lambda _generation: None
         self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
@@ -132,6 +133,8 @@ class Contents:
         if handle.reader is None or handle.reader_version is not version:
             if handle.reader is not None:
                 self._cache.close(handle.reader)
+            elif offset == 0:
+                self.on_read(node, handle.pid)
             handle.reader = self._cache.open(version.object_id, version.size)
             handle.reader_version = version
         try:

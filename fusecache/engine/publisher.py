@@ -97,6 +97,8 @@ class Publisher:
         self._rejected: list[Item] = []
         self._stopped: FusecacheError | None = None
         self.conflicts: list[str] = []
+        # Where our version of a key in conflict is kept.
+        self.kept_as: dict[str, str] = {}
         self.failure: FusecacheError | None = None
         contents.on_sealed = self.wake
         owed.on_change = self._note_change
@@ -361,6 +363,7 @@ class Publisher:
         if isinstance(item, Generation):
             key = item.record.key
             copy_key = _conflict_key(key, item.sequence)
+            self.kept_as[key] = copy_key
             log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
             self._owed.remove(item, published=True)
             self._preparer.restart(item)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import trio
 
 from fusecache.model.nouns import GRANULE_BYTES, GRANULES_PER_BLOCK, ObjectId
-from fusecache.policy.fetch_order import Cause
+from fusecache.policy.fetch_order import Cause, FetchQueue
 from fusecache.policy.granules import (
     BLOCK_MASK,
     BLOCKS_PER_CHUNK,
@@ -24,6 +24,7 @@ from fusecache.policy.granules import (
     mask_between,
     received_mask,
 )
+from fusecache.remote.store import Interruption
 
 _CHECKSUM_BYTES = 8
 SMALL_GRANULES = 2
@@ -56,7 +57,8 @@ class Waiter:
 
 @dataclass(eq=False, slots=True)
 class CachedObject:
-    """One object version in memory. blocks: how many of its blocks have a granule on disk."""
+    """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many
+    warm-ups bring it in right now."""
 
     object_id: ObjectId
     size: int
@@ -65,6 +67,7 @@ class CachedObject:
     number: int | None = None
     blocks: int = 0
     handles: int = 0
+    warming: int = 0
     disk_operations: int = 0
     chunks: dict[int, "Chunk"] = field(default_factory=dict)
 
@@ -73,8 +76,7 @@ class CachedObject:
 class Chunk:
     """8 MiB of an object. All masks are granules of the chunk, but `dirty`, which is blocks.
 
-    present: on disk; verified: of those, checked or written by this process;
-    dirty: blocks whose row the index does not have yet.
+    present: on disk; dirty: blocks whose row the index does not have yet.
     """
 
     owner: CachedObject
@@ -83,7 +85,6 @@ class Chunk:
     loaded: bool = False
     loading: trio.Event | None = None
     present: int = 0
-    verified: int = 0
     dirty: int = 0
     stamp: int = 0
     pins: int = 0
@@ -150,7 +151,6 @@ class Chunk:
                 if not (self.present & ~mask) >> shift & BLOCK_MASK:
                     self.owner.blocks -= 1
         self.present &= ~mask
-        self.verified &= ~mask
 
     def checksums_of(self, first: int, stop: int) -> bytes:
         """Return the checksums of granules first..stop-1."""
@@ -180,7 +180,11 @@ class Request:
 
     received: bytes from `first` on that are valid, written by the thread. wake_at: the thread calls the
     loop when `received` reaches it. After a failure `first` moves past what came. Times in seconds of the
-    loop's clock; demanded_at: since when a reader waits for it.
+    loop's clock; started_at: of its first attempt; demanded_at: since when a reader waits for it.
+    Of the newest attempt: is_underway, a thread works on it; first_byte_seconds, until the first piece of the body;
+    longest_gap_seconds, between two pieces; interruption ends it; is_given_up, it went silent and is being ended.
+    early_retries: attempts that were begun without a pause; denials: how often the bucket said that this version is
+    gone. error: why it ended without all bytes; kept: if somebody made it, set once they are on disk or given up.
     """
 
     chunk: Chunk
@@ -191,12 +195,23 @@ class Request:
     depth: int
     handle: object
     queued_at: float
+    started_at: float | None = None
     state: RequestState = RequestState.QUEUED
     demanded_at: float | None = None
     frame: "Frame | None" = None
     received: int = 0
+    first_byte_seconds: float | None = None
+    longest_gap_seconds: float = 0.0
+    interruption: Interruption | None = None
+    is_underway: bool = False
+    is_given_up: bool = False
+    early_retries: int = 0
     wake_at: int = 1 << 62
     attempts: int = 0
+    queue: "FetchQueue[Request] | None" = None
+    denials: int = 0
+    error: Exception | None = None
+    kept: trio.Event | None = None
 
     @property
     def mask(self) -> int:
@@ -207,6 +222,15 @@ class Request:
     def size(self) -> int:
         """The bytes that it still brings."""
         return min(self.stop * GRANULE_BYTES, self.chunk.size) - self.first * GRANULE_BYTES
+
+    def begin_attempt(self) -> None:
+        """Forget what was noted of an earlier attempt."""
+        self.attempts += 1
+        self.received = 0
+        self.first_byte_seconds = None
+        self.longest_gap_seconds = 0.0
+        self.interruption = Interruption()
+        self.is_underway = self.is_given_up = False
 
     def absorb(self) -> None:
         """Count the whole granules that have arrived as valid."""

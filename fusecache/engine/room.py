@@ -7,6 +7,7 @@ Invariants:
 2. Eviction takes a block out of memory's table and out of the index before its bytes go.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable
 
@@ -29,6 +30,10 @@ _EVICT_BATCH_BYTES = 64 * MIB
 # … from this many random places, a few neighbours each: neighbours are one hole to punch.
 _SAMPLE_SEEKS = 128
 _SAMPLE_RUN = 8
+# Extents and folders of the file system: 16 bytes for each 64 KiB at worst, in leaves that are half full.
+_BOOKKEEPING_SHARE = 1024
+# What may evict nothing that is needed as soon as itself looks so often for something else.
+_SEARCHES = 32
 
 
 class Room:
@@ -50,7 +55,7 @@ class Room:
         self._index = index
         self._table = table
         self._counters = counters
-        self._floor_bytes = floor_bytes
+        self.floor_bytes = floor_bytes
         self._free_bytes = files.free_bytes()
         self._room_lock = trio.Lock()
         self._random = random.Random()
@@ -62,14 +67,19 @@ class Room:
             None
         )
 
-    async def reserve_cache(self, nbytes: int) -> bool:
-        """Reserve room for cache blocks, evicting others if needed."""
-        if self._free_bytes - nbytes >= self._floor_bytes and self.ledger.reserve_cache(nbytes):
+    async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
+        """Reserve room for cache blocks, evicting others if needed.
+
+        incoming_use: when they will be read, if somebody said so: they evict nothing that is needed as soon. If nobody
+        did, they evict nothing of which somebody did.
+        """
+        if self._floor_shortage(nbytes) <= 0 and self.ledger.reserve_cache(nbytes):
             return True
-        if not await self._is_admitted():
+        if incoming_use is None and not await self._is_admitted():
             self._counters.not_admitted += 1
             return False
-        if await self._make_room(nbytes, lambda: self.ledger.reserve_cache(nbytes)):
+        spare = math.inf if incoming_use is None else incoming_use
+        if await self._make_room(nbytes, lambda: self.ledger.reserve_cache(nbytes), spare):
             return True
         self._counters.uncached += 1
         self._table.tell_once("room", "no room in the cache: reads go on, uncached")
@@ -77,8 +87,12 @@ class Room:
 
     async def _is_admitted(self) -> bool:
         """Ask policy whether new blocks are worth the eviction of others."""
-        async with self._table.rows_lock:
-            sample = await self._offload.rows(self._index.sample, self._random, CANDIDATES_PER_VICTIM, 1)
+        try:
+            async with self._table.rows_lock:
+                sample = await self._offload.rows(self._index.sample, self._random, CANDIDATES_PER_VICTIM, 1)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return False
         candidates = [Candidate(number, block, row.size, row.stamp) for number, block, row in sample]
         return not candidates or is_admitted(
             candidates,
@@ -106,59 +120,144 @@ class Room:
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
         """Reserve room for staging files if there is enough right now."""
-        return self._free_bytes - nbytes >= self._floor_bytes and self.ledger.reserve_staging(nbytes)
+        if self._floor_shortage(nbytes) > 0 or not self.ledger.reserve_staging(nbytes):
+            return False
+        self._free_bytes -= nbytes  # nobody says when they are written: until it is measured again, they are
+        return True
 
-    async def _make_room(self, nbytes: int, reserve: Callable[[], bool]) -> bool:
+    def _floor_shortage(self, nbytes: int) -> int:
+        """Return how many bytes the file system lacks for `nbytes` more above the floor; reserved ones count."""
+        return self.floor_bytes + self.ledger.reserved_bytes + nbytes - self._free_bytes
+
+    async def _make_room(self, nbytes: int, reserve: Callable[[], bool], spare: float | None = None) -> bool:
         """Evict until `reserve` succeeds; False if eviction frees too little, or the caller is gone."""
         wanted = [True]
         try:
             return await self._table.to_its_end(
-                self._evict_until, nbytes, lambda: wanted[0] and reserve(), name="cache-eviction"
+                self._evict_until,
+                nbytes,
+                lambda: wanted[0] and reserve(),
+                spare,
+                name="cache-eviction",
             )
         finally:
             wanted[0] = False
 
-    async def _evict_until(self, nbytes: int, reserve: Callable[[], bool]) -> bool:
+    async def _evict_until(self, nbytes: int, reserve: Callable[[], bool], spare: float | None) -> bool:
         async with self._room_lock:
             while True:
                 await self.measure_free_space()
-                floor_shortage = self._floor_bytes + nbytes - self._free_bytes
+                floor_shortage = self._floor_shortage(nbytes)
                 if floor_shortage <= 0 and reserve():
                     return True
                 short = max(self.ledger.shortage_bytes(nbytes), floor_shortage, 1)
                 batch = min(_EVICT_BATCH_BYTES, self.ledger.limit_bytes // 16)
-                if not await self._evict(max(short, batch)):
+                if not await self._evict(max(short, batch), spare):
                     return floor_shortage <= 0 and reserve()
 
-    async def measure_free_space(self) -> None:
-        """Ask the file system how much is free; between two calls it is estimated."""
-        self._free_bytes = await self._offload.disk(self._files.free_bytes)
+    def clean_limit_bytes(self) -> int:
+        """Return how many bytes of cache could lie here now if everything clean were evicted."""
+        ledger = self.ledger
+        on_disk = ledger.cache_bytes + ledger.reserved_bytes + self._free_bytes - self.floor_bytes
+        return max(0, min(ledger.limit_bytes - ledger.staging_bytes - ledger.overhead_bytes, on_disk))
 
-    async def _evict(self, need_bytes: int) -> int:
-        """Evict about `need_bytes` of clean blocks; return how much it was."""
+    async def measure_free_space(self) -> None:
+        """Ask how much is free, and what the index takes; between two calls it is estimated.
+
+        A disk that does not say has no room.
+        """
+        try:
+            self._free_bytes, self.ledger.overhead_bytes = await self._offload.disk(self._measure)
+        except LocalDiskError as exc:
+            self._free_bytes = 0
+            self._table.count_disk_error(exc)
+
+    def _measure(self) -> tuple[int, int]:
+        """Run in a thread."""
+        own = self.ledger.limit_bytes // _BOOKKEEPING_SHARE
+        return self._files.free_bytes(), self._index.size_bytes() + own
+
+    def note_full(self) -> None:
+        """The file system was found at its floor: nothing is promised before it is measured again."""
+        self._free_bytes = 0
+
+    async def _evict(self, need_bytes: int, spare: float | None) -> int:
+        """Evict about `need_bytes` of clean blocks; return how much it was. spare: what is read so soon stays."""
+        try:
+            return await self._evict_rows(need_bytes, spare)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return 0
+
+    async def _evict_rows(self, need_bytes: int, spare: float | None) -> int:
         async with self._table.rows_lock:
             await self._table.write_rows()
-            sample = await self._offload.rows(self._index.sample, self._random, _SAMPLE_SEEKS, _SAMPLE_RUN)
-            candidates = [
-                Candidate(number, block, row.size, row.stamp)
-                for number, block, row in sample
-                if self._may_evict(number, block)
-            ]
-            victims = choose_victims(
-                candidates,
-                need_bytes,
-                clock=self._table.clock,
-                next_use=self._next_use,
-            )
+            victims: list[Candidate] = []
+            for _ in range(1 if spare in (None, math.inf) else _SEARCHES):
+                victims = await self._victims(need_bytes, spare)
+                if victims:
+                    break
             if not victims:
                 return 0
-            for victim in victims:
-                self._hide(victim)
-            self._punching = {(victim.file_number, victim.block) for victim in victims}
+            gone, deletable = await self._take_out(victims)
+        await self._free(victims, gone, deletable)
+        self._counters.evicted_blocks += len(victims)
+        self._counters.evicted_bytes += gone.size
+        return gone.size
+
+    async def _victims(self, need_bytes: int, spare: float | None) -> list[Candidate]:
+        sample = await self._offload.rows(self._index.sample, self._random, _SAMPLE_SEEKS, _SAMPLE_RUN)
+        candidates = [
+            Candidate(number, block, row.size, row.stamp)
+            for number, block, row in sample
+            if self._may_evict(number, block)
+        ]
+        return choose_victims(
+            candidates,
+            need_bytes,
+            clock=self._table.clock,
+            next_use=self._next_use,
+            used_no_later_than=spare,
+        )
+
+    async def drop(self, blocks: list[tuple[int, int]]) -> int:
+        """Evict (file number, block) pairs, but those in use just now or gone; return the bytes freed."""
+        return await self._table.to_its_end(self._drop, blocks, name="cache-drop")
+
+    async def _drop(self, blocks: list[tuple[int, int]]) -> int:
+        async with self._room_lock:
+            async with self._table.rows_lock:
+                await self._table.write_rows()
+                # Somebody else may have evicted some since they were listed.
+                there = await self._offload.rows(self._index.sizes, blocks)
+                victims = [
+                    Candidate(number, block, size, 0)
+                    for (number, block), size in there.items()
+                    if self._may_evict(number, block)
+                ]
+                if not victims:
+                    return 0
+                gone, deletable = await self._take_out(victims)
+            await self._free(victims, gone, deletable)
+        return gone.size
+
+    async def _take_out(self, victims: list[Candidate]) -> tuple[Evicted, set[int]]:
+        """Take victims out of memory and index, under the rows' lock; return what goes, and files to delete."""
+        hidden = [self._hide(victim) for victim in victims]
+        self._punching = {(victim.file_number, victim.block) for victim in victims}
+        try:
             gone = await self._offload.rows(
                 self._index.evict, [(victim.file_number, victim.block) for victim in victims]
             )
-            deletable = self._forget_emptied(gone)
+        except BaseException:  # or cancelled before it began: the rows are still there
+            for victim, mask in zip(victims, hidden, strict=True):
+                self._show(victim, mask)
+            self._punching = set()
+            raise
+        return gone, self._forget_emptied(gone)
+
+    async def _free(self, victims: list[Candidate], gone: Evicted, deletable: set[int]) -> None:
+        """Give the bytes of victims back to the disk."""
         try:
             await self._offload.disk(self._free_files, victims, deletable)
         except trio.Cancelled:
@@ -168,9 +267,6 @@ class Room:
         finally:
             self._punching = set()
             self.ledger.release_cache(gone.size)
-            self._counters.evicted_blocks += len(victims)
-            self._counters.evicted_bytes += gone.size
-        return gone.size
 
     def _may_evict(self, number: int, block: int) -> bool:
         """Say whether a sampled block is not being read, written, or changed."""
@@ -194,20 +290,34 @@ class Room:
                     mask |= BLOCK_MASK << (block * GRANULES_PER_BLOCK)
         return mask
 
-    def _hide(self, victim: Candidate) -> None:
-        """Take a victim out of memory's table."""
+    def _hide(self, victim: Candidate) -> int | None:
+        """Take a victim out of memory's table; return which granules of its chunk that were, None if unknown."""
+        entry = self._table.by_number.get(victim.file_number)
+        if entry is None:
+            return None
+        chunk = entry.chunks.get(victim.block // BLOCKS_PER_CHUNK)
+        if chunk is None or not chunk.loaded:
+            entry.blocks -= 1
+            return None
+        local = victim.block % BLOCKS_PER_CHUNK
+        mask = chunk.present & BLOCK_MASK << (local * GRANULES_PER_BLOCK)
+        dirty = chunk.dirty
+        chunk.drop_present(mask)
+        chunk.dirty = dirty  # the index is told by the eviction itself
+        return mask
+
+    def _show(self, victim: Candidate, mask: int | None) -> None:
+        """Take `_hide` back."""
         entry = self._table.by_number.get(victim.file_number)
         if entry is None:
             return
         chunk = entry.chunks.get(victim.block // BLOCKS_PER_CHUNK)
-        if chunk is None or not chunk.loaded:
-            entry.blocks -= 1
-            return
-        local = victim.block % BLOCKS_PER_CHUNK
-        mask = BLOCK_MASK << (local * GRANULES_PER_BLOCK)
-        dirty = chunk.dirty
-        chunk.drop_present(mask)
-        chunk.dirty = dirty  # the index is told by the eviction itself
+        if mask is None:
+            entry.blocks += 1
+        elif chunk is not None:
+            dirty = chunk.dirty
+            chunk.add_present(mask)
+            chunk.dirty = dirty
 
     def _forget_emptied(self, gone: Evicted) -> set[int]:
         """Return files without a block and without a writer; their objects lose their number."""

@@ -11,9 +11,11 @@ from typing import Any
 
 import pyfuse3
 
+from fusecache.model.names import CONTROL_NAME
+
 DIRECTORY = 2
 _FILES = {3: "socket", 4: "stats.json"}
-NAME = ".fusecache"
+NAME = CONTROL_NAME
 FIRST_HANDLE = 1 << 48
 
 

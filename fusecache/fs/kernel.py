@@ -1,7 +1,8 @@
 """Settings of the kernel's side of the mount, written through sysfs: large read-ahead, many requests in flight.
 
-They need root, and the FUSE control file system for some. What was refused is returned, not raised: a mount works
-without them, only slower.
+The read-ahead needs root. The others may be set by whoever mounted, up to max_user_bgreq of the fuse module, where the
+FUSE control file system is mounted (seen on 6.18); only root can mount that. libfuse lets the daemon ask for none of
+them at the mount. What was refused is returned, not raised: a mount works without, only slower.
 """
 
 import os
@@ -16,15 +17,16 @@ MAX_BACKGROUND = 256
 CONGESTION_THRESHOLD = 192
 
 
+CONNECTIONS = Path("/sys/fs/fuse/connections")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSettings:
-    """What was written, and what was refused with the reason."""
+    """What was written, what was refused with the reason, and what root could do about that."""
 
     applied: tuple[str, ...]
     refused: tuple[str, ...]
-
-
-CONNECTIONS = Path("/sys/fs/fuse/connections")
+    way_out: str = ""
 
 
 def tune(mountpoint: str) -> KernelSettings:
@@ -39,14 +41,24 @@ def tune(mountpoint: str) -> KernelSettings:
         (connection / "max_background", MAX_BACKGROUND),
         (connection / "congestion_threshold", CONGESTION_THRESHOLD),
     )
-    applied, refused = [], []
+    applied, refused, commands = [], [], []
     for path, value in wanted:
         try:
             path.write_text(f"{value}\n")
             applied.append(f"{path.name}={value}")
         except OSError as exc:
-            refused.append(f"{path.name}: {exc.strerror}")
-    return KernelSettings(tuple(applied), tuple(refused))
+            refused.append(f"{path.name}={value} ({exc.strerror})")
+            commands.append(f"echo {value} > {path}")
+    return KernelSettings(tuple(applied), tuple(refused), _way_out(commands))
+
+
+def _way_out(commands: list[str]) -> str:
+    """Return how to get what was refused."""
+    if not commands:
+        return ""
+    if os.geteuid() == 0:
+        return "the container's /sys is read-only: run it privileged, or on the host: " + "; ".join(commands)
+    return "mount as root (as the systemd unit does, with --allow-other), or as root: " + "; ".join(commands)
 
 
 def _mount_control_files() -> None:

@@ -11,13 +11,15 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
+import trio
 
 from fusecache.engine.content import attributes_of
 from fusecache.engine.filesystem import FileSystem
-from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node
+from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, Shown, in_use
 from fusecache.fs import control
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.errno_table import errno_of
@@ -40,10 +42,24 @@ T = TypeVar("T")
 _TYPE_BITS = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 _IMMUTABLE_SECONDS = 3600
 # Large replies, but bounded work between two checkpoints.
-_ENTRIES_AT_ONCE = 128
+_ENTRIES_AT_ONCE = 512
+# `.` and `..`, before a directory's first name.
+_DOTS = 2
 _BLOCK = 4096
 # It travels in the object's metadata, percent-encoded, of which S3 takes 2 KiB.
 _TARGET_BYTES_MAX = 600
+
+
+async def _drop_pages(inodes: list[int]) -> None:
+    """Have the kernel forget its pages of clean files."""
+
+    def drop() -> None:
+        for inode in inodes:
+            with suppress(OSError):  # ENOENT: the kernel has forgotten the inode itself
+                pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
+
+    # In a thread: the kernel may wait for a read of such a page, which the loop is about to answer.
+    await trio.to_thread.run_sync(drop)
 
 
 def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -85,6 +101,7 @@ class Operations(pyfuse3.Operations):
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
         filesystem.on_name_lost(self._invalidate)
+        filesystem.inspector.drop_pages = _drop_pages
 
     # ---- names
 
@@ -102,6 +119,10 @@ class Operations(pyfuse3.Operations):
         text = decode_name(name)
         if parent is self._fs.tree.root and text == control.NAME:
             return self._control.attributes(control.DIRECTORY)
+        node = self._fs.names.glance(parent, text)
+        if node is not None:
+            node.lookups += 1
+            return self._entry(node)
         try:
             node = await self._fs.names.lookup(parent, text)
         except FusecacheError as exc:
@@ -125,7 +146,10 @@ class Operations(pyfuse3.Operations):
         """Return attributes."""
         if self._control.owns(inode):
             return self._control.attributes(inode)
-        return self._entry(self._node(inode))
+        node = self._node(inode)
+        if node.kind is Kind.FILE and not node.handles:
+            await self._look_again(node)
+        return self._entry(node)
 
     @_guarded
     async def setattr(
@@ -246,7 +270,7 @@ class Operations(pyfuse3.Operations):
             return pyfuse3.FileHandleT(control.FIRST_HANDLE - 1)
         node = self._directory(inode)
         node.handles += 1
-        return self._keep(self._directories, DirectoryHandle(node))
+        return self._keep(self._directories, DirectoryHandle(node, ctx.pid))
 
     @_guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -255,26 +279,41 @@ class Operations(pyfuse3.Operations):
             self._read_control_directory(start_id, token)
             return
         handle = self._directories[fh]
-        if start_id != handle.position:
-            # rewinddir(3) or seekdir(3): read again from the start, and skip.
-            handle = self._directories[fh] = DirectoryHandle(handle.node)
-            while handle.position < start_id and await self._fill(handle):
-                step = min(len(handle.queue), start_id - handle.position)
-                del handle.queue[:step]
-                handle.position += step
+        if start_id < _DOTS:
+            if not self._reply_dots(handle.node, start_id, token):
+                return
+            start_id = _DOTS
+        if start_id - _DOTS != handle.position:
+            handle = await self._rewound(fh, start_id - _DOTS)
         while await self._fill(handle):
             while handle.queue:
-                node = handle.queue[0]
-                if not self._fs.tree.is_linked(node):
-                    # Replaced, by a rename say, since it was fetched: the name is still there.
-                    node = handle.node.children.get(node.name, node)
-                if self._fs.tree.is_linked(node):
-                    name = pyfuse3.FileNameT(os.fsencode(node.name))
-                    if not pyfuse3.readdir_reply(token, name, self._entry(node), handle.position + 1):
+                shown = self._fs.names.current(handle.node, handle.queue[0])
+                if shown is not None:
+                    name = pyfuse3.FileNameT(os.fsencode(shown.name))
+                    entry = self._shown_entry(handle.node, shown)
+                    if not pyfuse3.readdir_reply(token, name, entry, handle.position + 1 + _DOTS):
                         return
-                    node.lookups += 1
-                handle.queue.pop(0)
+                    if isinstance(shown, Node):
+                        shown.lookups += 1
+                handle.queue.popleft()
                 handle.position += 1
+
+    async def _rewound(self, fh: int, position: int) -> DirectoryHandle:
+        """Read a directory again from its start, as rewinddir(3) and seekdir(3) ask, and skip what is before."""
+        old = self._directories[fh]
+        handle = self._directories[fh] = DirectoryHandle(old.node, old.process)
+        while handle.position < position and await self._fill(handle):
+            handle.queue.popleft()
+            handle.position += 1
+        return handle
+
+    def _reply_dots(self, directory: Node, start: int, token: pyfuse3.ReaddirToken) -> bool:
+        """Give `.` and `..`, of which the kernel takes no reference; return whether there was room."""
+        for index, node in list(enumerate((directory, directory.parent or directory)))[start:]:
+            name = pyfuse3.FileNameT(b"." * (index + 1))
+            if not pyfuse3.readdir_reply(token, name, self._entry(node), index + 1):
+                return False
+        return True
 
     def _read_control_directory(self, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         for index, (text, inode) in enumerate(self._control.entries()[start_id:], start_id):
@@ -284,7 +323,7 @@ class Operations(pyfuse3.Operations):
 
     async def _fill(self, handle: DirectoryHandle) -> bool:
         if not handle.queue:
-            handle.queue = await self._fs.names.next_entries(handle, _ENTRIES_AT_ONCE)
+            handle.queue.extend(await self._fs.names.next_entries(handle, _ENTRIES_AT_ONCE))
         return bool(handle.queue)
 
     @_guarded
@@ -326,11 +365,8 @@ class Operations(pyfuse3.Operations):
         if writable:
             self._check_writable(inode)
             await self._fs.contents.check_room()
-        if node.parent is not None and node.generation is None:
-            seen = await self._fs.names.lookup(node.parent, node.name)
-            if seen is not node:
-                raise ObjectChanged(f"{node.name}: was replaced in the bucket")
-        handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid if writable else 0)
+        await self._look_again(node)
+        handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid)
         if writable and flags & os.O_TRUNC:
             try:
                 await self._fs.contents.truncate(node, 0)
@@ -375,12 +411,17 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Return what the cache's limit leaves for writing; the bucket itself has none."""
+        """Return the cache's limit, what of it is used, and what may be written now; the bucket itself has no limit.
+
+        Cached blocks count as used, and yet make way for what is written: more may be available than is free.
+        """
         cache = self._fs.cache.statistics()
+        used = cache.used_bytes + cache.reserved_bytes + cache.staging_bytes
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _BLOCK
-        data.f_blocks = cache.limit_bytes // _BLOCK
-        data.f_bfree = data.f_bavail = max(0, cache.limit_bytes - cache.staging_bytes) // _BLOCK
+        data.f_blocks = max(cache.limit_bytes, used) // _BLOCK
+        data.f_bfree = max(0, cache.limit_bytes - used) // _BLOCK
+        data.f_bavail = self._fs.cache.writable_bytes() // _BLOCK
         data.f_files = data.f_ffree = data.f_favail = 1 << 32
         data.f_namemax = 255
         return data
@@ -388,7 +429,7 @@ class Operations(pyfuse3.Operations):
     # ---- inside
 
     def _node(self, inode: int) -> Node:
-        node = self._fs.tree.nodes.get(inode)
+        node = self._fs.names.recall(inode)
         if node is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         return node
@@ -430,25 +471,46 @@ class Operations(pyfuse3.Operations):
         node.lookups += 1
         return self._entry(node)
 
+    def _shown_entry(self, directory: Node, shown: Shown) -> pyfuse3.EntryAttributes:
+        if isinstance(shown, Node):
+            return self._entry(shown)
+        seconds = self._fs.names.fresh_seconds_below(directory, shown.name)
+        return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
+
+    async def _look_again(self, node: Node) -> None:
+        """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
+        if node.parent is not None and node.generation is None and not self._fs.names.is_trusted(node):
+            with in_use(node):
+                seen = await self._fs.names.lookup(node.parent, node.name)
+            if seen is not node:
+                raise ObjectChanged(f"{node.name}: was replaced in the bucket")
+
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = pyfuse3.InodeT(node.number)
-        mode = (
-            0o777 if node.kind is Kind.SYMLINK else node.mode
-        )  # symlink(7): a link's own mode is never used
-        entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[node.kind] | mode)
-        linked = self._fs.tree.is_linked(node)
-        entry.st_nlink = (2 if node.kind is Kind.DIRECTORY else 1) if linked else 0
-        entry.st_uid, entry.st_gid = node.uid, node.gid
-        entry.st_size = node.size
-        entry.st_blksize = MIB
-        entry.st_blocks = -(-node.size // 512)
-        entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = node.mtime_ns
+        """Return a node's attributes, for the kernel to ask again at once if a request must tell more."""
         seconds = min(self._fs.names.fresh_seconds(node), _IMMUTABLE_SECONDS)
-        entry.entry_timeout = entry.attr_timeout = seconds
-        return entry
+        if node.kind is Kind.FILE and not self._fs.names.is_trusted(node):
+            seconds = 0.0
+        return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
 
     def _invalidate(self, parent: Node, name: str) -> None:
         pyfuse3.invalidate_entry_async(
             pyfuse3.InodeT(parent.number), pyfuse3.FileNameT(os.fsencode(name)), ignore_enoent=True
         )
+
+
+def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> pyfuse3.EntryAttributes:
+    """Return the attributes of an inode, to be believed for so many seconds."""
+    kind = shown.kind
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = pyfuse3.InodeT(shown.number)
+    # symlink(7): a link's own mode is never used.
+    entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode))
+    entry.st_nlink = (2 if kind is Kind.DIRECTORY else 1) if is_linked else 0
+    entry.st_uid, entry.st_gid = shown.uid, shown.gid
+    size = shown.size
+    entry.st_size = size
+    entry.st_blksize = MIB
+    entry.st_blocks = -(-size // 512)
+    entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = shown.mtime_ns
+    entry.entry_timeout = entry.attr_timeout = seconds
+    return entry

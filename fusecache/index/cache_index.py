@@ -9,6 +9,8 @@ Tables (integers big-endian, so that keys sort by number):
 - `objects`: blake2b-256(key NUL etag) -> number u64, size u64, blocks u32, key length u16, key, etag (UTF-8)
 - `files`:   number u64 -> the object's digest
 - `blocks`:  number u64, block u32 -> granule mask u16, stamp u32, bytes u32, 16 checksums of 8 bytes
+- `lots`:    4 bytes of blake2b(number, lot), number u64, lot u32 -> nothing; a lot is 8 neighbouring blocks of a file,
+  of which one or more have a row
 - `meta`:    `next_number`, `used_bytes`, `clock` -> u64
 
 Invariants:
@@ -16,7 +18,8 @@ Invariants:
 2. An object has a row exactly as long as one of its blocks has one; `blocks` counts them.
 3. A file number is given out once, ever.
 
-Blocking. Calls must not overlap with each other, but may come from different threads.
+Blocking. Calls must not overlap with each other, but may come from different threads. Once open, every call raises
+LocalDiskError for what LMDB or the disk refuses.
 """
 
 import hashlib
@@ -24,22 +27,29 @@ import json
 import os
 import random
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
-from fusecache.model.errors import StateError
-from fusecache.model.nouns import BLOCK_BYTES, GRANULES_PER_BLOCK, ObjectId
+from fusecache.model.errors import LocalDiskError, StateError
+from fusecache.model.nouns import GRANULES_PER_BLOCK, ObjectId
 
-FORMAT = 1
+FORMAT = 2
 # Address space, not memory: 64 GiB of rows describe some 400 TiB of cache.
 _MAP_BYTES = 64 << 30
 _OBJECT = struct.Struct(">QQIH")
 _NUMBER = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">QI")
 _BLOCK = struct.Struct(">HII")
+# Neighbouring blocks that are sampled, and so evicted, together: one hole, and one GET that brings them back.
+_LOT_BLOCKS = 8
+_MIX_BYTES = 4
+_STEPS = 8
+_LOT_KEY = struct.Struct(f">{_MIX_BYTES}sQI")
 _CHECKSUMS_BYTES = GRANULES_PER_BLOCK * 8
 _DIGEST_BYTES = 32
 _STATE_NAME = "state.json"
@@ -85,6 +95,25 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """One cached block with the object that it belongs to. block: counted from the object's start."""
+
+    object_id: ObjectId
+    object_size: int
+    number: int
+    block: int
+    row: BlockRow
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a walk through the index has come: at a block of the object with this digest."""
+
+    digest: bytes = b""
+    block: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """How the index was found. discarded: folders to be deleted; unclean: orphan files are possible."""
 
@@ -106,8 +135,10 @@ class CacheIndex:
         described: folders whose content means nothing without this index; discarded with it.
         Raises StateError for a newer format, or if the folder cannot be used.
         """
+        self._directory = directory
         self._state_path = directory / _STATE_NAME
         self._boot_id = boot_id
+        self._is_distrusted = False
         try:
             self.opening = _prepare(directory, boot_id, described)
             directory.mkdir(parents=True, exist_ok=True)
@@ -115,7 +146,7 @@ class CacheIndex:
             self._env = lmdb.open(
                 str(directory / "rows"),
                 map_size=_MAP_BYTES,
-                max_dbs=4,
+                max_dbs=5,
                 sync=False,
                 metasync=False,
                 readahead=False,
@@ -125,43 +156,61 @@ class CacheIndex:
         self._objects = self._env.open_db(b"objects")
         self._files = self._env.open_db(b"files")
         self._blocks = self._env.open_db(b"blocks")
+        self._lots = self._env.open_db(b"lots")
         self._meta = self._env.open_db(b"meta")
 
     def close(self, *, clean: bool = True) -> None:
-        """Close; with `clean`, sync everything and leave the mark that says so."""
-        if clean:
-            self._env.sync(force=True)
-        self._env.close()
-        if clean:
-            self._write_state(clean=True)
+        """Close; with `clean`, sync everything and leave the mark that says so. Raises LocalDiskError, closed."""
+        try:
+            if clean and not self._is_distrusted:
+                self._env.sync(force=True)
+        except lmdb.Error as exc:
+            clean = False
+            raise LocalDiskError(f"the cache index cannot be synced: {exc}") from exc
+        finally:
+            self._env.close()
+        if clean and not self._is_distrusted:
+            self._mark(clean=True)
+
+    def distrust(self) -> None:
+        """Have the next start discard the index unopened: it cannot be read. Raises LocalDiskError."""
+        self._boot_id, self._is_distrusted = "", True
+        self._mark(clean=False)
+
+    def size_bytes(self) -> int:
+        """Return what the index itself takes on the disk. Raises LocalDiskError."""
+        try:
+            return (self._directory / "rows" / "data.mdb").stat().st_blocks * 512
+        except OSError as exc:
+            raise LocalDiskError(f"the cache index is not there: {exc}") from exc
 
     def used_bytes(self) -> int:
         """Return the bytes of all rows."""
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             return self._read_meta(txn, b"used_bytes", 0)
 
     def lease_numbers(self, count: int) -> int:
         """Set `count` file numbers aside for the caller; return the first."""
-        with self._env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             first = self._read_meta(txn, b"next_number", _FIRST_NUMBER)
             txn.put(b"next_number", _NUMBER.pack(first + count), db=self._meta)
         return first
 
     def find(self, object_id: ObjectId) -> ObjectRow | None:
         """Return the row of an object, None if nothing of it is cached."""
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             value = txn.get(_digest(object_id), db=self._objects)
         return _unpack_object(value) if value is not None else None
 
-    def has_file(self, number: int) -> bool:
-        """Say whether a file of this number belongs to an object."""
-        with self._env.begin() as txn:
-            return txn.get(_NUMBER.pack(number), db=self._files) is not None
+    def without_rows(self, numbers: Iterable[int]) -> list[int]:
+        """Return those file numbers that belong to no object."""
+        with self._begin(db=self._files) as txn:
+            return [number for number in numbers if txn.get(_NUMBER.pack(number)) is None]
 
     def block_rows(self, number: int, first: int, stop: int) -> dict[int, BlockRow]:
         """Return the rows of blocks first..stop-1 of a file."""
         rows: dict[int, BlockRow] = {}
-        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+        with self._begin(db=self._blocks) as txn, txn.cursor() as cursor:
             found = cursor.set_range(_BLOCK_KEY.pack(number, first))
             while found:
                 key_number, block = _BLOCK_KEY.unpack(cursor.key())
@@ -171,14 +220,60 @@ class CacheIndex:
                 found = cursor.next()
         return rows
 
+    def sizes(self, blocks: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """Return the bytes on disk of those (number, block) pairs that have a row."""
+        found = {}
+        with self._begin(db=self._blocks) as txn:
+            for pair in blocks:
+                value = txn.get(_BLOCK_KEY.pack(*pair))
+                if value is not None:
+                    found[pair] = _unpack_block(value).size
+        return found
+
+    def walk(
+        self, place: Place, is_wanted: Callable[[str], bool], *, most_objects: int, most_blocks: int
+    ) -> tuple[list[CachedBlock], Place | None]:
+        """Return the next blocks of objects whose key is wanted, and where to go on; None at the end.
+
+        A bounded piece of work: at most so many objects are looked at, and so many blocks returned. Objects
+        that come or go between two calls may be missed, the others are met once.
+        """
+        found: list[CachedBlock] = []
+        with (
+            self._begin() as txn,
+            txn.cursor(self._objects) as objects,
+            txn.cursor(self._blocks) as blocks,
+        ):
+            there = objects.set_range(place.digest) if place.digest else objects.first()
+            for _ in range(most_objects):
+                if not there:
+                    return found, None
+                digest = bytes(objects.key())
+                row = _unpack_object(objects.value())
+                if is_wanted(row.object_id.key):
+                    first = place.block if digest == place.digest else 0
+                    more = blocks.set_range(_BLOCK_KEY.pack(row.number, first))
+                    while more:
+                        number, block = _BLOCK_KEY.unpack(blocks.key())
+                        if number != row.number:
+                            break
+                        if len(found) >= most_blocks:
+                            return found, Place(digest, block)
+                        found.append(
+                            CachedBlock(row.object_id, row.size, number, block, _unpack_block(blocks.value()))
+                        )
+                        more = blocks.next()
+                there = objects.next()
+            return found, Place(bytes(objects.key())) if there else None
+
     def clock(self) -> int:
         """Return the traffic clock of the last `apply`."""
-        with self._env.begin() as txn:
+        with self._begin() as txn:
             return self._read_meta(txn, b"clock", 0)
 
     def apply(self, changes: Iterable[ObjectChange], clock: int) -> None:
         """Write many rows, and the traffic clock that their stamps count in, in one transaction."""
-        with self._env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             used = self._read_meta(txn, b"used_bytes", 0)
             for change in changes:
                 used += self._apply_one(txn, change)
@@ -192,7 +287,7 @@ class CacheIndex:
             by_number.setdefault(number, []).append(block)
         freed = 0
         emptied: list[int] = []
-        with self._env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             for number, file_blocks in by_number.items():
                 digest = txn.get(_NUMBER.pack(number), db=self._files)
                 value = txn.get(digest, db=self._objects) if digest is not None else None
@@ -212,7 +307,7 @@ class CacheIndex:
         row = self.find(object_id)
         if row is None:
             return Evicted(0, ())
-        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+        with self._begin(db=self._blocks) as txn, txn.cursor() as cursor:
             blocks = []
             found = cursor.set_range(_BLOCK_KEY.pack(row.number, 0))
             while found:
@@ -226,34 +321,26 @@ class CacheIndex:
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
 
-        seeks: how many places; run: how many neighbours from each. Digests are spread evenly, so every object
-        is as
-        likely as every other, and within an object every block; large ones are met more often only by their
-        runs.
+        seeks: how many places; run: how many rows from each at least, of whole lots: neighbours go together, and every
+        block is as likely as every other, whatever the size of its object.
         """
         found: dict[tuple[int, int], BlockRow] = {}
         with (
-            self._env.begin() as txn,
-            txn.cursor(self._objects) as objects,
+            self._begin() as txn,
+            txn.cursor(self._lots) as lots,
             txn.cursor(self._blocks) as blocks,
         ):
             for _ in range(seeks):
-                if not objects.set_range(rng.randbytes(_DIGEST_BYTES)) and not objects.first():
-                    break
-                number, size, _, _ = _OBJECT.unpack_from(objects.value())
-                start = rng.randrange(max(1, -(-size // BLOCK_BYTES)))
-                if not _seek_block(blocks, number, start):
-                    continue
-                for _ in range(run):
-                    key_number, block = _BLOCK_KEY.unpack(blocks.key())
-                    if key_number != number:
-                        break
-                    found[number, block] = _unpack_block(blocks.value())
-                    if not blocks.next():
-                        break
-        rows = [(number, block, row) for (number, block), row in found.items()]
-        rng.shuffle(rows)
-        return rows
+                there, rows = _seek_lot(lots, rng), 0
+                while there and rows < run:
+                    _, number, lot = _LOT_KEY.unpack(lots.key())
+                    for block, row in _lot_rows(blocks, number, lot):
+                        found[number, block] = row
+                        rows += 1
+                    there = lots.next()
+        rows_found = [(number, block, row) for (number, block), row in found.items()]
+        rng.shuffle(rows_found)
+        return rows_found
 
     def _apply_one(self, txn: lmdb.Transaction, change: ObjectChange) -> int:
         """Write one object's rows; return by how much the used bytes grew."""
@@ -273,6 +360,7 @@ class CacheIndex:
                 count += 1
             elif old is not None:
                 txn.delete(key, db=self._blocks)
+        self._keep_lots(txn, change)
         if count:
             txn.put(digest, _pack_object(change, count), db=self._objects)
             txn.put(_NUMBER.pack(change.number), digest, db=self._files)
@@ -280,6 +368,33 @@ class CacheIndex:
             txn.delete(digest, db=self._objects)
             txn.delete(_NUMBER.pack(change.number), db=self._files)
         return grown
+
+    def _keep_lots(self, txn: lmdb.Transaction, change: ObjectChange) -> None:
+        """Have a lot exactly where there are rows."""
+        lots: dict[int, bool] = {}
+        for block, row in change.rows.items():
+            lots[block // _LOT_BLOCKS] = lots.get(block // _LOT_BLOCKS, False) or row is not None
+        with txn.cursor(self._blocks) as blocks:
+            for lot, is_filled in lots.items():
+                if is_filled or _lot_rows(blocks, change.number, lot):
+                    txn.put(_lot_key(change.number, lot), b"", db=self._lots, overwrite=False)
+                else:
+                    txn.delete(_lot_key(change.number, lot), db=self._lots)
+
+    @contextmanager
+    def _begin(self, *, write: bool = False, db: Any = None) -> Iterator[lmdb.Transaction]:
+        """One transaction. A full disk, a full map and damaged pages are all errors of the disk."""
+        try:
+            with self._env.begin(write=write, db=db) as txn:
+                yield txn
+        except lmdb.Error as exc:
+            raise LocalDiskError(f"the cache index fails: {exc}") from exc
+
+    def _mark(self, *, clean: bool) -> None:
+        try:
+            self._write_state(clean=clean)
+        except OSError as exc:
+            raise LocalDiskError(f"{self._state_path} cannot be written: {exc}") from exc
 
     def _read_meta(self, txn: lmdb.Transaction, name: bytes, default: int) -> int:
         value = txn.get(name, db=self._meta)
@@ -321,11 +436,11 @@ def _prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Openin
         raise StateError(
             f"{state_path} cannot be read ({exc}): move {directory} away to start with an empty cache"
         ) from exc
-    if found_format != FORMAT:
+    if not isinstance(found_format, int) or found_format > FORMAT:
         raise StateError(
             f"{directory} has format {found_format}, this program knows {FORMAT}: use the newer program"
         )
-    if clean or same_boot:
+    if found_format == FORMAT and (clean or same_boot):
         return Opening(tuple(leftovers), unclean=not clean)
     for folder in (*described, directory):  # the index last: while it is there, its stop counts as unclean
         if folder.exists():
@@ -335,12 +450,31 @@ def _prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Openin
     return Opening(tuple(leftovers), unclean=False)
 
 
-def _seek_block(cursor: lmdb.Cursor, number: int, start: int) -> bool:
-    """Put the cursor on the first row of a file from block `start` on, or else on the file's first row."""
-    for block in (start, 0):
-        if cursor.set_range(_BLOCK_KEY.pack(number, block)) and _BLOCK_KEY.unpack(cursor.key())[0] == number:
-            return True
-    return False
+def _lot_key(number: int, lot: int) -> bytes:
+    """Return a lot's key: in an order that has nothing to do with files, so that a random place is fair."""
+    mixed = hashlib.blake2b(_BLOCK_KEY.pack(number, lot), digest_size=_MIX_BYTES).digest()
+    return _LOT_KEY.pack(mixed, number, lot)
+
+
+def _seek_lot(lots: lmdb.Cursor, rng: random.Random) -> bool:
+    """Put the cursor on a random lot."""
+    there = bool(lots.set_range(rng.randbytes(_MIX_BYTES)) or lots.first())
+    # From there a few steps on: a lot whose hash lies close behind another's would hardly ever be met.
+    for _ in range(rng.randrange(_STEPS) if there else 0):
+        there = lots.next() or lots.first()
+    return there
+
+
+def _lot_rows(blocks: lmdb.Cursor, number: int, lot: int) -> list[tuple[int, BlockRow]]:
+    rows = []
+    there = blocks.set_range(_BLOCK_KEY.pack(number, lot * _LOT_BLOCKS))
+    while there:
+        key_number, block = _BLOCK_KEY.unpack(blocks.key())
+        if key_number != number or block >= (lot + 1) * _LOT_BLOCKS:
+            break
+        rows.append((block, _unpack_block(blocks.value())))
+        there = blocks.next()
+    return rows
 
 
 def _digest(object_id: ObjectId) -> bytes:

@@ -130,6 +130,12 @@ class Journal:
         """Return all changes in order. Raises StateError if a row is unreadable."""
         return [self._parse(operation_from_row, raw) for raw in self._values(self._operations)]
 
+    @property
+    def has_attributes(self) -> bool:
+        """Whether the local attributes of any version are kept."""
+        with self._env.begin(db=self._attributes) as txn:
+            return bool(txn.stat()["entries"])
+
     def attributes(self, key: str, etag: str) -> PosixAttributes | None:
         """Return the local attributes of a version, or None."""
         with self._env.begin(db=self._attributes) as txn:

@@ -24,7 +24,14 @@ class StateError(FusecacheError):
 
 
 class RemoteError(FusecacheError):
-    """The bucket did not do what it was asked."""
+    """The bucket did not do what it was asked.
+
+    asks_to_slow_down: the answer was a 429, SlowDown or 5xx: the whole client should ask less.
+    retry_after_seconds: how long it said to wait, if it said so.
+    """
+
+    asks_to_slow_down: bool = False
+    retry_after_seconds: float | None = None
 
 
 class ObjectMissing(RemoteError):
@@ -53,6 +60,8 @@ class Unavailable(RemoteError):
 
 class Throttled(Unavailable):
     """429 or SlowDown: the whole client should slow down."""
+
+    asks_to_slow_down = True
 
 
 class UploadLost(RemoteError):

@@ -12,6 +12,8 @@ from fusecache.model.errors import InvalidName, NameTooLong
 # Cloudflare R2's limit on a key, and Linux's NAME_MAX on one part of it.
 KEY_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255
+# The daemon's own name in the mount's root.
+CONTROL_NAME = ".fusecache"
 
 
 def decode_name(raw: bytes) -> str:
@@ -36,6 +38,8 @@ def unusable_name(name: str) -> str | None:
         return "'.' and '..' are not names"
     if "\0" in name or "/" in name:
         return "NUL and '/' cannot stand in a name"
+    if name.isascii() and len(name) <= NAME_BYTES_MAX:
+        return None  # the usual case; listings check each of their names
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:

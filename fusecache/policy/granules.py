@@ -13,6 +13,8 @@ from fusecache.model.nouns import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK
 CHUNK_BYTES = 8 * MIB
 GRANULES_PER_CHUNK = CHUNK_BYTES // GRANULE_BYTES
 BLOCKS_PER_CHUNK = CHUNK_BYTES // BLOCK_BYTES
+# File systems give space in units of this size, or multiples; direct I/O too.
+PAGE_BYTES = 4096
 BLOCK_MASK = (1 << GRANULES_PER_BLOCK) - 1
 
 
@@ -69,6 +71,11 @@ def mask_bytes(mask: int, size: int) -> int:
     if granules and mask >> (granules - 1) & 1:
         total -= granules * GRANULE_BYTES - size
     return total
+
+
+def disk_bytes(mask: int, size: int) -> int:
+    """Return what the granules of `mask` of a chunk of `size` bytes take on the disk: whole pages."""
+    return mask_bytes(mask, -(-size // PAGE_BYTES) * PAGE_BYTES)
 
 
 def blocks_of(mask: int) -> Iterator[int]:

@@ -5,14 +5,17 @@ Bytes are reserved before they are written. Pure: it neither evicts nor waits, i
 Invariants:
 1. No reservation that is granted makes the total exceed the limit.
 2. Staging takes at most its share, so that one checkpoint does not evict the whole dataset.
-A total above the limit can only come from outside (`restore_*`: a limit lowered between two starts).
+A total above the limit can only come from outside: `restore_*` (a limit lowered between two starts), overhead.
 """
 
 STAGING_SHARE_PERCENT = 70
 
 
 class Ledger:
-    """Counts bytes used by cached blocks, reserved for blocks being written, and held by staging files."""
+    """Counts bytes used by cached blocks, reserved for blocks being written, and held by staging files.
+
+    overhead_bytes: what the index and the file system need beside them; measured, not reserved.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes <= 0:
@@ -21,6 +24,7 @@ class Ledger:
         self.cache_bytes = 0
         self.reserved_bytes = 0
         self.staging_bytes = 0
+        self.overhead_bytes = 0
 
     @property
     def staging_limit_bytes(self) -> int:
@@ -30,7 +34,7 @@ class Ledger:
     @property
     def total_bytes(self) -> int:
         """Everything that is used or promised."""
-        return self.cache_bytes + self.reserved_bytes + self.staging_bytes
+        return self.cache_bytes + self.reserved_bytes + self.staging_bytes + self.overhead_bytes
 
     def shortage_bytes(self, nbytes: int) -> int:
         """Return how many bytes must be freed before `nbytes` more fit; 0 if they fit now."""

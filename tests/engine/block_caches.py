@@ -12,7 +12,9 @@ import trio
 from fusecache.engine.cache import BlockCache, CacheOptions
 from fusecache.engine.offload import InlineOffload, Offload, ThreadOffload
 from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.policy.granules import PAGE_BYTES
 from fusecache.remote.memory import MemoryStore
+from fusecache.remote.store import Interruption
 
 BUFFER_BYTES = 40 * MIB
 
@@ -20,6 +22,11 @@ BUFFER_BYTES = 40 * MIB
 def some_bytes(size: int, seed: int = 1) -> bytes:
     """Return bytes in which no two places look alike."""
     return random.Random(seed).randbytes(size)
+
+
+def pages_of(size: int) -> int:
+    """Return what an object of `size` bytes takes on the disk: whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 class WatchedStore:
@@ -35,7 +42,12 @@ class WatchedStore:
         self._lock = Lock()
 
     def get_into(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, progress: Callable[[int], None]
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
     ) -> None:
         with self._lock:
             self.extents.append(extent)
@@ -44,7 +56,7 @@ class WatchedStore:
             progress(received)
             self.on_progress(extent, received)
 
-        self.inner.get_into(object_id, extent, buffer, watched)
+        self.inner.get_into(object_id, extent, buffer, watched, interruption)
 
     def granules_fetched(self) -> int:
         """Return how many 64 KiB granules all GETs asked for, repeats included."""
@@ -76,13 +88,14 @@ async def running_cache(
     *,
     limit_bytes: int = 1 << 30,
     buffer_bytes: int = BUFFER_BYTES,
+    floor_bytes: int = 0,
     boot_id: str = "boot-1",
     threads: bool = True,
 ) -> AsyncIterator[BlockCache]:
     """Run a cache until the block ends; then it is stopped in order."""
     offload: Offload = ThreadOffload(network_threads=32, upload_threads=4) if threads else InlineOffload()
     options = CacheOptions(
-        directory, limit_bytes, buffer_bytes=buffer_bytes, free_space_floor_bytes=0, boot_id=boot_id
+        directory, limit_bytes, buffer_bytes=buffer_bytes, free_space_floor_bytes=floor_bytes, boot_id=boot_id
     )
     cache = BlockCache(store, offload, options)  # type: ignore[arg-type]  # any store with get_into
     async with trio.open_nursery() as nursery:

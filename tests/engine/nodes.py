@@ -20,6 +20,7 @@ from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.nouns import MIB
 from fusecache.remote.memory import MemoryStore
+from fusecache.remote.statistics import StoreStatistics
 
 PUBLISHING = ("put", "complete_multipart", "copy", "delete")
 WRITING = (*PUBLISHING, "create_multipart", "upload_part", "abort_multipart")
@@ -64,6 +65,10 @@ class Bucket:
     def sent(self, method: str = "put", prefix: str = "") -> list[str]:
         """Return the keys of a method's requests, in order."""
         return [key for name, key in self.requests if name == method and key.startswith(prefix)]
+
+    def statistics(self) -> StoreStatistics:
+        """Return how many requests were answered."""
+        return self.memory.statistics()
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.memory, name)

@@ -9,7 +9,7 @@ import trio
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
-from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes, until
+from tests.engine.block_caches import new_bucket, pages_of, read_all, running_cache, some_bytes, until
 
 
 async def test_reading_through_returns_the_bytes_and_fetches_each_granule_once(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ async def test_a_restart_finds_the_blocks(tmp_path: Path) -> None:
     object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, tmp_path) as cache:
         assert await read_all(cache, object_id, len(data)) == data
-        await until(lambda: cache.statistics().used_bytes == len(data))
+        await until(lambda: cache.statistics().used_bytes == pages_of(len(data)))
     before = bucket.memory.statistics().gets
     async with running_cache(bucket.watched, tmp_path) as cache:
-        assert cache.statistics().used_bytes == len(data)
+        assert cache.statistics().used_bytes == pages_of(len(data))
         assert await read_all(cache, object_id, len(data)) == data
     assert bucket.memory.statistics().gets == before
 
@@ -270,7 +270,7 @@ async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Pa
         assert not staged.exists()
         assert await cache.read(handle, MIB, 10) == data[MIB : MIB + 10]
         assert await read_all(cache, object_id, len(data)) == data
-        assert cache.statistics().used_bytes == len(data)
+        assert cache.statistics().used_bytes == pages_of(len(data))
         assert cache.statistics().staging_bytes == 0
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         assert await read_all(cache, object_id, len(data)) == data
@@ -316,3 +316,17 @@ async def test_many_readers_with_few_buffers_all_finish(tmp_path: Path) -> None:
             async with trio.open_nursery() as nursery:
                 for object_id, data in zip(objects, contents, strict=True):
                     nursery.start_soon(reader, object_id, data)
+
+
+async def test_threads_that_share_an_open_file_are_each_read_ahead(tmp_path: Path) -> None:
+    data = some_bytes(48 * MIB)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
+        handle = cache.open(object_id, len(data))
+        for step in range(0, 12 * MIB, MIB):
+            for start in (0, 16 * MIB, 32 * MIB):
+                offset = start + step
+                assert await cache.read(handle, offset, MIB) == data[offset : offset + MIB]
+        cache.close(handle)
+    assert len(bucket.watched.extents) < 24  # one by one there were 36

@@ -6,6 +6,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.engine.cache import CacheOptions
+from fusecache.engine.offload import InlineOffload
+from fusecache.engine.requests import Requests
 from fusecache.model.errors import AccessDenied, ObjectChanged, Throttled, Unavailable
 from fusecache.model.nouns import KIB, MIB, Extent
 from fusecache.remote.faulty import Fault, FaultyStore
@@ -96,3 +99,45 @@ async def test_throttling_slows_the_whole_client_down(tmp_path: Path, autojump_c
         for object_id in objects:
             nursery.start_soon(cache.read, cache.open(object_id, KIB), 0, KIB)
     assert len(store.calls("get_into")) == 45
+    assert cache.limit.limit < CacheOptions(tmp_path, 1).connections
+
+
+def throttled(retry_after_seconds: float) -> Throttled:
+    error = Throttled("429")
+    error.retry_after_seconds = retry_after_seconds
+    return error
+
+
+async def test_a_bucket_that_says_for_how_long_is_asked_nothing_until_then(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket = new_bucket()
+    objects = [bucket.put(f"o{n}", some_bytes(KIB, seed=n)) for n in range(3)]
+    store = FaultyStore(bucket.watched, Fault(throttled(20.0)))  # type: ignore[arg-type]
+    async with running_cache(store, tmp_path, threads=False) as cache, trio.open_nursery() as nursery:
+        nursery.start_soon(cache.read, cache.open(objects[0], KIB), 0, KIB)
+        await trio.sleep(0.1)
+        for object_id in objects[1:]:
+            nursery.start_soon(cache.read, cache.open(object_id, KIB), 0, KIB)
+        await trio.sleep(19)
+        assert len(store.calls("get_into")) == 1
+        await trio.sleep(1)
+        assert len(store.calls("get_into")) == 4
+
+
+async def test_names_and_reads_slow_down_together(tmp_path: Path, autojump_clock: MockClock) -> None:
+    bucket = new_bucket()
+    object_id = bucket.put("a", some_bytes(KIB))
+    store = FaultyStore(bucket.memory, Fault(throttled(20.0), "head"), Fault(throttled(30.0), "get_into"))
+    async with running_cache(store, tmp_path, threads=False) as cache:
+        requests = Requests(store, InlineOffload(), cache.limit)
+        most = cache.limit.limit
+        await requests.ask(store.head, "a")
+        assert trio.current_time() >= 20
+        assert cache.limit.limit <= most // 2 + 1
+        await cache.read(cache.open(object_id, KIB), 0, KIB)
+        assert cache.limit.limit <= most // 4 + 2
+        now = trio.current_time()
+        assert now >= 50
+        await requests.ask(store.head, "a")
+        assert trio.current_time() == now

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.content import attributes_of
-from fusecache.engine.nodes import Node
+from fusecache.engine.nodes import DirectoryHandle, Node
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, NotFound
 from fusecache.remote.faulty import Fault, FaultyStore
@@ -218,3 +218,24 @@ async def test_a_change_that_the_engine_did_not_foresee_holds_no_other_back(
         assert (answer.result, "a mistake" in answer.message) == ("error", True)
         assert await user.read("odd") == b"1"
     assert bucket.shows() == {"good": b"2"}
+
+
+# ---- large directories
+
+
+async def test_names_asked_for_one_by_one_while_their_directory_is_listed_hide_none_of_the_others(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    names = [f"{number:05}" for number in range(5000)]
+    for name in names:
+        bucket.memory.put_bytes(f"dir/{name}", b"1")
+    async with running_node(bucket, cache, fresh_seconds=1000.0) as user:
+        directory = await enter(user, "dir")
+        async with trio.open_nursery() as nursery:
+            for name in names[::-97]:
+                nursery.start_soon(user.fs.names.lookup, directory, name)
+                await trio.lowlevel.checkpoint()
+        await user.fs.names.next_entries(DirectoryHandle(directory), 1)
+        await trio.testing.wait_all_tasks_blocked()
+        for name in names:
+            assert (await user.fs.names.lookup(directory, name)).name == name

@@ -14,6 +14,7 @@ from fusecache.model.errors import (
     NoSpace,
     NotFound,
     ObjectMissing,
+    ReadOnly,
     Refused,
     StateError,
     Throttled,
@@ -338,6 +339,7 @@ async def test_writers_go_on_while_keys_are_refused_and_all_is_published_once_th
     async with running_node(store := FaultyStore(bucket), cache) as user:
         await user.write("before", b"0")
         await user.drained()
+        await user.tree()  # names are known for a second
         store.script(Fault(AccessDenied("403"), "*", times=None))
         await user.write("file", b"1")
         await trio.sleep(100)
@@ -572,7 +574,7 @@ async def test_when_the_journal_fails_writing_stops_and_reading_goes_on(
             raise StateError("the journal's disk is broken")
 
         user.fs.journal.journal.apply = failing  # type: ignore[method-assign]
-        with pytest.raises(StateError):
+        with pytest.raises((StateError, ReadOnly)):  # the publisher may have met it first
             await user.mkdir("folder")
         await trio.sleep(100)
         assert await user.read("there") == b"1"

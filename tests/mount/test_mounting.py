@@ -78,7 +78,16 @@ def test_an_endpoint_where_nobody_listens(refused, bucket):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         nobody = replace(bucket, service=replace(bucket.service, endpoint_url=url))
-        assert url in refused(of=nobody) or "refused" in refused(of=nobody)
+        said = refused(of=nobody)
+        assert f"is {url} the right endpoint (--endpoint-url" in said
+
+
+def test_a_profile_that_is_not_there_is_named_with_those_that_are(refused, tmp_path):
+    config = tmp_path / "config"
+    config.write_text("[profile training]\nregion = auto\n")
+    said = refused("--profile", "trainning", AWS_CONFIG_FILE=str(config))
+    assert "profile = 'trainning'" in said
+    assert "did you mean 'training'?" in said
 
 
 def test_a_mountpoint_that_is_missing_a_file_or_not_empty(refused, tmp_path):

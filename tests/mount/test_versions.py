@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import pattern, read_newest, wait_until
+from tests.mount.mounts import FUSECACHE, pattern, read_newest, run, wait_until
 from tests.s3server import Fault, FaultAction
 
 MIB = 2**20
@@ -131,6 +131,11 @@ def test_two_nodes_that_write_one_name_both_keep_their_bytes(place: Place, expec
     assert place.bucket.get("file") == b"theirs"
     wait_until(lambda: read_newest(place.path / "file") == b"theirs", "theirs here", seconds=5)
     wait_until(lambda: read_newest(place.path / name) == b"ours", "ours here", seconds=5)
+    inner = f"{place.name}/file"
+    (said,) = [each for each in place.first_mount.status()["conflicts"] if each["path"] == inner]
+    assert said["kept_as"] == f"{place.name}/{name}"
+    shown = run(FUSECACHE, "status", place.first_mount.path).stdout
+    assert f"{inner}: another client changed it first; ours is kept as {place.name}/{name}" in shown
 
 
 @pytest.mark.s3server_only

@@ -17,7 +17,9 @@ from fusecache import __version__, control_client, mounting
 from fusecache.cli import main
 from fusecache.control_client import Progress, ask, daemon_pid, find_mount
 from fusecache.model.errors import MountError
-from fusecache.report import ProgressView, size_text, status_table
+from fusecache.model.texts import seconds_text, size_text
+from fusecache.report import ProgressView
+from fusecache.status_view import status_view
 
 Row = dict[str, Any]
 
@@ -200,13 +202,37 @@ def test_a_silent_daemon_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch
 
 # ---- status
 
-STATUS = {
-    "state": "ok",
-    "cache": {"used_bytes": 3 << 30, "blocks": 12, "hit_ratio": 0.25},
-    "uploads": [{"path": "run/a", "size_bytes": 1 << 20}],
-    "alarms": [],
-    "read_only": False,
-    "oldest": None,
+CACHE = {
+    "hits": 990,
+    "misses": 10,
+    "requests": 12,
+    "bytes_by_cause": {"demand": 1 << 20, "hint": 0, "readahead": 2 << 20},
+    "bytes_read": 60 << 20,
+    "wait_seconds": {"network": 1.5, "queue": 0.0, "disk": 2.25, "metadata": 0.012},
+    "evicted_blocks": 0,
+    "evicted_bytes": 0,
+    "used_bytes": 3 << 30,
+    "staging_bytes": 0,
+    "limit_bytes": 4 << 30,
+    "buffers": 30,
+    "buffers_in_use": 2,
+    "errors": 0,
+    "latency_p50_seconds": 0.00012,
+    "latency_p99_seconds": 0.041,
+    "first_byte_p50_seconds": 0.040,
+    "first_byte_p99_seconds": 0.081,
+}
+STATUS: Row = {
+    "version": "1.0",
+    "pid": 7,
+    "source": "s3://bucket/data/",
+    "mountpoint": "/mnt",
+    "read_only": True,
+    "uptime_seconds": 60.0,
+    "pending_files": 0,
+    "cache": CACHE,
+    "requests": {"gets": 12, "lists": 2, "heads": 0, "class_a": 2, "class_b": 12},
+    "warming": [],
 }
 
 
@@ -219,17 +245,56 @@ def test_status_for_programs_is_the_daemon_s_json(
     assert served.requests == [{"command": "status", "path": "", "timeout_seconds": None}]
 
 
-def test_status_for_people_is_a_table() -> None:
-    assert status_table(STATUS).splitlines() == [
-        "state            ok",
-        "cache.used       3.0 GiB",
-        "cache.blocks     12",
-        "cache.hit ratio  0.2",
-        "uploads          1",
-        "                   path=run/a size_bytes=1.0 MiB",
-        "alarms           none",
-        "read only        no",
-        "oldest           -",
+def test_status_for_people_is_short_and_in_groups() -> None:
+    assert status_view(STATUS).splitlines() == [
+        "mount       s3://bucket/data/ at /mnt, read-only",
+        "daemon      fusecache 1.0, pid 7, up for 1 min",
+        "cache       3.0 GiB of 4.0 GiB (75%)",
+        "reads       1 000 reads, 60.0 MiB, 1.0 MiB/s since the start; hits 99.0%; half within 120 µs, "
+        "99 % within 41 ms",
+        "fetched     asked for 1.0 MiB, read ahead 2.0 MiB",
+        "waited for  disk 2.2 s, network 1.5 s, metadata 12 ms",
+        "buffers     2 of 30 in use",
+        "requests    GET 12, LIST 2",
+        "            first byte of a GET: half within 40 ms, 99 % within 81 ms",
+        "            class A 2, class B 12: about $0.0000 by R2's prices, before its free tier",
+        "uploads     nothing is waiting",
+    ]
+
+
+def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are_any() -> None:
+    job = {"paths": ["data"], "state": "running", "files_total": 10, "files_done": 3, "files_failed": 1}
+    shown = status_view(
+        {
+            **STATUS,
+            "path": "run/a",
+            "state": "queued",
+            "pending_files": 2,
+            "pending_bytes": 5 << 20,
+            "oldest_pending_seconds": 90.0,
+            "uploading": [{"path": "run/a", "bytes": 4 << 20, "sent": 1 << 20}],
+            "warming": [
+                {**job, "bytes_total": 8 << 20, "bytes_done": 2 << 20, "failures": [], "message": ""}
+            ],
+            "waiting_for": "no network",
+            "conflicts": [{"path": "run/b", "kept_as": "run/b.conflict-host-3"}],
+            "orphans": 1,
+            "cache": {**CACHE, "errors": 1, "stalls": 2},
+            "kernel": {"applied": [], "refused": ["read_ahead_kb=1024 (Permission denied)"]},
+        }
+    ).splitlines()
+    assert shown[0] == "run/a       queued"
+    assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
+        "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
+        "run/a: 1.0 MiB of 4.0 MiB",
+        "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
+        "uploads wait: no network",
+        "run/b: another client changed it first; ours is kept as run/b.conflict-host-3",
+        "1 unfinished file set aside in the cache directory, in orphans/",
+        "1 request of reads failed, and was tried again",
+        "2 requests went silent, and were made again",
+        "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; root may set it, "
+        "see the log",
     ]
 
 
@@ -249,6 +314,119 @@ def test_sizes_are_written_for_people() -> None:
         "5.0 GiB",
         "2048.0 TiB",
     ]
+
+
+def test_durations_are_written_for_people() -> None:
+    assert [seconds_text(each) for each in (0, 0.00012, 0.041, 3.21, 300, 7500, 180_000)] == [
+        "0 µs",
+        "120 µs",
+        "41 ms",
+        "3.2 s",
+        "5 min",
+        "2 h 5 min",
+        "2 d 2 h",
+    ]
+
+
+# ---- the disk cache
+
+JOB: Row = {
+    "paths": ["run"],
+    "state": "running",
+    "files_total": 3,
+    "files_done": 1,
+    "files_failed": 0,
+    "bytes_total": 3 << 20,
+    "bytes_done": 1 << 20,
+    "failures": [],
+    "message": "",
+}
+
+
+def test_a_warm_up_shows_its_progress_and_how_it_ended(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = daemon({"warm": JOB}, done("ok", warm={**JOB, "state": "done", "files_done": 3}))
+    assert main(["warm", "--wait", str(root / "run"), str(root / "run" / "step-1")]) == 0
+    assert served.requests == [{"command": "warm", "paths": ["run", "run/step-1"], "wait": True}]
+    said = capsys.readouterr()
+    assert said.err == "fusecache: warming: 1 of 3 files, 1.0 MiB of 3.0 MiB\n"
+    assert said.out == "3 files, 3.0 MiB: all cached\n"
+
+
+def test_a_warm_up_that_failed_names_the_files_and_counts_the_rest(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon(done("error", warm={**JOB, "state": "failed", "files_failed": 3, "failures": ["run/a: gone"]}))
+    assert main(["warm", "--wait", str(root / "run")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["fusecache: error: run/a: gone", "fusecache: error: and 2 other files"]
+    assert lines[2].startswith("fusecache: error: not all is cached: 1 of 3 files")
+
+
+def test_evict_says_what_was_freed_and_what_stayed(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon(done("ok", evict={"freed_bytes": 5 << 20, "left_bytes": 1 << 20}))
+    assert main(["evict", str(root)]) == 0
+    assert capsys.readouterr().out == "freed 5.0 MiB; 1.0 MiB stay, as they are in use\n"
+
+
+CHECK: Row = {
+    "blocks": 7,
+    "bytes": 7 << 20,
+    "damaged_files": 0,
+    "damaged_bytes": 0,
+    "damaged": [],
+    "keys": 9,
+    "unusable_keys": 0,
+    "unusable": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        ({}, 0, "7 cached blocks, 7.0 MiB read: 0 damaged files; 9 keys listed: 0 unusable"),
+        ({"damaged_files": 2, "damaged": ["run/a"]}, 1, "and 1 other file"),
+        ({"unusable_keys": 1, "unusable": [{"key": "a//b", "why": "so"}]}, 1, "the key 'a//b': so"),
+    ],
+)
+def test_check_ends_with_1_if_it_found_something(
+    root: Path,
+    daemon: Callable[..., FakeDaemon],
+    capsys: pytest.CaptureFixture[str],
+    found: Row,
+    status: int,
+    words: str,
+) -> None:
+    daemon(done("ok", check={**CHECK, **found}, status={"cache": {"used_bytes": 8 << 20}}))
+    assert main(["check", str(root)]) == status
+    assert words in capsys.readouterr().out
+    assert main(["check", str(root), "--json"]) == status
+    assert json.loads(capsys.readouterr().out) == {**CHECK, **found}
+
+
+@pytest.mark.parametrize(("command", "status"), [("warm", 1), ("evict", 1), ("check", 2)])
+def test_what_the_daemon_refuses_is_an_error(
+    root: Path,
+    daemon: Callable[..., FakeDaemon],
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    status: int,
+) -> None:
+    daemon(done("error", "no such file"))
+    assert main([command, str(root / "x")]) == status
+    assert capsys.readouterr().err == f"fusecache: error: {root}: no such file\n"
+
+
+def test_more_paths_than_the_daemon_takes_are_refused_before_they_are_sent(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = daemon(done("ok"))
+    assert main(["evict", *(str(root / f"{'x' * 200}{index}") for index in range(6000))]) == 1
+    assert "name their directory" in capsys.readouterr().err
+    assert served.requests == []
 
 
 # ---- progress

@@ -252,12 +252,12 @@ def test_variables_that_are_no_options_are_left_alone() -> None:
 
 
 def test_a_cache_smaller_than_its_buffers_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"cache_size = 104857600 .* smaller memory"):
+    with pytest.raises(ConfigError, match=r"cache_size = 100.0 MiB .* smaller memory"):
         load(*MOUNT, "--cache-size=100MiB")
     assert load(*MOUNT, "--cache-size=100MiB", "--memory=64MiB").cache_size == 100 * MIB
     with pytest.raises(ConfigError, match="64 MiB"):
         load(*MOUNT, "--cache-size=63MiB", "--memory=32MiB")
-    with pytest.raises(ConfigError, match="memory = 1: "):
+    with pytest.raises(ConfigError, match="memory = 1 B: "):
         load(*MOUNT, "--memory=1")
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.backoff import LONGEST_SECONDS, WELL_SECONDS, RequestLimit, backoff_seconds
 
 chances = st.floats(0, 1, exclude_max=True)
 
@@ -28,7 +28,7 @@ def test_the_limit_stays_between_one_and_its_ceiling(ceiling: int, events: list[
             limit.on_throttled(now)
             assert limit.limit <= before
         else:
-            limit.on_success()
+            limit.on_success(now)
             assert before <= limit.limit <= before + 1
         assert 1 <= limit.limit <= ceiling
 
@@ -39,5 +39,28 @@ def test_a_storm_of_answers_halves_once_and_successes_bring_all_back() -> None:
         limit.on_throttled(10.0)
     assert limit.limit == 16
     for _ in range(32 * 32):
-        limit.on_success()
+        limit.on_success(11.0)
     assert limit.limit == 32
+
+
+def test_a_bucket_that_is_well_again_gets_its_requests_back_by_doubling() -> None:
+    limit = RequestLimit(64)
+    for second in range(10):
+        limit.on_throttled(float(second))
+    assert limit.limit == 1
+    for _ in range(63):
+        limit.on_success(9.0 + WELL_SECONDS)
+    assert limit.limit == 64
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.none() | st.floats(0, 1e6)), min_size=1))
+def test_silence_lasts_as_long_as_the_bucket_asked_but_a_minute_at_most(
+    signals: list[tuple[float, float | None]],
+) -> None:
+    limit, now, until = RequestLimit(8), 0.0, float("-inf")
+    for wait, retry_after in signals:
+        now += wait
+        limit.on_throttled(now, retry_after)
+        if retry_after is not None:
+            until = max(until, now + min(LONGEST_SECONDS, retry_after))
+        assert limit.silent_until == until

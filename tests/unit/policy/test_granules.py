@@ -9,8 +9,10 @@ from fusecache.model.nouns import GRANULE_BYTES, GRANULES_PER_BLOCK, Extent
 from fusecache.policy.granules import (
     CHUNK_BYTES,
     GRANULES_PER_CHUNK,
+    PAGE_BYTES,
     blocks_of,
     chunk_size,
+    disk_bytes,
     full_mask,
     mask_between,
     mask_bytes,
@@ -83,3 +85,14 @@ def test_received_granules_are_whole_and_within_the_request(first: int, length: 
 def test_blocks_of_a_mask_are_those_with_a_granule(mask: int) -> None:
     granules = [granule for granule in range(GRANULES_PER_CHUNK) if mask >> granule & 1]
     assert list(blocks_of(mask)) == sorted({granule // GRANULES_PER_BLOCK for granule in granules})
+
+
+@given(st.integers(1, CHUNK_BYTES), masks)
+def test_bytes_on_the_disk_are_whole_pages_and_add_up(size: int, mask: int) -> None:
+    mask &= full_mask(size)
+    taken = disk_bytes(mask, size)
+    assert taken % PAGE_BYTES == 0
+    assert mask_bytes(mask, size) <= taken < mask_bytes(mask, size) + PAGE_BYTES
+    assert taken == sum(
+        disk_bytes(1 << granule, size) for granule in range(GRANULES_PER_CHUNK) if mask >> granule & 1
+    )

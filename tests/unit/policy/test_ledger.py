@@ -19,9 +19,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.cached: list[int] = []
         self.staged: list[int] = []
 
+    def _total(self) -> int:
+        return sum(self.reserved) + sum(self.cached) + sum(self.staged) + self.ledger.overhead_bytes
+
     @rule(nbytes=sizes)
     def reserve_cache(self, nbytes: int) -> None:
-        fits = sum(self.reserved) + sum(self.cached) + sum(self.staged) + nbytes <= LIMIT
+        fits = self._total() + nbytes <= LIMIT
         assert (self.ledger.shortage_bytes(nbytes) == 0) == fits
         assert self.ledger.reserve_cache(nbytes) == fits
         if fits:
@@ -46,13 +49,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(nbytes=sizes)
     def reserve_staging(self, nbytes: int) -> None:
-        fits = (
-            sum(self.staged) + nbytes <= LIMIT * 7 // 10
-            and sum(self.reserved) + sum(self.cached) + sum(self.staged) + nbytes <= LIMIT
-        )
+        fits = sum(self.staged) + nbytes <= LIMIT * 7 // 10 and self._total() + nbytes <= LIMIT
         assert self.ledger.reserve_staging(nbytes) == fits
         if fits:
             self.staged.append(nbytes)
+
+    @rule(nbytes=st.integers(0, 200))
+    def overhead_is_measured(self, nbytes: int) -> None:
+        self.ledger.overhead_bytes = nbytes
 
     @precondition(lambda self: self.staged)
     @rule()
@@ -71,7 +75,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.cache_bytes == sum(self.cached)
         assert self.ledger.reserved_bytes == sum(self.reserved)
         assert self.ledger.staging_bytes == sum(self.staged)
-        assert self.ledger.total_bytes <= LIMIT
+        assert self.ledger.total_bytes == self._total()
+        # Overhead grows when it likes; what is granted never does so beyond the limit.
+        assert self.ledger.total_bytes - self.ledger.overhead_bytes <= LIMIT
 
 
 TestLedger = LedgerMachine.TestCase

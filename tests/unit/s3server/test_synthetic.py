@@ -1,10 +1,12 @@
 """Bytes that need no storage."""
 
 import hashlib
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.s3server import S3Server
 from tests.s3server.synthetic import GRANULE_BYTES, PERIOD_BYTES, synthetic_bytes, synthetic_etag
 
 seeds = st.integers(0, 2**32)
@@ -39,3 +41,15 @@ def test_the_bytes_are_the_same_in_every_version_of_python() -> None:
     digest = hashlib.sha256(synthetic_bytes(7, 65_530, 5_000_000)).hexdigest()
     assert digest == "127c524e0ff796b6f377129658c281aec4717415b2af4072631db119aa3cc080"
     assert synthetic_etag(7, 0, 10) == "fa6a2a7e8a9901d5c66b6bd8e2744b44"
+
+
+def test_many_objects_are_listed_and_read_like_others_and_leave_no_file(tmp_path: Path) -> None:
+    with S3Server(tmp_path) as server:
+        server.control.add_many("many/{:04d}", 1500, 100)
+        server.control.put("many/0003", b"replaced")
+        server.control.delete("many/0004")
+        objects = server.control.objects()
+        assert list(objects) == [f"many/{index:04d}" for index in range(1500) if index != 4]
+        assert server.control.read("many/0003") == b"replaced"
+        assert server.control.read("many/0005") == synthetic_bytes(5, 0, 100)
+        assert sum(1 for path in tmp_path.rglob("*") if path.is_file()) < 10

@@ -1,0 +1,39 @@
+"""Numbers and lists as people read them."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def size_text(count: float) -> str:
+    """Return bytes for people: 512 B, 3.4 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return `1 file`, `3 files`, `12 345 files`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}".replace(",", " ")
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration in the unit that suits it: 120 µs, 41 ms, 3.2 s, 5 min, 2 h 5 min, 3 d 2 h."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def nearest_text(word: str, known: Iterable[str]) -> str:
+    """Return `: did you mean 'status'?` for a misspelt word, "" if nothing known is like it."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f": did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,165 @@
+"""A mount's status for people: a short view in groups; what is not so says nothing. `--json` shows everything."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fusecache.model.texts import count_text, seconds_text, size_text
+
+# Cloudflare R2's prices for a million requests of class A and of class B, in dollars.
+CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
+_MOST_LINES = 5
+_VERBS = {
+    "gets": "GET",
+    "lists": "LIST",
+    "heads": "HEAD",
+    "puts": "PUT",
+    "creates": "CREATE",
+    "parts": "PART",
+    "completes": "COMPLETE",
+    "copies": "COPY",
+    "deletes": "DELETE",
+    "aborts": "ABORT",
+}
+_CAUSES = {"demand": "asked for", "readahead": "read ahead", "hint": "warmed"}
+
+Row = tuple[str, str]
+
+
+def status_view(status: Mapping[str, Any]) -> str:
+    """Return a status as aligned lines `group  words`; a group's further lines have no name."""
+    rows = [
+        *_mount(status),
+        *_cache(status.get("cache", {}), float(status.get("uptime_seconds", 0))),
+        *_requests(status.get("requests", {}), status.get("cache", {})),
+        *_uploads(status),
+        *_warm_ups(status.get("warming", ())),
+        *_problems(status),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
+
+
+def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
+    if "state" in status:
+        yield status.get("path", "") or ".", str(status["state"])
+    mode = "read-only" if status.get("read_only") else "read-write"
+    up = seconds_text(float(status.get("uptime_seconds", 0)))
+    yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
+    yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}"
+
+
+def _cache(cache: Mapping[str, Any], uptime_seconds: float) -> Iterator[Row]:
+    if not cache:
+        return
+    limit = cache["limit_bytes"]
+    used = f"{size_text(cache['used_bytes'])} of {size_text(limit)} ({cache['used_bytes'] / limit:.0%})"
+    if cache["staging_bytes"]:
+        used += f", not uploaded yet {size_text(cache['staging_bytes'])}"
+    if cache["evicted_bytes"]:
+        used += f", evicted {size_text(cache['evicted_bytes'])}"
+    yield "cache", used
+    reads = cache["hits"] + cache["misses"]
+    if reads:
+        rate = size_text(cache["bytes_read"] / max(uptime_seconds, 1e-3))
+        yield (
+            "reads",
+            f"{count_text(reads, 'read')}, {size_text(cache['bytes_read'])}, {rate}/s since the start; "
+            f"hits {cache['hits'] / reads:.1%}; half within {seconds_text(cache['latency_p50_seconds'])}, "
+            f"99 % within {seconds_text(cache['latency_p99_seconds'])}",
+        )
+    causes = [(_CAUSES.get(name, name), size) for name, size in cache["bytes_by_cause"].items() if size]
+    if causes:
+        yield "fetched", ", ".join(f"{name} {size_text(size)}" for name, size in causes)
+    waits = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
+    if waits:
+        waits.sort(key=lambda row: -row[1])
+        yield "waited for", ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waits)
+    yield "buffers", f"{cache['buffers_in_use']} of {cache['buffers']} in use"
+
+
+def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[Row]:
+    made = [f"{verb} {requests[name]}" for name, verb in _VERBS.items() if requests.get(name)]
+    if not made:
+        return
+    yield "requests", ", ".join(made)
+    if cache.get("first_byte_p50_seconds"):
+        yield (
+            "",
+            f"first byte of a GET: half within {seconds_text(cache['first_byte_p50_seconds'])}, "
+            f"99 % within {seconds_text(cache['first_byte_p99_seconds'])}",
+        )
+    dollars = (requests["class_a"] * CLASS_A_DOLLARS + requests["class_b"] * CLASS_B_DOLLARS) / 1e6
+    yield (
+        "",
+        f"class A {requests['class_a']}, class B {requests['class_b']}: "
+        f"about ${dollars:.4f} by R2's prices, before its free tier",
+    )
+
+
+def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
+    files = status.get("pending_files", 0)
+    if not files:
+        yield "uploads", "nothing is waiting"
+        return
+    yield (
+        "uploads",
+        f"{count_text(files, 'change')}, {size_text(status['pending_bytes'])} not in the bucket yet, "
+        f"the oldest for {seconds_text(status['oldest_pending_seconds'])}",
+    )
+    for each in status["uploading"][:_MOST_LINES]:
+        yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])}"
+
+
+def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    for job in jobs[-_MOST_LINES:]:
+        yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
+
+
+def warm_text(job: Mapping[str, Any]) -> str:
+    """Return how far a warm-up is: `3 of 10 files, 1.0 GiB of 4.0 GiB`."""
+    words = (
+        f"{job['files_done']} of {count_text(job['files_total'], 'file')}, "
+        f"{size_text(job['bytes_done'])} of {size_text(job['bytes_total'])}"
+    )
+    return words + (f", {job['files_failed']} failed" if job["files_failed"] else "")
+
+
+def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
+    problems = list(_problem_lines(status))
+    for index, line in enumerate(problems):
+        yield "problems" if index == 0 else "", line
+
+
+def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    cache = status.get("cache", {})
+    if status.get("waiting_for"):
+        yield f"uploads wait: {status['waiting_for']}"
+    for path in status.get("rejected", ())[:_MOST_LINES]:
+        yield f"{path}: the bucket refused it; `fusecache status` of the file says why"
+    for conflict in status.get("conflicts", ())[:_MOST_LINES]:
+        kept = f"ours is kept as {conflict['kept_as']}" if conflict["kept_as"] else "our change was given up"
+        yield f"{conflict['path']}: another client changed it first; {kept}"
+    counts = (
+        ("orphans", "unfinished file", "set aside in the cache directory, in orphans/"),
+        ("suspects", "suspect file", "set aside in the cache directory, in suspect/"),
+    )
+    for name, noun, words in counts:
+        if status.get(name):
+            yield f"{count_text(status[name], noun)} {words}"
+    counters = (
+        (
+            "errors",
+            "request of reads failed, and was tried again",
+            "requests of reads failed, and were tried again",
+        ),
+        ("stalls", "request went silent, and was made again", "requests went silent, and were made again"),
+        ("checksum_failures", "damaged piece of the cache", "damaged pieces of the cache"),
+        ("disk_errors", "error of the cache's disk", "errors of the cache's disk"),
+        ("uncached", "fetch that found no room in the cache", "fetches that found no room in the cache"),
+    )
+    for name, one, many in counters:
+        if cache.get(name):
+            yield f"{cache[name]} {one if cache[name] == 1 else many}"
+    refused = status.get("kernel", {}).get("refused", ())
+    if refused:
+        yield f"the kernel refused {', '.join(refused)}: large reads are slower; root may set it, see the log"

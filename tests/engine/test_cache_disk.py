@@ -1,0 +1,332 @@
+"""A disk that is full, fails, changes under the daemon or goes away: reads stay right, and go on uncached."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.disk.cache_files import CacheFiles
+from fusecache.engine.cache import BlockCache
+from fusecache.index.cache_index import CacheIndex
+from fusecache.model.errors import LocalDiskError
+from fusecache.model.nouns import KIB, MIB, ObjectId
+from tests.engine.block_caches import Bucket, new_bucket, read_all, running_cache, some_bytes, until
+
+SIZE = 24 * MIB
+DISK_BYTES = 64 * MIB
+FLOOR = 16 * MIB
+
+
+def _store(bucket: Bucket, count: int, size: int = SIZE) -> list[tuple[ObjectId, bytes]]:
+    contents = [some_bytes(size, seed=seed) for seed in range(count)]
+    return [(bucket.put(f"o{seed}", data), data) for seed, data in enumerate(contents)]
+
+
+def _free(directory: Path) -> int:
+    facts = os.statvfs(directory)
+    return facts.f_bavail * facts.f_frsize
+
+
+def _fill(directory: Path, left_bytes: int) -> Path:
+    """Leave only so much free, by a file of somebody else."""
+    path = directory / "somebody-else"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _free(directory) - left_bytes)
+    return path
+
+
+def _on_disk(directory: Path) -> int:
+    total = 0
+    for path in (directory / "files").glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in (directory / "files").glob("*/*") if path.is_file()]
+
+
+def _matches(cache: BlockCache, directory: Path) -> bool:
+    """Say whether the disk holds what the account says; a file with many holes has a page more, of extents."""
+    used = cache.statistics().used_bytes
+    return used <= _on_disk(directory) <= used + len(_files(directory)) * 8 * KIB
+
+
+async def _all_kept(cache: BlockCache) -> None:
+    await until(lambda: not cache.statistics().reserved_bytes)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of DISK_BYTES."""
+    if os.geteuid():
+        pytest.skip("needs root, to mount a small file system")
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+async def test_the_floor_is_kept_though_the_limit_is_far_away(small_disk: Path) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 4)
+    least = DISK_BYTES
+    async with running_cache(bucket.watched, small_disk / "cache", floor_bytes=FLOOR) as cache:
+        for object_id, data in objects * 2:
+            assert await read_all(cache, object_id, len(data)) == data
+            least = min(least, _free(small_disk))
+        await _all_kept(cache)
+        assert cache.statistics().used_bytes > 16 * MIB
+    assert FLOOR <= least < DISK_BYTES
+
+
+async def test_somebody_else_fills_the_disk_meanwhile(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 4)
+    async with running_cache(bucket.watched, small_disk / "cache", floor_bytes=FLOOR) as cache:
+        assert await read_all(cache, *_sized(objects[0])) == objects[0][1]
+        await _all_kept(cache)
+        other = _fill(small_disk, FLOOR - 4 * MIB)
+        for object_id, data in objects:
+            before = _free(small_disk)
+            assert await read_all(cache, object_id, len(data)) == data
+            await _all_kept(cache)
+            # What is kept takes the place of what was; the index may grow by a few pages.
+            assert _free(small_disk) >= min(before, FLOOR) - 256 * KIB
+        other.unlink()
+        await until(lambda: cache.statistics().used_bytes > 0)
+        assert await read_all(cache, *_sized(objects[3])) == objects[3][1]
+    assert caplog.text.count("no room") <= 1
+
+
+async def test_a_disk_without_a_single_byte_left_serves_reads_and_keeps_running(small_disk: Path) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 3)
+    async with running_cache(bucket.watched, small_disk / "cache") as cache:
+        assert await read_all(cache, *_sized(objects[0])) == objects[0][1]
+        await _all_kept(cache)
+        other = _fill(small_disk, 0)
+        for object_id, data in objects * 2:
+            assert await read_all(cache, object_id, len(data)) == data
+        await trio.sleep(1.2)  # the index is written, or not, once a second
+        assert await read_all(cache, *_sized(objects[2])) == objects[2][1]
+        other.unlink()
+    async with running_cache(bucket.watched, small_disk / "cache") as cache:
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+
+
+def _sized(item: tuple[ObjectId, bytes]) -> tuple[ObjectId, int]:
+    return item[0], len(item[1])
+
+
+def test_a_write_that_fails_half_way_leaves_nothing_on_the_disk(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CacheFiles, "free_bytes", lambda files: 1 << 40)  # as it was a moment ago
+    files = CacheFiles(small_disk / "files")
+    memory = memoryview(bytearray(8 * MIB))
+    _fill(small_disk, 3 * MIB)
+    before = _free(small_disk)
+    with pytest.raises(LocalDiskError):
+        files.store(1, 0, memory, 8 * MIB)
+    assert before - _free(small_disk) <= 64 * KIB
+
+
+async def test_bytes_on_the_disk_stay_below_the_limit_also_with_many_tiny_objects(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 600, size=100)
+    limit = 2 * MIB
+    async with running_cache(bucket.watched, tmp_path, limit_bytes=limit) as cache:
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+            facts = cache.statistics()
+            assert facts.used_bytes + facts.reserved_bytes <= limit
+        # The account is right, and it is what was below the limit at each step.
+        await until(lambda: cache.statistics().used_bytes == _on_disk(tmp_path) > MIB)
+
+
+def _flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        for offset in range(1000, SIZE, 64 * KIB):
+            file.seek(offset)
+            byte = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 255]))
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 5 * MIB)
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _swap(path: Path) -> None:
+    other = next(file for file in path.parent.parent.glob("*/*") if file.is_file() and file != path)
+    aside = path.with_name("aside")
+    path.rename(aside)
+    other.rename(path)
+    aside.rename(other)
+
+
+def _replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("moment", ["between runs", "under the daemon"])
+@pytest.mark.parametrize("spoil", [_flip, _cut, _remove, _swap, _replace_by_folder])
+async def test_a_spoilt_cache_file_is_a_miss_counted_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], moment: str
+) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 2)
+    # Buffers for less than what is read in between, so that the disk is asked again.
+    async with running_cache(bucket.watched, tmp_path, buffer_bytes=24 * MIB) as cache:
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+        await _all_kept(cache)
+        if moment == "under the daemon":
+            spoil(_files(tmp_path)[0])
+            for object_id, data in objects * 2:
+                assert await read_all(cache, object_id, len(data)) == data
+            assert cache.statistics().checksum_failures > 0
+    if moment == "between runs":
+        spoil(_files(tmp_path)[0])
+        async with running_cache(bucket.watched, tmp_path, buffer_bytes=24 * MIB) as cache:
+            for object_id, data in objects * 2:
+                assert await read_all(cache, object_id, len(data)) == data
+            assert cache.statistics().checksum_failures > 0
+    assert caplog.text.count("are damaged") == 1
+
+
+async def test_the_cache_directory_goes_away_under_the_daemon(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 2)
+    directory = tmp_path / "cache"
+    async with running_cache(bucket.watched, directory, buffer_bytes=24 * MIB) as cache:
+        assert await read_all(cache, *_sized(objects[0])) == objects[0][1]
+        await _all_kept(cache)
+        directory.rename(tmp_path / "away")
+        for object_id, data in objects * 2:
+            assert await read_all(cache, object_id, len(data)) == data
+        await trio.sleep(1.2)  # free space and index are looked at once a second
+        assert await read_all(cache, *_sized(objects[1])) == objects[1][1]
+        assert cache.statistics().disk_errors > 0
+
+
+class _Switch:
+    """Lets calls fail while it is on."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def wrap(self, call: Callable[..., object], error: Exception) -> Callable[..., object]:
+        def wrapped(*args: object, **more: object) -> object:
+            if self.is_on:
+                raise error
+            return call(*args, **more)
+
+        return wrapped
+
+
+@pytest.mark.parametrize("name", ["preadv", "pwritev"])
+async def test_input_output_errors_of_the_disk_do_not_reach_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 2)
+    switch = _Switch()
+    monkeypatch.setattr(os, name, switch.wrap(getattr(os, name), OSError(5, "Input/output error")))
+    async with running_cache(bucket.watched, tmp_path, buffer_bytes=24 * MIB) as cache:
+        assert await read_all(cache, *_sized(objects[0])) == objects[0][1]
+        await _all_kept(cache)
+        switch.is_on = True
+        for object_id, data in [*objects, objects[0]]:
+            assert await read_all(cache, object_id, len(data)) == data
+        assert cache.statistics().disk_errors > 0
+        switch.is_on = False
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+        await _all_kept(cache)
+        assert cache.statistics().used_bytes == _on_disk(tmp_path)
+    assert caplog.text.count("disk fails") == 1
+
+
+@pytest.mark.parametrize("name", ["apply", "evict", "sample", "lease_numbers", "remove_object"])
+async def test_an_index_that_cannot_be_written_keeps_nothing_new_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 4)
+    switch = _Switch()
+    monkeypatch.setattr(
+        CacheIndex, name, switch.wrap(getattr(CacheIndex, name), LocalDiskError("the disk is full"))
+    )
+    limit = 40 * MIB
+    async with running_cache(bucket.watched, tmp_path, limit_bytes=limit) as cache:
+        assert await read_all(cache, *_sized(objects[0])) == objects[0][1]
+        await _all_kept(cache)
+        switch.is_on = True
+        for object_id, data in objects * 2:
+            assert await read_all(cache, object_id, len(data)) == data
+        await cache.forget(objects[0][0])
+        await trio.sleep(1.2)
+        facts = cache.statistics()
+        assert facts.used_bytes + facts.reserved_bytes <= limit
+        switch.is_on = False
+        await trio.sleep(1.2)
+        for object_id, data in objects * 2:
+            assert await read_all(cache, object_id, len(data)) == data
+            facts = cache.statistics()
+            assert facts.used_bytes + facts.reserved_bytes <= limit
+        # Reads ahead may still be kept: until then the account runs ahead of the disk.
+        await until(lambda: _matches(cache, tmp_path))
+        for object_id, _ in objects:
+            await cache.forget(object_id)
+        await until(lambda: _matches(cache, tmp_path))
+    async with running_cache(bucket.watched, tmp_path, limit_bytes=limit) as cache:
+        assert _matches(cache, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["find", "block_rows"])
+async def test_an_index_that_cannot_be_read_is_given_up_until_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bucket = new_bucket()
+    objects = _store(bucket, 2)
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+        await _all_kept(cache)
+    with monkeypatch.context() as patch:
+        error = LocalDiskError("the page is damaged")
+        switch = _Switch()
+        switch.is_on = True
+        patch.setattr(CacheIndex, name, switch.wrap(getattr(CacheIndex, name), error))
+        async with running_cache(bucket.watched, tmp_path) as cache:
+            for object_id, data in objects * 2:
+                assert await read_all(cache, object_id, len(data)) == data
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        assert cache.statistics().used_bytes == 0
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+
+
+def test_what_lmdb_refuses_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    index = CacheIndex(tmp_path / "index", boot_id="boot")
+    index.close()
+    with pytest.raises(LocalDiskError, match="index fails"):
+        index.find(ObjectId("a", "b"))
