@@ -34,7 +34,7 @@ from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.fetch_order import Cause
 from fusecache.policy.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.ledger import Ledger
-from fusecache.policy.readahead import Phase, demand_stop, grow
+from fusecache.policy.readahead import Phase, demand_stop, grow, request_bytes
 
 log = logging.getLogger(__name__)
 
@@ -328,7 +328,13 @@ class BlockCache:
         fetch_stop = demand_stop(stream.pattern, start, stop, stream.entry.size)
         for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
             chunk = await self._chunk(stream.entry, index)
-            self._fetcher.request(chunk, mask_of_bytes(first, last), Cause.DEMAND, handle=stream)
+            self._fetcher.request(
+                chunk,
+                mask_of_bytes(first, last),
+                Cause.DEMAND,
+                handle=stream,
+                most_bytes=request_bytes(stream.pattern),
+            )
         self._ahead.run(stream)
         self._fetcher.pump()
         self._counters.misses += from_network

@@ -217,6 +217,9 @@ class Lister:
                 self._tree.forget(directory.number, 0)
 
     def _complete(self, directory: Node, building: Building) -> None:
+        # Names behind the last page, published until this moment: after its last page was stored a listing still ends.
+        for row in building.published.values():
+            self._put(directory, building, row)
         listing = directory.listing
         if listing.generation:
             self._discard(directory.number, listing.generation)
@@ -297,10 +300,6 @@ class Lister:
             row = building.published.pop(sort_name)
             if self._listings.get(number, building.generation, sort_name) is None:
                 self._put(directory, building, row)
-        if page.token is None:
-            for row in building.published.values():
-                self._put(directory, building, row)
-            building.published.clear()
         building.announce()
 
     def _put(self, directory: Node, building: Building, row: ListedEntry) -> None:

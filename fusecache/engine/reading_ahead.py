@@ -21,6 +21,7 @@ from fusecache.policy.readahead import (
     choose_stream,
     fair_bound_bytes,
     observe,
+    request_bytes,
     shrink,
     side_stream,
 )
@@ -125,7 +126,8 @@ class ReadAhead:
             self._fetcher.pump()
 
     def _request(self, stream: Stream, chunk: Chunk, mask: int, depth: int) -> None:
-        self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth, handle=stream)
+        most = request_bytes(stream.pattern)
+        self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth, handle=stream, most_bytes=most)
 
     def _stop(self, stream: Stream) -> None:
         """Take back what only this stream's read-ahead has queued."""

@@ -41,6 +41,13 @@ def runs(mask: int) -> Iterator[tuple[int, int]]:
         position = first + length
 
 
+def pieces(mask: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of `mask`, cut so that none is longer than `most` granules, lowest first."""
+    for first, stop in runs(mask):
+        for start in range(first, stop, most):
+            yield start, min(start + most, stop)
+
+
 def split_by_chunk(extent: Extent) -> list[tuple[int, int, int]]:
     """Cut an extent at chunk borders: (chunk, start, stop), counted from that chunk's start."""
     pieces = []

@@ -27,6 +27,8 @@ STREAK_FOR_SEQUENTIAL = 2
 SKIPS_FOR_RANDOM = 3
 # A reader that stops early wastes at most this many times what it has read.
 WASTE_FACTOR = 4
+# Smaller requests spend more time on their way than on their bytes.
+LEAST_REQUEST_BYTES = MIB
 MAX_WINDOW_BYTES = 24 * CHUNK_BYTES
 
 
@@ -136,6 +138,17 @@ def demand_stop(pattern: Pattern, start: int, stop: int, size: int) -> int:
         chunk_end = (start // CHUNK_BYTES + 1) * CHUNK_BYTES
         wanted = max(stop, min(start + pattern.window_bytes, chunk_end))
     return min(size, -(-wanted // GRANULE_BYTES) * GRANULE_BYTES)
+
+
+def request_bytes(pattern: Pattern) -> int:
+    """Return how much one request of a stream asks for at most.
+
+    A connection to a distant bucket brings some 80 MB/s: while the window is small, several side by side bring it
+    sooner than one. A large window has enough requests in flight as it is; what is read first comes in one.
+    """
+    if pattern.phase is not Phase.SEQUENTIAL or pattern.consumed_bytes <= FIRST_WINDOW_BYTES:
+        return CHUNK_BYTES
+    return max(LEAST_REQUEST_BYTES, min(pattern.window_bytes // 4, CHUNK_BYTES))
 
 
 def ahead(pattern: Pattern, size: int, bound_bytes: int) -> Extent | None:

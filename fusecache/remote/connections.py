@@ -8,6 +8,7 @@ Invariants:
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import weakref
@@ -85,9 +86,15 @@ class Connection:
         return bytes(view[:end]), bytes(view[end + len(END_OF_HEAD) : filled])
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Receive some bytes; 0 at the end."""
+        """Fill the buffer, or receive what comes before the end; 0 at the end. Over TLS: some bytes."""
         assert self._socket is not None
-        return self._socket.recv_into(buffer)
+        if self._peer.tls is not None:
+            return self._socket.recv_into(buffer)
+        # One call a piece: each return to Python costs several switches between threads.
+        try:
+            return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
 
     def close(self) -> None:
         """Close it. Twice is fine."""
@@ -120,7 +127,7 @@ class Connection:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 if peer.tls is not None:
                     sock = self._wrapped(sock, peer.tls)
-                sock.settimeout(peer.read_timeout)
+                _set_timeout(sock, peer.read_timeout)
                 return sock
             except OSError as exc:
                 failure = exc
@@ -185,6 +192,18 @@ class ConnectionPool:
         """Close what is idle."""
         with self._lock:
             _close_all(self._idle)
+
+
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
+    """Bound each call; of plain sockets in the kernel, as Python's own time-outs leave no room for MSG_WAITALL."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(seconds)
+        return
+    sock.settimeout(None)
+    whole = int(seconds)
+    bound = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
 
 
 def _close_all(idle: list[Connection]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 from fusecache.model.errors import RemoteError, Unavailable
-from fusecache.model.nouns import KIB, Extent, ObjectId
+from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
 from fusecache.remote.answers import GetFacts, check_get_answer, error_of_answer, retry_after_seconds
 from fusecache.remote.connections import (
     END_OF_HEAD,
@@ -30,8 +30,13 @@ from fusecache.remote.headers import quoted_etag
 from fusecache.remote.signing import ALGORITHM, Keys, Signer
 from fusecache.remote.store import Interruption
 
-# The piece in which a body is read and reported.
-PIECE_BYTES = 256 * KIB
+# The pieces in which a body is received and reported: the first small, as a slow link shows no life in between;
+# then as large as comes in some milliseconds, as each piece costs switches between threads (at 256 KiB, 80 000 futex
+# calls a GiB).
+FIRST_PIECE_BYTES = 64 * KIB
+LARGEST_PIECE_BYTES = MIB
+QUICK_SECONDS = 0.005
+SLOW_SECONDS = 0.020
 # A body slower than this is given up, so that a trickle of bytes cannot hold a thread and a buffer for ever.
 SLOWEST_BYTES_PER_SECOND = 32 * KIB
 ERROR_BYTES = 64 * KIB
@@ -200,16 +205,26 @@ class RangedGets:
         try:
             if filled:
                 get.progress(filled)
+            piece, asked = FIRST_PIECE_BYTES, time.monotonic()
             while filled < size:
-                count = connection.receive_into(target[filled : filled + PIECE_BYTES])
+                count = connection.receive_into(target[filled : filled + piece])
                 if count == 0:
                     raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
                 filled += count
                 get.progress(filled)
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                piece, asked = next_piece_bytes(piece, now - asked), now
+                if now > deadline:
                     raise Unavailable(f"{get.what}: only {filled} of {size} bytes came in time")
         finally:
             self._count_bytes(filled)
+
+
+def next_piece_bytes(piece: int, seconds: float) -> int:
+    """Return the size of the piece after one that took so long."""
+    if seconds < QUICK_SECONDS:
+        return min(2 * piece, LARGEST_PIECE_BYTES)
+    return max(piece // 2, FIRST_PIECE_BYTES) if seconds > SLOW_SECONDS else piece
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:

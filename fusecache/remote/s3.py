@@ -43,7 +43,7 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
-from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
+from fusecache.model.nouns import KIB, Extent, ObjectId, ObjectInfo
 from fusecache.model.texts import nearest_text
 from fusecache.remote.answers import GetFacts, check_get_answer, error_of_answer, retry_after_seconds
 from fusecache.remote.body import SliceBody
@@ -62,7 +62,6 @@ from fusecache.remote.headers import (
 from fusecache.remote.listing_answer import parse_listing
 from fusecache.remote.metadata import decode_metadata, encode_metadata
 from fusecache.remote.ranged_get import (
-    PIECE_BYTES,
     SLOWEST_BYTES_PER_SECOND,
     Get,
     RangedGets,
@@ -80,6 +79,8 @@ if TYPE_CHECKING:
         HeadObjectOutputTypeDef,
     )
 
+# The piece in which botocore's bodies are read: urllib3 makes a bytes object of each, which must stay in L2.
+READ_PIECE_BYTES = 256 * KIB
 # What a copy inside the bucket keeps beside the user's metadata.
 KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
 # Where an answer to LIST carries the page that we read out of it.
@@ -449,7 +450,7 @@ class S3Store:
         deadline = time.monotonic() + self._transport.read_timeout_seconds + size / SLOWEST_BYTES_PER_SECOND
         filled = 0
         while filled < size:
-            count = stream.readinto(get.target[filled : filled + PIECE_BYTES])
+            count = stream.readinto(get.target[filled : filled + READ_PIECE_BYTES])
             if count == 0:
                 raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
             if get.interruption.is_asked:

@@ -335,7 +335,7 @@ def test_a_silent_read_ends_as_soon_as_it_is_interrupted(server: S3Server, reads
 
     def progress(count: int) -> None:
         reports.append(count)
-        if count >= 512 * 1024:
+        if count >= 384 * 1024:
             threading.Timer(0.2, interruption.interrupt).start()
 
     began = time.monotonic()

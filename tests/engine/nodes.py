@@ -13,7 +13,7 @@ import trio
 
 from fusecache.config import TEMP_NAMES
 from fusecache.engine.filesystem import EngineOptions, FileSystem
-from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node
+from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, in_use
 from fusecache.engine.offload import InlineOffload
 from fusecache.engine.tree import Ownership
 from fusecache.model.errors import NotFound, Unavailable
@@ -166,13 +166,15 @@ class User:
     async def tree(self, path: str = "") -> dict[str, bytes | None]:
         """Return everything below a path: bytes of files, `-> target` of symlinks, None for directories."""
         found: dict[str, bytes | None] = {}
-        handle = DirectoryHandle(await self.fs.resolve(path))
-        while nodes := await self.fs.names.next_entries(handle, 100):
-            for node in nodes:
-                inner = f"{path}/{node.name}".strip("/")
-                found[inner] = await self._shown(node, inner)
-                if node.kind is Kind.DIRECTORY:
-                    found |= await self.tree(inner)
+        directory = await self.fs.resolve(path)
+        with in_use(directory):  # as an open directory is
+            handle = DirectoryHandle(directory)
+            while nodes := await self.fs.names.next_entries(handle, 100):
+                for node in nodes:
+                    inner = f"{path}/{node.name}".strip("/")
+                    found[inner] = await self._shown(node, inner)
+                    if node.kind is Kind.DIRECTORY:
+                        found |= await self.tree(inner)
         return found
 
     async def drained(self, seconds: float = 600) -> str:

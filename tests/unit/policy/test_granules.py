@@ -17,6 +17,7 @@ from fusecache.policy.granules import (
     mask_between,
     mask_bytes,
     mask_of_bytes,
+    pieces,
     received_mask,
     runs,
     split_by_chunk,
@@ -96,3 +97,17 @@ def test_bytes_on_the_disk_are_whole_pages_and_add_up(size: int, mask: int) -> N
     assert taken == sum(
         disk_bytes(1 << granule, size) for granule in range(GRANULES_PER_CHUNK) if mask >> granule & 1
     )
+
+
+@given(masks, st.integers(1, GRANULES_PER_CHUNK))
+def test_pieces_of_a_mask_are_its_granules_in_order_none_too_long(mask: int, most: int) -> None:
+    found = list(pieces(mask, most))
+    assert all(0 < stop - first <= most for first, stop in found)
+    assert [granule for piece in found for granule in range(*piece)] == [
+        granule for granule in range(GRANULES_PER_CHUNK) if mask >> granule & 1
+    ]
+
+
+@given(masks)
+def test_pieces_of_a_mask_are_as_few_as_the_longest_allows(mask: int) -> None:
+    assert list(pieces(mask, GRANULES_PER_CHUNK)) == list(runs(mask))

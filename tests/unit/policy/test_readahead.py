@@ -22,6 +22,7 @@ from fusecache.policy.readahead import (
     fair_bound_bytes,
     grow,
     observe,
+    request_bytes,
     shrink,
     side_stream,
 )
@@ -193,3 +194,16 @@ def test_random_reads_ask_for_at_most_twice_what_they_read(seed: int) -> None:
         patterns = [pattern, *patterns][:8]
         asked += demand_stop(pattern, start, start + length, size) - start // GRANULE_BYTES * GRANULE_BYTES
     assert asked <= 2 * 200 * length
+
+
+def test_what_is_read_first_comes_in_one_request_and_what_follows_in_several() -> None:
+    pattern = observe(Pattern(), 0, MIB)
+    assert request_bytes(pattern) == CHUNK_BYTES
+    sizes = []
+    for number in range(1, 40):
+        pattern = grow(observe(pattern, number * MIB, (number + 1) * MIB))
+        sizes.append(request_bytes(pattern))
+    assert sizes[0] == CHUNK_BYTES // 4
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == CHUNK_BYTES
+    assert request_bytes(observe(pattern, GIB, GIB + MIB)) == CHUNK_BYTES  # random: one request a read
