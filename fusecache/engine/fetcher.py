@@ -23,6 +23,7 @@ from fusecache.engine.cache_statistics import Counters
 from fusecache.engine.frames import Frames
 from fusecache.engine.offload import Offload
 from fusecache.engine.residents import (
+    DEMAND_SECONDS,
     SMALL_GRANULES,
     Chunk,
     Frame,
@@ -42,7 +43,6 @@ from fusecache.remote.store import Interruption
 
 log = logging.getLogger(__name__)
 
-DEMAND_SECONDS = 60.0
 # Permissions of new tokens take a while to spread; credentials that are really wrong should say so soon.
 ACCESS_DENIED_RETRIES = 3
 # One wrong 404, 412 or 416 must not end a reader's file: the version is gone when so many more GETs say so too.
@@ -309,8 +309,8 @@ class Fetcher:
         else:
             assert error is not None
             request.absorb()
-            has_lost_connection = request.is_given_up or (
-                request.received > 0 and not error.asks_to_slow_down
+            has_lost_connection = not error.asks_to_slow_down and (
+                request.is_given_up or request.received > 0
             )
             request.first += request.received // GRANULE_BYTES
             request.received = 0
@@ -381,7 +381,7 @@ class Fetcher:
 
     def _has_time(self, request: Request) -> bool:
         """Return whether no reader has waited for the request as long as readers wait."""
-        return request.demanded_at is None or trio.current_time() < request.demanded_at + DEMAND_SECONDS
+        return not request.is_overdue(trio.current_time())
 
     def _retry_early(self, request: Request) -> None:
         """Ask for the rest at once: the connection failed, not the bucket."""

@@ -28,6 +28,8 @@ from fusecache.remote.store import Interruption
 
 _CHECKSUM_BYTES = 8
 SMALL_GRANULES = 2
+# How long a reader waits for a bucket that does not answer.
+DEMAND_SECONDS = 60.0
 
 
 class Source(enum.Enum):
@@ -231,6 +233,10 @@ class Request:
         self.longest_gap_seconds = 0.0
         self.interruption = Interruption()
         self.is_underway = self.is_given_up = False
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether a reader has waited for it as long as readers wait."""
+        return self.demanded_at is not None and now >= self.demanded_at + DEMAND_SECONDS
 
     def absorb(self) -> None:
         """Count the whole granules that have arrived as valid."""

@@ -56,7 +56,7 @@ class StallWatch:
                 continue
             if since == float("inf") or request.received > received:
                 self._seen[request] = (request.received, now)
-            elif request.early_retries < EARLY_RETRIES:
+            elif request.early_retries < EARLY_RETRIES or request.is_overdue(now):
                 waits = self._gap if received else self._first_byte
                 if now - since > waits.deadline_seconds:
                     waits.note(now - since)

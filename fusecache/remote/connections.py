@@ -20,6 +20,8 @@ IDLE_SECONDS = 60.0
 # An answer's head is some 500 bytes; what comes with it of the body is copied once more.
 HEAD_BYTES = 16384
 END_OF_HEAD = b"\r\n\r\n"
+# What has come is not kept from its readers for longer, whatever else was asked for with it.
+PATIENCE_SECONDS = 0.2
 
 
 class StaleConnection(Exception):
@@ -68,7 +70,7 @@ class Connection:
         was_used, self._used, self.is_clean = self._used, True, False
         try:
             sock.sendall(request)
-            count = sock.recv_into(self._head)
+            count = self._receive(memoryview(self._head), 0)
         except (ConnectionError, ssl.SSLError) as exc:
             if was_used and not self._interrupted:
                 raise StaleConnection from exc
@@ -76,25 +78,36 @@ class Connection:
         if count == 0 and was_used and not self._interrupted:
             raise StaleConnection
         view, filled = memoryview(self._head), count
+        deadline = time.monotonic() + self._peer.read_timeout
         while (end := self._head.find(END_OF_HEAD, 0, filled)) < 0:
             if count == 0:
                 raise ConnectionError("the connection ended before an answer")
             if filled == HEAD_BYTES:
                 raise ConnectionError(f"the answer's head is longer than {HEAD_BYTES} bytes")
-            count = sock.recv_into(view[filled:])
+            if time.monotonic() > deadline:
+                raise TimeoutError("timed out: the answer's head does not end")
+            count = self._receive(view[filled:], 0)
             filled += count
         return bytes(view[:end]), bytes(view[end + len(END_OF_HEAD) : filled])
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Fill the buffer, or receive what comes before the end; 0 at the end. Over TLS: some bytes."""
-        assert self._socket is not None
-        if self._peer.tls is not None:
-            return self._socket.recv_into(buffer)
+        """Receive some bytes; 0 at the end."""
+        return self._receive(buffer, 0)
+
+    def receive_all_into(self, buffer: memoryview) -> int:
+        """Receive what fills the buffer, or comes within PATIENCE_SECONDS, or some bytes over TLS; 0 at the end."""
         # One call a piece: each return to Python costs several switches between threads.
-        try:
-            return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
-        except BlockingIOError:
-            raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
+        return self._receive(buffer, 0 if self._peer.tls is not None else socket.MSG_WAITALL)
+
+    def _receive(self, buffer: memoryview, flags: int) -> int:
+        assert self._socket is not None
+        deadline = time.monotonic() + self._peer.read_timeout
+        while True:
+            try:
+                return self._socket.recv_into(buffer, 0, flags)
+            except BlockingIOError:  # a plain socket after PATIENCE_SECONDS
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
 
     def close(self) -> None:
         """Close it. Twice is fine."""
@@ -105,7 +118,7 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Return whether nothing has come since the last answer: neither bytes nor the end."""
-        if self._socket is None:
+        if self._socket is None or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
             return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -200,10 +213,13 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
         sock.settimeout(seconds)
         return
     sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(seconds, PATIENCE_SECONDS)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+
+
+def _timeval(seconds: float) -> bytes:
     whole = int(seconds)
-    bound = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+    return struct.pack("ll", whole, int((seconds - whole) * 1e6))
 
 
 def _close_all(idle: list[Connection]) -> None:

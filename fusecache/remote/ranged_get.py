@@ -40,6 +40,8 @@ SLOW_SECONDS = 0.020
 # A body slower than this is given up, so that a trickle of bytes cannot hold a thread and a buffer for ever.
 SLOWEST_BYTES_PER_SECOND = 32 * KIB
 ERROR_BYTES = 64 * KIB
+# No object is longer; int() refuses thousands of digits by a ValueError.
+LENGTH_DIGITS = 19
 # Headers that botocore may have signed in a GET of a plain bucket. Any other: a request that only it can make.
 KNOWN_SIGNED = frozenset(
     [
@@ -179,9 +181,14 @@ class RangedGets:
                 head, rest = connection.exchange(request)
                 status, headers = parse_head(head)
                 if status not in (200, 206):
-                    raise _error_of(get.what, connection, head, rest)
+                    raise _error_of(get.what, connection, head, rest, self._read_timeout)
                 length = headers.get("content-length", "")
-                is_sized = length.isascii() and length.isdigit() and "transfer-encoding" not in headers
+                is_sized = (
+                    length.isascii()
+                    and length.isdigit()
+                    and len(length) <= LENGTH_DIGITS
+                    and "transfer-encoding" not in headers
+                )
                 facts = GetFacts(
                     status=status,
                     etag=headers.get("etag", ""),
@@ -207,14 +214,14 @@ class RangedGets:
                 get.progress(filled)
             piece, asked = FIRST_PIECE_BYTES, time.monotonic()
             while filled < size:
-                count = connection.receive_into(target[filled : filled + piece])
+                count = connection.receive_all_into(target[filled : filled + piece])
                 if count == 0:
                     raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
                 filled += count
                 get.progress(filled)
                 now = time.monotonic()
                 piece, asked = next_piece_bytes(piece, now - asked), now
-                if now > deadline:
+                if filled < size and now > deadline:
                     raise Unavailable(f"{get.what}: only {filled} of {size} bytes came in time")
         finally:
             self._count_bytes(filled)
@@ -234,7 +241,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+    if not version.startswith("HTTP/1.") or not (rest[:3].isascii() and rest[:3].isdigit()):
         raise http.client.BadStatusLine(first[:80])
     headers: dict[str, str] = {}
     for line in lines:
@@ -248,9 +255,10 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
 class _Replay(io.RawIOBase):
     """An answer as a file: what was received of it already, then the connection."""
 
-    def __init__(self, received: bytes, connection: Connection) -> None:
+    def __init__(self, received: bytes, connection: Connection, seconds: float) -> None:
         self._received = memoryview(received)
         self._connection = connection
+        self._deadline = time.monotonic() + seconds
 
     def readable(self) -> bool:
         return True
@@ -258,6 +266,8 @@ class _Replay(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]  # typeshed has no name for what io passes here
         if not self._received:
+            if time.monotonic() > self._deadline:
+                raise TimeoutError("timed out: the answer does not end")
             return self._connection.receive_into(view)
         count = min(len(view), len(self._received))
         view[:count], self._received = self._received[:count], self._received[count:]
@@ -268,9 +278,11 @@ class _Replay(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def _error_of(what: str, connection: Connection, head: bytes, rest: bytes) -> RemoteError | SentElsewhere:
-    """Read an error answer to its end, however it is framed; return what it means."""
-    answer = http.client.HTTPResponse(_Replay(head + END_OF_HEAD + rest, connection))  # type: ignore[arg-type]
+def _error_of(
+    what: str, connection: Connection, head: bytes, rest: bytes, seconds: float
+) -> RemoteError | SentElsewhere:
+    """Read an error answer to its end, however it is framed, for so long; return what it means."""
+    answer = http.client.HTTPResponse(_Replay(head + END_OF_HEAD + rest, connection, seconds))  # type: ignore[arg-type]
     answer.begin()
     text = answer.read(ERROR_BYTES).decode("utf-8", "replace")
     code, message = _element("Code", text), _element("Message", text)

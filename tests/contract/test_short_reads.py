@@ -33,6 +33,8 @@ Script = list[list[bytes]]
 
 
 HANG_UP = b""
+# What follows it is sent a moment later.
+PAUSE = b"<pause>"
 
 
 class Peer:
@@ -65,7 +67,10 @@ class Peer:
         for answer in answers:
             if answer == HANG_UP or not self._receive(connection):
                 return
-            connection.sendall(answer)
+            for late, part in enumerate(answer.split(PAUSE)):
+                if late:
+                    threading.Event().wait(0.1)
+                connection.sendall(part)
         self._receive(connection)
 
     def _receive(self, connection: socket.socket) -> bool:
@@ -186,6 +191,37 @@ def test_an_error_answer_is_understood_however_it_is_framed(
     assert caught.value.retry_after_seconds == 7
 
 
+@pytest.mark.parametrize("framing", [b"Content-Length: %d" % len(ERROR), b"Transfer-Encoding: chunked"])
+def test_an_error_answer_is_known_as_soon_as_its_body_has_come(
+    peer: Callable[[Script], Peer], framing: bytes
+) -> None:
+    body = ERROR if framing.startswith(b"Content") else b"%x\r\n%b\r\n0\r\n\r\n" % (len(ERROR), ERROR)
+    gets = gets_from(peer([[b"HTTP/1.1 503 Slow\r\n" + framing + b"\r\n\r\n" + PAUSE + body]]))
+    began = time.monotonic()
+    with pytest.raises(Throttled, match="SlowDown"):
+        ask(gets)
+    assert time.monotonic() - began < ONCE.read_timeout_seconds / 2
+
+
+def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
+    peer: Callable[[Script], Peer],
+) -> None:
+    reported, done = threading.Event(), threading.Event()
+    gets = gets_from(peer([[GOOD.removesuffix(b"12345") + PAUSE + b"123" + PAUSE * 6 + b"45"]]))
+    buffer = bytearray(5)
+
+    def progress(count: int) -> None:
+        if count < 5:
+            assert not done.is_set()
+            reported.set()
+
+    get = Get("GET it", OBJECT, Extent(0, 5), memoryview(buffer), progress, Interruption())
+    gets.fill(get, Keys("key", "secret"))
+    done.set()
+    assert reported.is_set()
+    assert bytes(buffer) == b"12345"
+
+
 def test_what_botocore_asks_for_hears_the_same_of_slowing_down(peer: Callable[[Script], Peer]) -> None:
     there = peer([[b"HTTP/1.1 503 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"]])
     store = S3Store(
@@ -204,6 +240,8 @@ def test_what_botocore_asks_for_hears_the_same_of_slowing_down(peer: Callable[[S
     ("answer", "words"),
     [
         (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH"),
+        (b"HTTP/1.1 \xb2\xb3\xb9 OK\r\n\r\n", "HTTP/1.1"),
+        (GOOD.replace(b"Content-Length: 5", b"Content-Length: " + b"5" * 5000), "announces None"),
         (b"HTTP/1.1 206 OK\r\n" + b"a: b\r\n" * 4000, "longer than"),
         (GOOD.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked"), "announces None"),
         (GOOD.replace(b"Content-Length: 5", b"Content-Length: 5\r\nContent-Length: 6"), "announces None"),
