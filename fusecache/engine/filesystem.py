@@ -35,6 +35,7 @@ from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.model.errors import NotFound
+from fusecache.model.names import unusable_name
 from fusecache.model.states import FileState
 from fusecache.remote.store import Store
 
@@ -176,6 +177,8 @@ class FileSystem:
                 # A child that was replaced takes a parent with it that nobody holds.
                 node.handles += 1
                 held.append(node)
+                if unusable_name(part) is not None:
+                    raise NotFound(f"{path!r}: no such file or directory")
                 node = await self.names.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc

@@ -105,12 +105,14 @@ class Names:
         if generation == 0 or len(marks[generation].times) < 2:
             return None
         rows = self._known(parent, generation, name)
-        if len(rows) != 1 or rows[0].is_directory:
+        if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
             return None
         try:
-            return self._reconcile(parent, name, rows, marks[generation].of(name))
+            node = self._reconcile(parent, name, rows, marks[generation].of(name))
         except NotFound:
             return None
+        self._make_room()
+        return node
 
     def recall(self, number: int) -> Node | None:
         """Return the node of an inode that the kernel knows, made again from a listing's row if need be, or None."""
@@ -494,7 +496,8 @@ class Names:
                 continue  # its directory shows instead
             if name > page_end:
                 page_end, seen = marks.page_of(row.sort_name)
-            if row.number and name not in children and row.number not in nodes and not hides_keys:
+            is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
+            if row.number and name not in children and row.number not in nodes and not is_hidden:
                 shown.append(self._listed(view, row, seen))
                 continue
             try:
@@ -539,13 +542,15 @@ class Names:
         """Return whether the rows that were read did not show the child, though it is there."""
         directory = handle.node
         seen = directory.listing.marks.of(child.name)
+        if not child.pins and child.verified <= seen:
+            return False
         key = self._tree.child_key(directory, child.name)
         shown = [
             row
             for row in self._known(directory, handle.generation, child.name)
             if not self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen)
         ]
-        return not shown and (child.pins > 0 or child.verified > seen)
+        return not shown
 
     def _walk_ahead(self, handle: DirectoryHandle) -> None:
         """List the next directories for somebody who reads one after the other, as `find` does."""

@@ -135,6 +135,8 @@ class Siblings:
         parent, version = node.parent, node.object
         if parent is None or version is None:
             return
+        if not self._tree.is_linked(parent):
+            return  # its name is gone: what it held has no key any more
         directory = self._directories.get(parent.number) or _Directory()
         _keep(self._directories, parent.number, directory, _DIRECTORIES)
 

@@ -272,8 +272,14 @@ class Warmer:
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
     """Return the paths without those that lie at or below another one."""
-    kept: list[str] = []
-    for path in sorted(set(paths)):
-        if not any(not above or path == above or path.startswith(above + "/") for above in kept):
-            kept.append(path)
-    return tuple(kept)
+    all_of_them = set(paths)
+
+    def is_below_another(path: str) -> bool:
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            if above in all_of_them:
+                return True
+        return False
+
+    return tuple(path for path in sorted(all_of_them) if not is_below_another(path))

@@ -27,6 +27,7 @@ from fusecache.model.errors import (
     FusecacheError,
     InvalidName,
     NameTooLong,
+    NotFound,
     NotPermitted,
     ObjectChanged,
     ReadOnly,
@@ -119,7 +120,8 @@ class Operations(pyfuse3.Operations):
         text = decode_name(name)
         if parent is self._fs.tree.root and text == control.NAME:
             return self._control.attributes(control.DIRECTORY)
-        node = self._fs.names.glance(parent, text)
+        # Not where files are written: by an old answer the kernel refuses to make what another client removed.
+        node = self._fs.names.glance(parent, text) if self._read_only else None
         if node is not None:
             node.lookups += 1
             return self._entry(node)
@@ -147,7 +149,7 @@ class Operations(pyfuse3.Operations):
         if self._control.owns(inode):
             return self._control.attributes(inode)
         node = self._node(inode)
-        if node.kind is Kind.FILE and not node.handles:
+        if self._read_only and node.kind is Kind.FILE and not node.handles:
             await self._look_again(node)
         return self._entry(node)
 
@@ -481,14 +483,18 @@ class Operations(pyfuse3.Operations):
         """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
         if node.parent is not None and node.generation is None and not self._fs.names.is_trusted(node):
             with in_use(node):
-                seen = await self._fs.names.lookup(node.parent, node.name)
+                try:
+                    seen = await self._fs.names.lookup(node.parent, node.name)
+                except NotFound as exc:
+                    # The kernel looks again by itself, and creates what is to be created.
+                    raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
 
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
         """Return a node's attributes, for the kernel to ask again at once if a request must tell more."""
         seconds = min(self._fs.names.fresh_seconds(node), _IMMUTABLE_SECONDS)
-        if node.kind is Kind.FILE and not self._fs.names.is_trusted(node):
+        if self._read_only and node.kind is Kind.FILE and not self._fs.names.is_trusted(node):
             seconds = 0.0
         return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
 

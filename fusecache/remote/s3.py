@@ -216,10 +216,21 @@ class S3Store:
         try:
             return self._put(key, body, metadata, condition_arguments(condition))
         except ObjectChanged:
-            if condition is None or condition.etag is None or self.head(key).etag != condition.etag:
+            if condition is None or condition.etag is None or not self._is_version(key, condition.etag):
                 raise
             # The version is there, and still refused: Ceph 16 compares If-Match with its quotes (seen on 16.2.15).
             return self._put(key, body, metadata, {"IfMatch": condition.etag})
+        except ObjectMissing as exc:
+            if condition is None or condition.etag is None:
+                raise
+            # S3 says 404 where R2 says 412: what was to be replaced is gone.
+            raise ObjectChanged(f"s3://{self._bucket}/{key} is not there any more: not replaced") from exc
+
+    def _is_version(self, key: str, etag: str) -> bool:
+        try:
+            return self.head(key).etag == etag
+        except ObjectMissing:
+            return False
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload; return its UploadId."""

@@ -194,6 +194,13 @@ def test_a_replacement_replaces_only_the_version_it_names(subject: Subject, body
     assert subject.store.head(first.key).etag == second
 
 
+def test_a_replacement_of_what_was_deleted_meanwhile_is_a_change(subject: Subject, body: MakeBody) -> None:
+    first = put(subject, body(b"first"))
+    subject.store.delete(first.key)
+    with pytest.raises(ObjectChanged):
+        subject.store.put(first.key, body(b"second"), metadata={}, condition=Condition(first.etag))
+
+
 # ---- listing
 
 

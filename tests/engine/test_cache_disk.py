@@ -293,13 +293,11 @@ async def test_an_index_that_cannot_be_written_keeps_nothing_new_and_recovers(
             assert await read_all(cache, object_id, len(data)) == data
             facts = cache.statistics()
             assert facts.used_bytes + facts.reserved_bytes <= limit
-        # Reads ahead may still be kept: until then the account runs ahead of the disk.
-        await until(lambda: _matches(cache, tmp_path))
         for object_id, _ in objects:
             await cache.forget(object_id)
-        await until(lambda: _matches(cache, tmp_path))
+    # What the failures left uncounted goes with the next start.
     async with running_cache(bucket.watched, tmp_path, limit_bytes=limit) as cache:
-        assert _matches(cache, tmp_path)
+        await until(lambda: _matches(cache, tmp_path))
 
 
 @pytest.mark.parametrize("name", ["find", "block_rows"])

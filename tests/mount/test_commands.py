@@ -272,3 +272,14 @@ def test_df_shows_what_is_cached_as_used_and_as_available(mount, full: Bucket):
     assert facts.f_blocks * facts.f_frsize == 1 << 30
     assert sum(FILES.values()) <= used <= sum(FILES.values()) + 4 * 4096
     assert 0 < facts.f_bavail * facts.f_frsize <= (1 << 30) * 70 // 100
+
+
+def test_a_path_that_is_no_utf8_is_refused_and_ends_nothing(mount, full: Bucket):
+    seen: Mount = mount()
+    for command in ("warm", "evict", "check", "status"):
+        words = [FUSECACHE, command, os.fsencode(seen.path) + b"/caf\xe9"]
+        more = ["--wait"] if command == "warm" else []
+        done = subprocess.run([*words, *more], capture_output=True, check=False)
+        assert done.returncode == (2 if command == "check" else 1), (command, done)
+        assert b"no such file" in done.stderr, (command, done.stderr)
+    assert has_right_bytes(seen)
