@@ -165,8 +165,9 @@ class ShardReader:
             return file
         file = self._open(shard, self.path(shard), int(self._index.raw_bytes[shard]))
         self._files[shard] = file
-        while len(self._files) > self._limits[0]:
-            self._files.popitem(last=False)
+        with contextlib.suppress(KeyError):  # another thread makes room too
+            while len(self._files) > self._limits[0]:
+                self._files.popitem(last=False)
         return file
 
     def _open(self, shard: int, path: str, expected: int) -> _OpenFile:
@@ -193,8 +194,9 @@ class ShardReader:
         if offsets is None:
             offsets = self._offsets[shard] = self._load_table(shard)
             self._offset_bytes += _table_bytes(offsets)
-            while self._offset_bytes > self._limits[1] and len(self._offsets) > 1:
-                self._offset_bytes -= _table_bytes(self._offsets.popitem(last=False)[1])
+            with contextlib.suppress(KeyError):
+                while self._offset_bytes > self._limits[1] and len(self._offsets) > 1:
+                    self._offset_bytes -= _table_bytes(self._offsets.popitem(last=False)[1])
         return offsets
 
     def _load_table(self, shard: int) -> Offsets:
