@@ -15,6 +15,8 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 
+from fusecache.remote.openssl import TlsContext, TlsSocket
+
 # Routers and NATs forget silent connections after some minutes without telling either end.
 IDLE_SECONDS = 60.0
 # An answer's head is some 500 bytes; what comes with it of the body is copied once more.
@@ -30,11 +32,11 @@ class StaleConnection(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is connected to. tls None: plain HTTP. Times in seconds."""
+    """Who is connected to. tls: whom to trust; None: plain HTTP. Times in seconds."""
 
     host: str
     port: int
-    tls: ssl.SSLContext | None
+    tls: TlsContext | ssl.SSLContext | None
     connect_timeout: float
     read_timeout: float
 
@@ -46,6 +48,7 @@ class Connection:
         self._peer = peer
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._tls: TlsSocket | None = None
         self._interrupted = False
         self._used = False
         self._head = bytearray(HEAD_BYTES)
@@ -69,7 +72,7 @@ class Connection:
         sock = self._socket or self._connect()
         was_used, self._used, self.is_clean = self._used, True, False
         try:
-            sock.sendall(request)
+            (self._tls or sock).sendall(request)
             count = self._receive(memoryview(self._head), 0)
         except (ConnectionError, ssl.SSLError) as exc:
             if was_used and not self._interrupted:
@@ -95,17 +98,19 @@ class Connection:
         return self._receive(buffer, 0)
 
     def receive_all_into(self, buffer: memoryview) -> int:
-        """Receive what fills the buffer, or comes within PATIENCE_SECONDS, or some bytes over TLS; 0 at the end."""
+        """Receive what fills the buffer, or comes within PATIENCE_SECONDS, or some bytes by `ssl`; 0 at the end."""
         # One call a piece: each return to Python costs several switches between threads.
-        return self._receive(buffer, 0 if self._peer.tls is not None else socket.MSG_WAITALL)
+        return self._receive(buffer, 0 if isinstance(self._socket, ssl.SSLSocket) else socket.MSG_WAITALL)
 
     def _receive(self, buffer: memoryview, flags: int) -> int:
         assert self._socket is not None
         deadline = time.monotonic() + self._peer.read_timeout
         while True:
             try:
+                if self._tls is not None:
+                    return self._tls.recv_into(buffer)
                 return self._socket.recv_into(buffer, 0, flags)
-            except BlockingIOError:  # a plain socket after PATIENCE_SECONDS
+            except BlockingIOError:  # a socket without a time-out of Python's, after PATIENCE_SECONDS
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
 
@@ -113,12 +118,17 @@ class Connection:
         """Close it. Twice is fine."""
         with self._lock:
             sock, self._socket = self._socket, None
+        if self._tls is not None:
+            self._tls.close()
+            self._tls = None
         if sock is not None:
             sock.close()
 
     def is_quiet(self) -> bool:
         """Return whether nothing has come since the last answer: neither bytes nor the end."""
         if self._socket is None or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            return False
+        if self._tls is not None and self._tls.has_pending():
             return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -138,8 +148,11 @@ class Connection:
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                if peer.tls is not None:
+                if isinstance(peer.tls, ssl.SSLContext):
                     sock = self._wrapped(sock, peer.tls)
+                elif peer.tls is not None:
+                    _set_timeouts(sock, peer.connect_timeout, peer.connect_timeout)
+                    self._tls = peer.tls.connect(sock, peer.host)
                 _set_timeout(sock, peer.read_timeout)
                 return sock
             except OSError as exc:
@@ -208,13 +221,17 @@ class ConnectionPool:
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:
-    """Bound each call; of plain sockets in the kernel, as Python's own time-outs leave no room for MSG_WAITALL."""
+    """Bound each call; all but `ssl`'s in the kernel, as Python's own time-outs leave no room for MSG_WAITALL."""
     if isinstance(sock, ssl.SSLSocket):
         sock.settimeout(seconds)
         return
+    _set_timeouts(sock, min(seconds, PATIENCE_SECONDS), seconds)
+
+
+def _set_timeouts(sock: socket.socket, receive_seconds: float, send_seconds: float) -> None:
     sock.settimeout(None)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(seconds, PATIENCE_SECONDS)))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(receive_seconds))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_seconds))
 
 
 def _timeval(seconds: float) -> bytes:

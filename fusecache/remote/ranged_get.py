@@ -27,6 +27,7 @@ from fusecache.remote.connections import (
 )
 from fusecache.remote.endpoints import Transport
 from fusecache.remote.headers import quoted_etag
+from fusecache.remote.openssl import TlsContext
 from fusecache.remote.signing import ALGORITHM, Keys, Signer
 from fusecache.remote.store import Interruption
 
@@ -131,7 +132,11 @@ class RangedGets:
     """
 
     def __init__(
-        self, form: Form, tls: ssl.SSLContext | None, transport: Transport, count_bytes: Callable[[int], None]
+        self,
+        form: Form,
+        tls: TlsContext | ssl.SSLContext | None,
+        transport: Transport,
+        count_bytes: Callable[[int], None],
     ) -> None:
         self._form = form
         self._read_timeout = transport.read_timeout_seconds

@@ -61,6 +61,7 @@ from fusecache.remote.headers import (
 )
 from fusecache.remote.listing_answer import parse_listing
 from fusecache.remote.metadata import decode_metadata, encode_metadata
+from fusecache.remote.openssl import TlsContext, library
 from fusecache.remote.ranged_get import (
     SLOWEST_BYTES_PER_SECOND,
     Get,
@@ -557,16 +558,17 @@ def _shut(stream: Any) -> None:
         stream.shutdown()
 
 
-def _tls_context(session: botocore.session.Session) -> ssl.SSLContext:
+def _tls_context(session: botocore.session.Session) -> TlsContext | ssl.SSLContext:
     """Return a context that trusts whom botocore trusts: AWS_CA_BUNDLE or `ca_bundle`, else its own CAs."""
-    context: ssl.SSLContext = botocore.httpsession.create_urllib3_context()
-    context.check_hostname = True  # urllib3 does this check itself
     named: str | None = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
     path = named or str(botocore.httpsession.get_cert_path(True))  # noqa: FBT003 (botocore's signature)
-    if os.path.isdir(path):
-        context.load_verify_locations(capath=path)
-    else:
-        context.load_verify_locations(cafile=path)
+    cafile, capath = (None, path) if os.path.isdir(path) else (path, None)
+    openssl = library()
+    if openssl is not None:
+        return TlsContext(openssl, cafile=cafile, capath=capath)
+    context: ssl.SSLContext = botocore.httpsession.create_urllib3_context()
+    context.check_hostname = True  # urllib3 does this check itself
+    context.load_verify_locations(cafile=cafile, capath=capath)
     return context
 
 

@@ -1,10 +1,11 @@
 """The short way of reads, `RangedGets`: against the strict server, and a peer that says exactly what it is told."""
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import pytest
 from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
 from fusecache.model.nouns import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.openssl import TlsContext, library
 from fusecache.remote.ranged_get import Form, Get, RangedGets
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.signing import Keys
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
+from tests.s3server.certificate import make_certificate
 
 ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
 PATIENT = Transport(attempts=1, connect_timeout_seconds=20, read_timeout_seconds=20)
@@ -30,6 +33,7 @@ GOOD = (
     + b'"\r\n\r\n12345'
 )
 Script = list[list[bytes]]
+Trust = TlsContext | ssl.SSLContext | None
 
 
 HANG_UP = b""
@@ -43,7 +47,10 @@ class Peer:
     Behind the last answer it waits for one more request, then closes; with HANG_UP it closes without waiting.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, context: ssl.SSLContext | None, tls: Trust) -> None:
+        """context: to speak TLS by; tls: how a client trusts it."""
+        self._context = context
+        self.tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.requests: list[bytes] = []
@@ -59,6 +66,8 @@ class Peer:
         for answers in script:
             with suppress(OSError):
                 connection, _ = self._listener.accept()
+                if self._context is not None:
+                    connection = self._context.wrap_socket(connection, server_side=True)
                 with connection:
                     self._answer(connection, answers)
 
@@ -82,12 +91,24 @@ class Peer:
         return bool(request)
 
 
-@pytest.fixture
-def peer() -> Iterator[Callable[[Script], Peer]]:
+def openssl_trust(certificate: Path) -> TlsContext:
+    openssl = library()
+    assert openssl is not None, "the tests' machine has OpenSSL as a shared library"
+    return TlsContext(openssl, cafile=str(certificate), capath=None)
+
+
+@pytest.fixture(params=["plain", "openssl", "ssl"])
+def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Script], Peer]]:
     peers: list[Peer] = []
+    context, tls = None, None
+    if request.param != "plain":
+        certificate, context = make_certificate(tmp_path)
+        tls = openssl_trust(certificate)
+        if request.param == "ssl":
+            tls = ssl.create_default_context(cafile=certificate)
 
     def make(script: Script) -> Peer:
-        peers.append(Peer(script))
+        peers.append(Peer(script, context, tls))
         return peers[-1]
 
     yield make
@@ -97,7 +118,7 @@ def peer() -> Iterator[Callable[[Script], Peer]]:
 
 def gets_from(peer: Peer) -> RangedGets:
     form = Form("http", "127.0.0.1", peer.port, f"127.0.0.1:{peer.port}", "/bucket/", "auto", "tests")
-    return RangedGets(form, None, ONCE, lambda count: None)
+    return RangedGets(form, peer.tls, ONCE, lambda count: None)
 
 
 def ask(gets: RangedGets, size: int = 5) -> bytes:
@@ -222,16 +243,17 @@ def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
     assert bytes(buffer) == b"12345"
 
 
-def test_what_botocore_asks_for_hears_the_same_of_slowing_down(peer: Callable[[Script], Peer]) -> None:
-    there = peer([[b"HTTP/1.1 503 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"]])
-    store = S3Store(
-        "bucket",
-        Endpoint(f"http://127.0.0.1:{there.port}", "auto"),
-        credentials=Credentials("key", "secret"),
-        transport=ONCE,
-    )
-    with pytest.raises(Unavailable) as caught:
-        store.head("a")
+def test_what_botocore_asks_for_hears_the_same_of_slowing_down() -> None:
+    answer = b"HTTP/1.1 503 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
+    with closing(Peer([[answer]], None, None)) as there:
+        store = S3Store(
+            "bucket",
+            Endpoint(f"http://127.0.0.1:{there.port}", "auto"),
+            credentials=Credentials("key", "secret"),
+            transport=ONCE,
+        )
+        with pytest.raises(Unavailable) as caught:
+            store.head("a")
     assert caught.value.asks_to_slow_down
     assert caught.value.retry_after_seconds == 7
 
@@ -324,23 +346,21 @@ def test_keys_that_are_renewed_by_themselves_are_used_by_the_next_read(
     assert [entry.access_key for entry in server.control.log("GetObject")] == ["one", "one", "two"]
 
 
-def test_behind_a_proxy_every_read_is_botocores(
-    peer: Callable[[Script], Peer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proxy = peer([[GOOD, GOOD]])
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    store = S3Store(
-        "bucket",
-        Endpoint("http://far.invalid:9000", "auto"),
-        credentials=Credentials("key", "secret"),
-        transport=ONCE,
-    )
-    assert [read(store, OBJECT, 5) for _ in range(2)] == [b"12345"] * 2
-    assert [request.split(b" ")[1] for request in proxy.requests] == [
-        b"http://far.invalid:9000/bucket/dir/a"
-    ] * 2
+def test_behind_a_proxy_every_read_is_botocores(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Peer([[GOOD, GOOD]], None, None)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        store = S3Store(
+            "bucket",
+            Endpoint("http://far.invalid:9000", "auto"),
+            credentials=Credentials("key", "secret"),
+            transport=ONCE,
+        )
+        assert [read(store, OBJECT, 5) for _ in range(2)] == [b"12345"] * 2
+        assert [request.split(b" ")[1] for request in proxy.requests] == [
+            b"http://far.invalid:9000/bucket/dir/a"
+        ] * 2
 
 
 def test_tls_trusts_no_stranger_and_reads_by_aws_ca_bundle(monkeypatch: pytest.MonkeyPatch) -> None:

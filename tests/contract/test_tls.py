@@ -1,0 +1,158 @@
+"""TLS of reads by OpenSSL: whom it trusts, what it says of those it does not, and that it ends in time."""
+
+import socket
+import ssl
+import struct
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusecache.model.errors import Unavailable
+from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.remote import s3
+from fusecache.remote.endpoints import Transport
+from fusecache.remote.openssl import TlsContext, library
+from tests.contract.conftest import s3_store
+from tests.s3server import Fault, FaultAction, S3Server
+from tests.s3server.certificate import make_certificate
+
+DATA = bytes(range(256)) * 4096 * 3  # 3 MiB
+ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    return make_certificate(tmp_path)
+
+
+def trusting(certificate: Path) -> TlsContext:
+    openssl = library()
+    assert openssl is not None, "the tests' machine has OpenSSL as a shared library"
+    return TlsContext(openssl, cafile=str(certificate), capath=None)
+
+
+@contextmanager
+def accepted(context: ssl.SSLContext | None) -> Iterator[socket.socket]:
+    """Yield a client's socket whose peer shakes hands by `context`; None: it is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with closing(connection):
+                if context is None:
+                    done.wait(20)
+                    return
+                try:
+                    with context.wrap_socket(connection, server_side=True) as secure:
+                        secure.recv(1)
+                except OSError:
+                    return
+
+        done = threading.Event()
+        pool.submit(serve)
+        with socket.create_connection(listener.getsockname()) as client:
+            # As `Connection` does: the kernel bounds each call.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+            try:
+                yield client
+            finally:
+                done.set()
+
+
+def test_large_and_small_reads_of_many_threads_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server(tls=True) as server:
+        object_id = ObjectId("a", server.control.put("a", DATA))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        store = s3_store(server, ONCE)
+
+        def read(start: int) -> bool:
+            stop = len(DATA) if start % 2 else min(start + 1000, len(DATA))
+            buffer = bytearray(stop - start)
+            store.get_into(object_id, Extent(start, stop), memoryview(buffer), lambda count: None)
+            return buffer == DATA[start:stop]
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(0, len(DATA), 24_571)))
+        assert len({entry.connection for entry in server.control.log("GetObject")}) < 20
+
+
+def test_reads_go_on_where_the_library_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server(tls=True) as server:
+        object_id = ObjectId("a", server.control.put("a", DATA))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        monkeypatch.setattr(s3, "library", lambda: None)
+        store = s3_store(server, ONCE)
+        for _ in range(2):
+            buffer = bytearray(len(DATA))
+            store.get_into(object_id, Extent(0, len(DATA)), memoryview(buffer), lambda count: None)
+            assert buffer == DATA
+
+
+def test_a_body_that_is_cut_is_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server(tls=True) as server:
+        object_id = ObjectId("a", server.control.put("a", DATA))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        store = s3_store(server, ONCE)
+        buffer = bytearray(len(DATA))
+        store.get_into(object_id, Extent(0, 1), memoryview(buffer)[:1], lambda count: None)
+        server.control.faults(Fault(FaultAction.SHORT_BODY, operation="GetObject", after_bytes=MIB))
+        reports: list[int] = []
+        with pytest.raises(Unavailable):
+            store.get_into(object_id, Extent(0, len(DATA)), memoryview(buffer), reports.append)
+        assert reports
+        assert reports[-1] <= MIB
+        assert buffer[: reports[-1]] == DATA[: reports[-1]]
+
+
+def test_a_certificate_for_another_host_is_refused(certificate: tuple[Path, ssl.SSLContext]) -> None:
+    path, context = certificate
+    for host in ("bucket.example.org", "127.0.0.2", "::1"):
+        with accepted(context) as client, pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+            trusting(path).connect(client, host)
+    for host in ("localhost", "127.0.0.1"):
+        with accepted(context) as client:
+            trusting(path).connect(client, host).close()
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(
+    certificate: tuple[Path, ssl.SSLContext], tmp_path: Path
+) -> None:
+    _, context = certificate
+    other, _ = make_certificate(tmp_path / "other")
+    with accepted(context) as client, pytest.raises(ssl.SSLCertVerificationError, match="self-signed"):
+        trusting(other).connect(client, "localhost")
+
+
+def test_a_peer_that_never_shakes_hands_is_given_up(certificate: tuple[Path, ssl.SSLContext]) -> None:
+    with accepted(None) as client, pytest.raises(TimeoutError):
+        trusting(certificate[0]).connect(client, "localhost")
+
+
+def test_a_peer_that_speaks_no_tls_is_named(certificate: tuple[Path, ssl.SSLContext]) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as client:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with pytest.raises(ssl.SSLError, match="handshake failed"):
+                trusting(certificate[0]).connect(client, "localhost")
+
+
+def test_an_old_protocol_is_refused(certificate: tuple[Path, ssl.SSLContext]) -> None:
+    path, context = certificate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    with accepted(context) as client, pytest.raises(OSError, match="handshake failed"):
+        trusting(path).connect(client, "localhost")
+
+
+def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").touch()
+    with pytest.raises(ssl.SSLError, match=r"empty\.pem"):
+        trusting(tmp_path / "empty.pem")
