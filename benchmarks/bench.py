@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.origins import Origin, Origins, Site
-from benchmarks.peers import Mount, Peer, mounted
+from benchmarks.peers import Fusecache, Mount, Peer, mounted
 from benchmarks.processes import BenchmarkError, TooSlow, drop_pages, run_child
 from benchmarks.results import Results, Row
 
@@ -21,7 +21,7 @@ Named = TypeVar("Named")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much each case reads; the bars are meant for the defaults."""
+    """How much each case reads and writes; the bars are meant for the defaults."""
 
     sequential_bytes: int = GIB
     stream_bytes: int = GIB // 2
@@ -35,6 +35,15 @@ class Sizes:
     small_bytes: int = 100_000
     million: int = 1_000_000
     page_fillings: int = 6
+    written_bytes: int = GIB
+    written_small_bytes: int = GIB // 4
+    saved_bytes: int = 2 * GIB
+    checkpoint_bytes: int = 4 * GIB
+    undisturbed_seconds: float = 8.0
+    written_files: int = 10_000
+    # Peers send one file after the other, or a few at once: their rate shows with fewer.
+    peer_files: int = 200
+    slow_peer_files: int = 40
 
 
 QUICK = Sizes(
@@ -46,6 +55,14 @@ QUICK = Sizes(
     small_files=50,
     million=20_000,
     page_fillings=2,
+    written_bytes=GIB // 4,
+    written_small_bytes=GIB // 16,
+    saved_bytes=GIB // 4,
+    checkpoint_bytes=GIB // 2,
+    undisturbed_seconds=3.0,
+    written_files=500,
+    peer_files=40,
+    slow_peer_files=10,
 )
 
 
@@ -92,6 +109,21 @@ class Bench:
             drop_pages()
             yield mount
 
+    @contextmanager
+    def writable(self, peer: Peer, origin: Origin, bucket: str) -> Iterator[Mount]:
+        """Mount a peer on an empty bucket; throw away what it has not uploaded at the end. Raises BenchmarkError."""
+        self.origins.add_bucket(origin, bucket)
+        self.origins.reset(origin)
+        if not isinstance(peer, Fusecache):
+            # s3fs sends a last part larger than the others, and writes a key twice at once: R2 refuses both.
+            self.origins.control(origin).set_rules(equal_parts=False, write_interval_seconds=0)
+        with self.mount(peer, origin, bucket) as mount:
+            try:
+                yield mount
+            finally:
+                mount.kill()
+        self.origins.reset(origin)
+
     def drop(self, mount: Mount) -> None:
         """Let caches settle, and drop the kernel's pages: of the mount and of the files of its cache."""
         time.sleep(1.0)
@@ -101,6 +133,16 @@ class Bench:
 def read(task: str, *, seconds: float = LIMIT_SECONDS, **request: Any) -> dict[str, Any]:
     """Run one task of `benchmarks.readers`. Raises BenchmarkError."""
     return run_child("benchmarks.readers", {"task": task, **request}, seconds=seconds)
+
+
+def write(task: str, *, seconds: float = LIMIT_SECONDS, **request: Any) -> dict[str, Any]:
+    """Run one task of `benchmarks.writers`. Raises BenchmarkError."""
+    return run_child("benchmarks.writers", {"task": task, **request}, seconds=seconds)
+
+
+def save(task: str, *, seconds: float = LIMIT_SECONDS, **request: Any) -> dict[str, Any]:
+    """Run one task of `benchmarks.trainers`. Raises BenchmarkError."""
+    return run_child("benchmarks.trainers", {"task": task, **request}, seconds=seconds)
 
 
 def fetch(task: str, site: Site, *, seconds: float = LIMIT_SECONDS, **request: Any) -> dict[str, Any]:

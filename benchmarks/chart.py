@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 # Ours stands out; relatives look alike; bounds are grey.
 COLOURS = {
     "fusecache": "#d1495b",
+    "fusecache-remote": "#e79aa5",
     "rclone": "#30638e",
     "rclone-tuned": "#7ba7cc",
     "s3fs": "#edae49",
+    "s3fs-tuned": "#f3cf93",
     "crt": "#66a182",
     "raw": "#9a9a9a",
     "fio": "#6f6f6f",
     "empty-fs": "#b5b5b5",
     "native": "#d0d0d0",
     "first-byte": "#3d3d3d",
+    "discard-fs": "#b5b5b5",
+    "local": "#d0d0d0",
+    "undisturbed": "#d0d0d0",
 }
 TITLES = {
+    "fusecache-remote": "fusecache, fsync remote",
     "rclone": "rclone mount",
     "rclone-tuned": "rclone mount, tuned",
     "crt": "CRT client, no mount",
@@ -32,9 +38,14 @@ TITLES = {
     "empty-fs": "empty pyfuse3 mount",
     "native": "local file",
     "first-byte": "origin's first byte",
+    "s3fs-tuned": "s3fs, tuned",
+    "discard-fs": "pyfuse3 mount, bytes thrown away",
+    "local": "local disk",
+    "undisturbed": "no upload meanwhile",
 }
+Panels = Sequence[Sequence[tuple[str, tuple[str, ...]]]]
 # Rows of panels, each with its title and its cases; a panel is as wide as it has bars.
-PANELS: Sequence[Sequence[tuple[str, tuple[str, ...]]]] = (
+READ_PANELS: Panels = (
     (("cold, from the bucket (MB/s, more is better)", ("cold A", "cold B", "cold C", "streams B")),),
     (
         ("again (MB/s, log scale, more is better)", ("disk B", "pages B")),
@@ -49,7 +60,24 @@ PANELS: Sequence[Sequence[tuple[str, tuple[str, ...]]]] = (
 )
 
 
-def draw_read(path: Path, results: Results) -> None:
+WRITE_PANELS: Panels = (
+    (("write and close (MB/s, more is better)", ("write A", "write B", "write4k A")),),
+    (
+        (
+            "seconds until the trainer goes on, origin B (less is better)",
+            ("torch B", "dcp B", "dcp-async B"),
+        ),
+        ("first write to durable (seconds, less is better)", ("durable B", "durable C")),
+    ),
+    (
+        ("small files durable (files/s, log scale, more is better)", ("files D",)),
+        ("reading during an upload (MB/s, more is better)", ("train B",)),
+        ("start (seconds, less is better)", ("recover B",)),
+    ),
+)
+
+
+def draw(path: Path, results: Results, panels: Panels) -> None:
     """Draw what was measured; nothing is written if nothing was."""
     import matplotlib as mpl
 
@@ -57,7 +85,7 @@ def draw_read(path: Path, results: Results) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
-    rows = [row for panels in PANELS if (row := _measured(panels, results))]
+    rows = [row for each in panels if (row := _measured(each, results))]
     if not rows:
         return
     figure = plt.figure(figsize=(11, 3.2 * len(rows) + 0.6), layout="constrained")

@@ -1,20 +1,25 @@
-"""The buckets that benchmarks read: the project's own test server, near and far, with and without TLS.
+"""The buckets that benchmarks read and write: the project's own test server, near and far, with and without TLS.
 
-A data set is a bucket of its own, so that the root of a mount is the folder under test. Origins A and B are one
+A data set is a bucket of its own, so that the root of a mount is the folder under test. Origins A, B and D are one
 server process with other settings; C is a second one that speaks TLS.
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.s3server import Control, ServerProcess, boto_client
+
+MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How far away a bucket seems: seconds to the first byte ± a fraction, bytes/s a connection."""
+    """How far away a bucket seems: seconds to the first byte ± a fraction, bytes/s a connection, each way."""
 
     name: str
     title: str
@@ -30,6 +35,7 @@ ORIGINS: Mapping[str, Origin] = {
         Origin("A", "no delay"),
         Origin("B", "40 ms ± 50 %, 80 MB/s a connection", 0.040, 0.5, 80e6),
         Origin("C", "as B, over TLS", 0.040, 0.5, 80e6, tls=True),
+        Origin("D", "100 ms", 0.100),
     )
 }
 
@@ -67,9 +73,14 @@ class Site:
 
 
 class Origins:
-    """The servers of one run, each started when first asked for; a context manager that ends them all."""
+    """The servers of one run, each started when first asked for; a context manager that ends them all.
 
-    def __init__(self) -> None:
+    memory_bytes: what is stored lies in memory if there is room for so much, and not on the disk of the caches:
+    a bucket elsewhere does not write there.
+    """
+
+    def __init__(self, *, memory_bytes: int = 0) -> None:
+        self._memory_bytes = memory_bytes
         self._stack = ExitStack()
         self._servers: dict[bool, ServerProcess] = {}
         self._buckets: set[tuple[bool, str]] = set()
@@ -84,6 +95,10 @@ class Origins:
     def control(self, origin: Origin) -> Control:
         """Return the hand behind an origin's server."""
         return self._server(origin).control
+
+    def reset(self, origin: Origin) -> None:
+        """Forget every object, upload and request of an origin's server; the buckets stay."""
+        self._server(origin).control.reset()
 
     def add_bucket(self, origin: Origin, bucket: str) -> bool:
         """Make a bucket unless it is there; return whether it is new, and so without its objects."""
@@ -101,16 +116,39 @@ class Origins:
     def answering(self, origin: Origin, bucket: str) -> Iterator[Site]:
         """Let the server seem as far away as `origin` says, with an empty request log, and near again at the end."""
         server = self._server(origin)
-        server.control.set(latency=origin.latency_seconds, jitter=origin.jitter, bandwidth=origin.bandwidth)
+        server.control.set(
+            latency=origin.latency_seconds,
+            jitter=origin.jitter,
+            bandwidth=origin.bandwidth,
+            upload_bandwidth=origin.bandwidth,
+        )
         server.control.clear_log()
         try:
             yield Site(server.endpoint_url, server.access_key, server.secret_key, server.ca_path, bucket)
         finally:
-            server.control.set(latency=0.0, jitter=0.0, bandwidth=None)
+            server.control.set(latency=0.0, jitter=0.0, bandwidth=None, upload_bandwidth=None)
 
     def _server(self, origin: Origin) -> ServerProcess:
         server = self._servers.get(origin.tls)
         if server is None:
-            server = self._stack.enter_context(ServerProcess(tls=origin.tls))
+            server = self._stack.enter_context(ServerProcess(self._directory(), tls=origin.tls))
             self._servers[origin.tls] = server
         return server
+
+    def _directory(self) -> Path | None:
+        """Return a new folder in memory, None if nothing is to be, or fits, there."""
+        if not self._memory_bytes or free_memory_bytes() < self._memory_bytes:
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="fusecache-bench-", dir=MEMORY))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+
+def free_memory_bytes() -> int:
+    """Return how much a folder in memory may take: what its file system and the machine have left."""
+    if not MEMORY.is_dir():
+        return 0
+    line = next(
+        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:")
+    )
+    return min(shutil.disk_usage(MEMORY).free, int(line.split()[1]) * 1024)

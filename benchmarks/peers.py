@@ -3,10 +3,13 @@
 A peer is a frozen value; `mounted` runs it on a site, with a cache directory of its own that is gone afterwards.
 """
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,19 +18,20 @@ from typing import Protocol
 
 from benchmarks.origins import Site
 from benchmarks.processes import (
-    ROOT,
     BenchmarkError,
     MemoryWatch,
     cpu_seconds,
     end,
     is_mounted,
     remove_folder,
+    run_command,
     start,
     unmount,
     wait_until,
 )
 
 READY_SECONDS = 30.0
+CACHE = "cache"  # the name of the cache's folder beside a mount
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -75,15 +79,16 @@ class Fusecache:
 
 @dataclass(frozen=True, slots=True)
 class Rclone:
-    """`rclone mount` with a cache of whole files on disk."""
+    """`rclone mount` with a cache of whole files on disk. cache_mode: its --vfs-cache-mode."""
 
     name: str = "rclone"
     flags: tuple[str, ...] = ()
+    cache_mode: str = "full"
 
     def command(self, site: Site, path: Path, cache: Path) -> list[str]:
         """Return the words that mount it."""
         words = [find_program("rclone"), "mount", f":s3:{site.bucket}", str(path)]
-        words += ["--config", "/dev/null", "--cache-dir", str(cache), "--vfs-cache-mode", "full"]
+        words += ["--config", "/dev/null", "--cache-dir", str(cache), "--vfs-cache-mode", self.cache_mode]
         if site.ca_path is not None:
             words += ["--ca-cert", site.ca_path]
         return [*words, *self.flags]
@@ -107,9 +112,10 @@ class Rclone:
 
 @dataclass(frozen=True, slots=True)
 class S3fs:
-    """s3fs-fuse with 16 requests in parallel and a cache of whole files on disk."""
+    """s3fs-fuse. options: more for -o, in which {cache} is its cache directory."""
 
     name: str = "s3fs"
+    options: tuple[str, ...] = ("use_cache={cache}", "parallel_count=16", "multireq_max=20")
 
     def command(self, site: Site, path: Path, cache: Path) -> list[str]:
         """Return the words that mount it."""
@@ -119,9 +125,7 @@ class S3fs:
             "endpoint=auto",
             "sigv4",
             "listobjectsv2",
-            f"use_cache={cache}",
-            "parallel_count=16",
-            "multireq_max=20",
+            *(option.format(cache=cache) for option in self.options),
         ]
         return [find_program("s3fs"), site.bucket, str(path), "-f", "-o", ",".join(options)]
 
@@ -138,26 +142,6 @@ class S3fs:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Empty:
-    """No competitor but the limit: a pyfuse3 mount that answers out of memory. Its site's bucket is a size."""
-
-    name: str = "empty pyfuse3"
-
-    def command(self, site: Site, path: Path, cache: Path) -> list[str]:
-        """Return the words that mount it."""
-        return [sys.executable, "-m", "benchmarks.empty_fs", site.bucket, str(path)]
-
-    def environment(self, site: Site) -> dict[str, str]:
-        """Return its variables."""
-        return {**site.environment(), "PYTHONPATH": str(ROOT)}
-
-    def is_ready(self, log: str) -> bool:
-        """Return whether the kernel's settings are written."""
-        return "tuned" in log
-
-
-EMPTY = Empty()
 FUSECACHE = Fusecache()
 RCLONE = Rclone()
 RCLONE_TUNED = Rclone(
@@ -165,6 +149,20 @@ RCLONE_TUNED = Rclone(
 )
 S3FS = S3fs()
 MOUNTED: tuple[Peer, ...] = (FUSECACHE, RCLONE, RCLONE_TUNED, S3FS)
+# The same programs as writers. rclone waits 5 s before an upload; tuned, as long as we do.
+FUSECACHE_REMOTE = Fusecache("fusecache-remote", ("--fsync", "remote"))
+RCLONE_WRITES = Rclone(cache_mode="writes")
+RCLONE_WRITES_TUNED = Rclone(
+    "rclone-tuned",
+    ("--write-back-cache", "--vfs-write-back", "1s", "--no-modtime", "--transfers", "32",
+     "--s3-chunk-size", "64M", "--s3-upload-concurrency", "16"),
+    cache_mode="writes",
+)  # fmt: skip
+S3FS_WRITES = S3fs(options=("tmpdir={cache}",))
+S3FS_WRITES_TUNED = S3fs("s3fs-tuned", (*S3FS_WRITES.options, "parallel_count=16", "multireq_max=20"))
+WRITERS: tuple[Peer, ...] = (
+    FUSECACHE, RCLONE_WRITES, RCLONE_WRITES_TUNED, S3FS_WRITES, S3FS_WRITES_TUNED,
+)  # fmt: skip
 
 
 def find_program(name: str) -> str:
@@ -175,30 +173,53 @@ def find_program(name: str) -> str:
     return found
 
 
+def has_option(flag: str) -> bool:
+    """Return whether this project's daemon knows an option."""
+    return flag in run_command([find_program("fusecache"), "mount", "--help"], seconds=READY_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One live mount: its directory, its cache, its process."""
+    """One live mount: its directory, its cache, its process. ready_seconds: from its start until it answered."""
 
     path: Path
     cache: Path
     pid: int
     memory: MemoryWatch
+    ready_seconds: float
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of its process so far."""
         return cpu_seconds(self.pid)
+
+    def kill(self) -> None:
+        """End its process at once, without a chance to write or upload anything more."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 @contextmanager
 def mounted(peer: Peer, site: Site, directory: Path) -> Iterator[Mount]:
     """Mount a peer with an empty cache below `directory`; leaves nothing behind. Raises BenchmarkError."""
     folder = Path(tempfile.mkdtemp(prefix=f"{peer.name.replace(' ', '-')}-", dir=directory))
-    path, cache, log_path = folder / "mount", folder / "cache", folder / "log"
+    try:
+        with mounted_again(peer, site, folder) as mount:
+            yield mount
+    finally:
+        remove_folder(folder)
+
+
+@contextmanager
+def mounted_again(peer: Peer, site: Site, folder: Path) -> Iterator[Mount]:
+    """Mount a peer with the cache that an earlier mount left in `folder`, if there was one. Raises BenchmarkError."""
+    path, cache, log_path = folder / "mount", folder / CACHE, folder / "log"
     for each in (path, cache):
-        each.mkdir()
+        each.mkdir(exist_ok=True)
+    log_path.unlink(missing_ok=True)
     process = None
     memory = None
     try:
+        began = time.monotonic()
         process = start(peer.command(site, path, cache), peer.environment(site), log_path)
         running = process
 
@@ -213,8 +234,9 @@ def mounted(peer: Peer, site: Site, directory: Path) -> Iterator[Mount]:
             os.statvfs(path)  # answered by the peer itself
         except OSError as exc:
             raise BenchmarkError(f"{peer.name}: the mount does not answer: {exc.strerror}") from exc
+        seconds = time.monotonic() - began
         memory = MemoryWatch(process.pid)
-        yield Mount(path, cache, process.pid, memory)
+        yield Mount(path, cache, process.pid, memory, seconds)
     finally:
         if memory is not None:
             memory.stop()
@@ -222,7 +244,6 @@ def mounted(peer: Peer, site: Site, directory: Path) -> Iterator[Mount]:
         if process is not None:
             end(process)
         unmount(path)
-        remove_folder(folder)
 
 
 def _last_words(log_path: Path) -> str:

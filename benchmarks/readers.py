@@ -17,6 +17,7 @@ from typing import Any
 
 STEP_BYTES = 1 << 20
 PROOF_BYTES = 1 << 16
+SAMPLE_STEPS = 8  # a sample each 8 MiB: 20 ms at the speed of a fast bucket
 
 
 def read_file(path: str, buffer: mmap.mmap, count: Callable[[int], None] = lambda _: None) -> int:
@@ -86,6 +87,26 @@ def streams(paths: list[str]) -> dict[str, Any]:
     if failures:
         raise failures[0]
     return {"bytes": sum(counts), "seconds": seconds, "shares": shares}
+
+
+def timeline(path: str, duration: float, stop: str) -> dict[str, Any]:
+    """Read one file from its start for `duration` seconds, or until a file `stop` is there.
+
+    samples: [seconds since 1970, bytes so far].
+    """
+    buffer = mmap.mmap(-1, STEP_BYTES)
+    total = 0
+    samples = [[time.time(), 0.0]]
+    deadline = samples[0][0] + duration
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while samples[-1][0] < deadline and not (stop and os.path.exists(stop)):
+            for _ in range(SAMPLE_STEPS):
+                total += os.preadv(descriptor, [buffer], total)
+            samples.append([time.time(), float(total)])
+    finally:
+        os.close(descriptor)
+    return {"samples": samples}
 
 
 def scattered(
@@ -189,7 +210,8 @@ def opening(path: str) -> dict[str, Any]:
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
-    task.__name__: task for task in (sequential, streams, scattered, small_files, names, first_name, opening)
+    task.__name__: task
+    for task in (sequential, streams, timeline, scattered, small_files, names, first_name, opening)
 }
 
 

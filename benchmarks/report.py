@@ -51,19 +51,35 @@ SHOWN = {
     "million-open": Shown("1 000 000: opening one", "open_seconds", _seconds),
     "million-first": Shown("1 000 000: first name", "first_seconds", _seconds),
     "million-all": Shown("1 000 000: all names", "names_per_second", _a_second),
+    "write": Shown("write + close 1 GiB by 4 MiB", "rate", _megabytes),
+    "write4k": Shown("write + close 256 MiB by 4 KiB", "rate", _megabytes),
+    "durable": Shown("1 GiB, first write to durable", "whole_seconds", _seconds),
+    "torch": Shown("torch.save 2 GiB, blocked", "blocked_seconds", _seconds),
+    "dcp": Shown("DCP 2 GiB, 2 ranks, blocked", "blocked_seconds", _seconds),
+    "dcp-async": Shown("DCP async 2 GiB, blocked", "blocked_seconds", _seconds),
+    "files": Shown("small files, durable", "files_per_second", _a_second),
+    "train": Shown("reading while 4 GiB upload", "rate", _megabytes),
+    "recover": Shown("start with 10 000 journaled", "seconds", _seconds),
 }
 ORDER = (
     "fusecache",
+    "fusecache-remote",
     "rclone",
     "rclone-tuned",
     "s3fs",
+    "s3fs-tuned",
     "crt",
     "raw",
     "first-byte",
     "fio",
     "empty-fs",
+    "discard-fs",
     "native",
+    "local",
+    "undisturbed",
 )
+# What a competitor lacks: no failure.
+NOT_AVAILABLE = "n/a"
 
 
 def table(results: Results, bars: Sequence[Bar]) -> str:
@@ -75,8 +91,8 @@ def table(results: Results, bars: Sequence[Bar]) -> str:
         shown = SHOWN[kind]
         rows.append([f"{shown.title}, {origin}", *(_cell(results, case, name, shown) for name in names)])
     for case in results.cases():
-        if case.startswith("cold "):
-            cells = (results.median(case, name, "cpu_per_gib") for name in names)
+        cells = [results.median(case, name, "cpu_per_gib") for name in names]
+        if any(cell is not None for cell in cells):
             rows.append([f"CPU s a GiB, {case}", *("" if cell is None else f"{cell:.2f}" for cell in cells)])
     highest = (results.highest(name, "memory_bytes") for name in names)
     rows.append(["most memory", *("" if cell is None else f"{cell / 1e6:,.0f} MB" for cell in highest)])
@@ -128,7 +144,10 @@ def _cell(results: Results, case: str, name: str, shown: Shown) -> str:
     limit = results.limit(case, name)
     if limit is not None:
         return f"> {limit:g} s"
-    return "failed" if results.error(case, name) else ""
+    error = results.error(case, name)
+    if error == NOT_AVAILABLE:
+        return error
+    return "failed" if error else ""
 
 
 def _bar_cells(bar: Bar) -> list[str]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from benchmarks.bars import Bar, read_bars
+from benchmarks.bars import Bar
+from benchmarks.bars_read import read_bars
 from benchmarks.report import table
 from benchmarks.results import Results, Row
 
