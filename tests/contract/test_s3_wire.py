@@ -15,6 +15,7 @@ from fusecache.model.errors import (
     ObjectChanged,
     ObjectMissing,
     ReadOnly,
+    Refused,
     RemoteError,
     Throttled,
     Unavailable,
@@ -24,7 +25,7 @@ from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.remotes import Remote
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.store import Condition, FileSlice
-from tests.contract.conftest import s3_store
+from tests.contract.conftest import SMALL_COPIES, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
 MakeBody = Callable[[bytes], FileSlice]
@@ -32,6 +33,7 @@ MakeBody = Callable[[bytes], FileSlice]
 # One attempt: what a single answer does, without botocore's pause before the second.
 ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
 DATA = bytes(range(256)) * 4096  # 1 MiB
+BODIES = {"empty": b"", "small": b"bytes", "large": DATA * 7}
 
 
 @pytest.fixture
@@ -71,6 +73,7 @@ def read(store: S3Store, object_id: ObjectId, extent: Extent) -> tuple[bytes, li
 # ---- what is sent
 
 
+@pytest.mark.case(23)
 def test_every_body_has_its_length_and_md5_and_nothing_that_r2_refuses(
     store: S3Store, server: S3Server, body: MakeBody
 ) -> None:
@@ -100,6 +103,59 @@ def test_every_body_has_its_length_and_md5_and_nothing_that_r2_refuses(
         assert entry.headers["content-length"] == str(len(data))
         digest = hashlib.md5(data, usedforsecurity=False).digest()
         assert entry.headers["content-md5"] == base64.b64encode(digest).decode()
+
+
+@pytest.mark.case(23)
+def test_no_call_of_any_kind_sends_what_r2_refuses(server: S3Server, body: MakeBody) -> None:
+    """Content-Length, no aws-chunked, no trailer, no Expect, identity: the server looks at each request."""
+    store = s3_store(server, SMALL_COPIES)
+    etags = {name: store.put(name, body(data), metadata={"a": "ü"}) for name, data in BODIES.items()}
+    for name, data in BODIES.items():
+        found = ObjectId(name, etags[name])
+        assert store.head(name).etag == found.etag
+        if data:
+            assert read(store, found, Extent(0, len(data)))[0] == data
+        store.copy(found, f"{name} copied", metadata={"b": "c"})
+        store.copy(found, f"{name} copied again", condition=Condition(etag=None))
+    upload_id = store.create_multipart("parts", metadata={"a": "b"})
+    parts = [store.upload_part("parts", upload_id, number, body(BODIES["large"])) for number in (1, 2)]
+    store.complete_multipart("parts", upload_id, parts, condition=Condition(etag=None))
+    store.abort_multipart("dropped", store.create_multipart("dropped", metadata={}))
+    assert len(store.list_page("", delimiter="/", limit=2).objects) == 2
+    store.probe_write("somewhere/")
+    for name in server.control.objects():
+        store.delete(name)
+    assert {entry.operation for entry in server.control.log()} == {
+        "AbortMultipartUpload",
+        "CompleteMultipartUpload",
+        "CopyObject",
+        "CreateMultipartUpload",
+        "DeleteObject",
+        "GetObject",
+        "HeadObject",
+        "ListObjectsV2",
+        "PutObject",
+        "UploadPart",
+        "UploadPartCopy",
+    }
+    answered = server.control.wait_requests(len(server.control.log()))
+    assert {entry.status for entry in answered if entry.operation != "HeadObject"} <= {200, 204, 206}
+    assert server.control.offences() == []
+
+
+@pytest.mark.case(22)
+def test_a_small_body_follows_an_empty_one_on_the_same_connection_at_once(
+    server: S3Server, body: MakeBody
+) -> None:
+    store = s3_store(server, ONCE)
+    for turn in range(5):
+        store.put(f"empty-{turn}", body(b""), metadata={})
+        store.put(f"small-{turn}", body(DATA[:1024]), metadata={})
+    log = server.control.log()
+    assert [entry.headers["content-length"] for entry in log] == ["0", "1024"] * 5
+    assert len({entry.connection for entry in log}) == 1
+    # A client that waits for `100 Continue` pauses a second before each body.
+    assert log[-1].time - log[0].time < 4
 
 
 def test_a_read_is_one_get_with_range_and_version(store: S3Store, server: S3Server) -> None:
@@ -151,6 +207,7 @@ def test_metadata_of_others_survives_reading_and_copying(store: S3Store, server:
     assert server.control.objects()["b"].metadata == {"note": "100%", "bad": "%ff"}
 
 
+@pytest.mark.case(31, 32)
 def test_a_probe_asks_nothing_of_the_bucket_itself(server: S3Server) -> None:
     server.control.add_account(Account("narrow", "secret" * 5, prefix="mine/", bucket_calls=False))
     narrow = S3Store(
@@ -164,6 +221,17 @@ def test_a_probe_asks_nothing_of_the_bucket_itself(server: S3Server) -> None:
         "CreateMultipartUpload",
         "AbortMultipartUpload",
     ]
+
+
+@pytest.mark.case(32)
+def test_a_redirect_asks_nothing_of_the_bucket_itself(store: S3Store, server: S3Server) -> None:
+    """botocore would look for the bucket's region by a HeadBucket, which a token for objects may not make."""
+    server.control.put("a", DATA)
+    server.control.faults(Fault(FaultAction.ANSWER, status=301, code="PermanentRedirect"))
+    for ask in (store.head, store.delete, store.list_page):
+        with pytest.raises(Refused, match="check the endpoint and the region"):
+            ask("a")
+    assert "HeadBucket" not in server.control.counts()
 
 
 def test_requests_and_bytes_are_counted(server: S3Server, body: MakeBody) -> None:

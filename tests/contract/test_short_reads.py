@@ -54,12 +54,16 @@ class Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.requests: list[bytes] = []
+        self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, args=(script,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
+        if self._connection is not None:
+            with suppress(OSError):  # a client that keeps its connection would let the thread wait for long
+                socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
         self._thread.join(10)
 
     def _serve(self, script: Script) -> None:
@@ -68,6 +72,7 @@ class Peer:
                 connection, _ = self._listener.accept()
                 if self._context is not None:
                     connection = self._context.wrap_socket(connection, server_side=True)
+                self._connection = connection
                 with connection:
                     self._answer(connection, answers)
 

@@ -76,6 +76,7 @@ def test_any_size_comes_back_as_it_was(subject: Subject, body: MakeBody, size: i
         assert read(subject, stored, Extent(0, size)) == data
 
 
+@pytest.mark.case(22)
 def test_a_small_object_follows_an_empty_one_at_once(subject: Subject, body: MakeBody) -> None:
     began = time.monotonic()
     for _ in range(3):
@@ -84,6 +85,7 @@ def test_a_small_object_follows_an_empty_one_at_once(subject: Subject, body: Mak
     assert time.monotonic() - began < 3  # a client that waits for `100 Continue` needs a second each
 
 
+@pytest.mark.case(45)
 @pytest.mark.parametrize(
     "value",
     [
@@ -337,6 +339,7 @@ def test_an_object_can_be_copied_onto_itself_with_other_metadata(subject: Subjec
     assert subject.store.head(source.key).metadata == {"note": "new"}
 
 
+@pytest.mark.case(40)
 def test_a_large_copy_goes_in_parts_and_is_the_same(subject: Subject, body: MakeBody) -> None:
     data = noise(12 * MIB)
     key, upload_id, etags = upload(subject, body, "from", data[: 6 * MIB], data[6 * MIB :])
@@ -374,6 +377,7 @@ def test_a_copy_obeys_the_condition_on_its_destination(subject: Subject, body: M
 # ---- limits
 
 
+@pytest.mark.case(31)
 def test_probing_for_write_access_leaves_nothing_behind(subject: Subject) -> None:
     subject.store.probe_write(subject.prefix)
     assert names(subject) == []

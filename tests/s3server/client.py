@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.s3server.manners import TEST_HAND
+
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
@@ -37,6 +39,7 @@ def boto_client(
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "connect_timeout": 10,
         "read_timeout": 60,
+        "user_agent_extra": TEST_HAND,
         **config,
     }
     client = boto3.session.Session().client(

@@ -179,6 +179,10 @@ class Control:
         """Forget all requests and counts."""
         self._state.log.clear()
 
+    def offences(self) -> list[str]:
+        """Return what the client under test sent since the start and never should: R2 refuses it, or stumbles."""
+        return self._state.log.offences()
+
     def counts(self) -> dict[str, int]:
         """Return the number of requests per operation since the last `clear_log`."""
         return self._state.log.counts()

@@ -12,8 +12,10 @@ class FaultAction(enum.Enum):
 
     ANSWER = "answer"
     ANSWER_AFTER = "answer-after"
+    ANSWER_MIDWAY = "answer-midway"
     DROP_BEFORE = "drop-before"
     DROP_AFTER = "drop-after"
+    SILENT_AFTER = "silent-after"
     DELAY = "delay"
     HOLD = "hold"
     STALL = "stall"
@@ -23,12 +25,14 @@ class FaultAction(enum.Enum):
     IGNORE_RANGE = "ignore-range"
     WRONG_ETAG = "wrong-etag"
     CORRUPT = "corrupt"
+    DECOMPRESS = "decompress"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One scripted fault. method, operation and key are shell globs; all three must match.
+    """One scripted fault. method, operation and key are shell globs; all three must match, and part if it is given.
 
+    part: only requests with this part number.
     nth: only the nth matching request, from 1. times: fires at most so often. probability: of firing, 0..1.
     """
 
@@ -36,6 +40,7 @@ class Fault:
     method: str = "*"
     operation: str = "*"
     key: str = "*"
+    part: int | None = None
     nth: int | None = None
     times: int | None = None
     probability: float = 1.0
@@ -46,12 +51,13 @@ class Fault:
     extra_bytes: int = 1
     etag: str = "0" * 32
 
-    def matches(self, method: str, operation: str, key: str) -> bool:
+    def matches(self, method: str, operation: str, key: str, part: str = "") -> bool:
         """Return whether this fault speaks of such a request."""
         return (
             fnmatchcase(method, self.method)
             and fnmatchcase(operation, self.operation)
             and fnmatchcase(key, self.key)
+            and (self.part is None or part == str(self.part))
         )
 
 
@@ -84,12 +90,17 @@ class Script:
             self._released.set()
             self._released = threading.Event()
 
-    def choose(self, method: str, operation: str, key: str) -> tuple[Fault, threading.Event] | None:
-        """Count the request; return the fault that meets it, and the event that `clear` will set."""
+    def choose(
+        self, method: str, operation: str, key: str, part: str = ""
+    ) -> tuple[Fault, threading.Event] | None:
+        """Count the request; return the fault that meets it, and the event that `clear` will set.
+
+        part: the part number as sent, empty without one.
+        """
         chosen: Fault | None = None
         with self._lock:
             for number, fault in self._faults.items():
-                if not fault.matches(method, operation, key):
+                if not fault.matches(method, operation, key, part):
                     continue
                 self._seen[number] += 1
                 if chosen is None and self._fires(number, fault):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 # A request's entry takes about 1 KiB: 200 MiB at most, more than any test or benchmark sends.
 MAX_ENTRIES = 200_000
+MAX_OFFENCES = 100
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class RequestLog:
         self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
         self._counts: Counter[str] = Counter()
         self._number = 0
+        self._offences: list[str] = []
 
     def next_number(self) -> int:
         """Return the sequence number of the request that just arrived, from 1."""
@@ -63,6 +65,17 @@ class RequestLog:
             self._entries.append(entry)
             self._counts[entry.operation] += 1
             self._changed.notify_all()
+
+    def note_offence(self, words: str) -> None:
+        """Remember what a client should not have sent, for as long as the server runs; the first MAX_OFFENCES."""
+        with self._changed:
+            if len(self._offences) < MAX_OFFENCES:
+                self._offences.append(words)
+
+    def offences(self) -> list[str]:
+        """Return what clients should not have sent."""
+        with self._changed:
+            return list(self._offences)
 
     def finish(self, entry: LogEntry) -> None:
         """Say that a request's answer, or its end without one, is complete."""

@@ -216,9 +216,11 @@ class S3Server:
                 del self._connections[connection.number]
 
     def _checkpoint(self) -> None:
-        """Raise ConnectionEnded when an outage that was met here is over, or the server stops."""
-        if self._outage is Outage.BLACKHOLE:
+        """Raise ConnectionEnded if connections are refused, after the blackhole that was met here, or at the stop."""
+        outage = self._outage
+        if outage is Outage.BLACKHOLE:
             self._reachable.wait()
+        if outage is not Outage.NONE:
             raise ConnectionEnded("outage")
         if self._stopping.is_set():
             raise ConnectionEnded("stopping")

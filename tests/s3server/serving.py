@@ -1,5 +1,7 @@
 """From a request's head to the end of its answer: who asks, for what, which fault meets it."""
 
+import contextlib
+import gzip
 import logging
 import threading
 import time
@@ -9,8 +11,10 @@ from email.utils import formatdate
 
 from tests.s3server import reads, writes
 from tests.s3server.accounts import WRITES, Account
+from tests.s3server.bodies import OpenBody
 from tests.s3server.errors import ConnectionEnded, S3Error
 from tests.s3server.faults import Fault, FaultAction
+from tests.s3server.manners import bad_manners
 from tests.s3server.request_log import LogEntry
 from tests.s3server.s3xml import error_document
 from tests.s3server.signature import check_signature
@@ -64,6 +68,8 @@ LOGGED_HEADERS = frozenset(
 )
 # A refused body up to this size is received for nobody, and the connection goes on; a greater one ends it.
 DISCARD_BYTES = 64 << 20
+# What a request did stays done, but its answer is lost.
+_AFTER = (FaultAction.ANSWER_AFTER, FaultAction.DROP_AFTER, FaultAction.SILENT_AFTER)
 LINGER_SECONDS = 2.0  # for a client still sending a refused body to find the answer
 
 
@@ -95,10 +101,13 @@ def _serve_request(request: Request, connection: Connection, state: State, aroun
     """Answer one request and log it; return whether the connection can go on."""
     target, problem = _target(request, state)
     entry = _log_entry(request, connection, state, target)
-    met = state.script.choose(request.method, target.operation, target.key)
+    part = request.query.get("partNumber", "")
+    met = state.script.choose(request.method, target.operation, target.key, part)
     fault = None if met is None else met[0]
     entry.fault = "" if fault is None else fault.action.value
     state.log.add(entry)
+    for words in bad_manners(request, target.operation):
+        state.log.note_offence(f"{target.operation} {target.key}: {words}")
     try:
         around.wait(around.latency())
         if met is not None:
@@ -178,10 +187,18 @@ def _perform(
         raise S3Error(fault.code, "scripted", status=fault.status)
     account = _authorise(request, state, target)
     entry.access_key = account.access_key
-    if action is FaultAction.IGNORE_RANGE:
+    if action in (FaultAction.IGNORE_RANGE, FaultAction.DECOMPRESS):
         request.headers.pop("range", None)
     exchange = Exchange(
-        state, request, connection, entry, account, target.key, around.base_url, bucket_name=target.bucket
+        state,
+        request,
+        connection,
+        entry,
+        account,
+        target.key,
+        around.base_url,
+        bucket_name=target.bucket,
+        fault=fault,
     )
     try:
         answer = OPERATIONS[target.operation](exchange)
@@ -190,13 +207,27 @@ def _perform(
     except Exception as exc:
         log.exception("bug in operation=%s key=%r", target.operation, target.key)
         raise S3Error("InternalError", repr(exc)) from exc
-    if fault is not None and action in (FaultAction.ANSWER_AFTER, FaultAction.DROP_AFTER):
+    if action is FaultAction.DECOMPRESS:
+        return _decompressed(answer)
+    if fault is not None and action in _AFTER:
         if answer.body is not None:
             answer.body.close()
-        if action is FaultAction.DROP_AFTER:
+        if action is FaultAction.SILENT_AFTER:
+            around.wait(fault.seconds)
+        if action is not FaultAction.ANSWER_AFTER:
             raise ConnectionEnded("dropped by script")
         raise S3Error(fault.code, "scripted", status=fault.status)
     return answer
+
+
+def _decompressed(answer: Answer) -> Answer:
+    """Return an answer as a proxy on the way makes it of one with Content-Encoding gzip: its bytes unpacked."""
+    headers = dict(answer.headers)
+    if not isinstance(answer.body, OpenBody) or headers.pop("Content-Encoding", "") != "gzip":
+        return answer
+    with contextlib.closing(answer.body) as body:
+        data = gzip.decompress(b"".join(body.chunks(0, answer.length)))
+    return Answer(answer.status, list(headers.items()), length=len(data), body=BytesBody(data))
 
 
 def _authorise(request: Request, state: State, target: Target) -> Account:

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from tests.s3server.accounts import Account, Accounts
 from tests.s3server.errors import S3Error
-from tests.s3server.faults import Script
+from tests.s3server.faults import Fault, FaultAction, Script
 from tests.s3server.objects import Bucket, Clock
 from tests.s3server.request_log import LogEntry, RequestLog
 from tests.s3server.rules import Rules, RulesChange, Settings, SettingsChange
@@ -91,6 +91,7 @@ class Exchange:
     key: str
     base_url: str
     bucket_name: str = ""
+    fault: Fault | None = None
     _found: tuple[Bucket, Uploads] | None = field(default=None)
 
     @property
@@ -122,6 +123,11 @@ class Exchange:
     def header(self, name: str) -> str | None:
         """Return a header by its lower-case name."""
         return self.request.header(name)
+
+    def check_midway(self) -> None:
+        """Fail if the script says so: the body has come, and nothing is stored. S3Error."""
+        if self.fault is not None and self.fault.action is FaultAction.ANSWER_MIDWAY:
+            raise S3Error(self.fault.code, "scripted", status=self.fault.status)
 
     def wrote(self) -> None:
         """Say that the bucket has changed."""

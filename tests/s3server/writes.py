@@ -224,6 +224,7 @@ def _receive_body(exchange: Exchange, bucket: Bucket) -> tuple[int, str, Segment
 
             exchange.connection.receive(sink)
     with discarding(bucket, segments):
+        exchange.check_midway()
         _check_content_md5(exchange, md5.digest())
         if sha256 is not None and sha256.hexdigest() != payload_hash:
             raise S3Error("XAmzContentSHA256Mismatch", "The provided x-amz-content-sha256 is not the body's.")

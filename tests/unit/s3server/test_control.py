@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, ReadTimeoutError
 
-from tests.s3server import S3Server, ServerProcess, boto_client, synthetic_bytes
+from tests.s3server import Fault, FaultAction, S3Server, ServerProcess, boto_client, synthetic_bytes
 from tests.s3server.control import Control
 from tests.s3server.process import ROOT, RemoteControl
 from tests.unit.s3server.raw import RawClient
@@ -121,6 +121,21 @@ def test_what_a_blackhole_swallowed_never_takes_effect(either: S3Server | Server
         client.put_object(Bucket=BUCKET, Key="k", Body=b"x")
     finally:
         client.close()
+
+
+def test_a_held_request_ends_with_its_connection_and_never_takes_effect(
+    either: S3Server | ServerProcess,
+) -> None:
+    either.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
+    with RawClient(either) as patient:
+        patient.sock.sendall(patient.head("PUT", "/bucket/k", {"Content-Length": "1"}) + b"x")
+        either.control.wait_requests(1, "PutObject", finished=False)
+        either.control.pause("refuse")
+        with pytest.raises((EOFError, ConnectionResetError)):
+            patient.answer()
+    either.control.resume()
+    either.control.clear_faults()
+    assert either.control.objects() == {}
 
 
 def test_dropped_connections_are_replaced(either: S3Server | ServerProcess) -> None:

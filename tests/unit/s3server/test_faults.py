@@ -1,5 +1,6 @@
 """Scripted faults: each action, and which requests it meets."""
 
+import gzip
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,57 @@ def test_dropped_connections(
     (entry,) = server.control.wait_requests(1, "PutObject")
     assert (entry.status, entry.took_effect) == (0, happened)
     assert ("new" in server.control.objects()) is happened
+
+
+def test_silence_after_the_effect_ends_without_an_answer(server: ServerProcess) -> None:
+    script(server, FaultAction.SILENT_AFTER, "PutObject", seconds=0.4)
+    client = boto_client(server, read_timeout=0.2)
+    try:
+        with pytest.raises(ReadTimeoutError):
+            client.put_object(Bucket=BUCKET, Key="new", Body=b"x")
+    finally:
+        client.close()
+    (entry,) = server.control.wait_requests(1, "PutObject")
+    assert (entry.status, entry.took_effect, entry.fault) == (0, True, "silent-after")
+    assert entry.seconds >= 0.4
+    assert server.control.read("new") == b"x"
+
+
+def test_a_failure_midway_stores_nothing_and_destroys_the_earlier_part_of_that_number(
+    server: ServerProcess, client: "S3Client"
+) -> None:
+    script(server, FaultAction.ANSWER_MIDWAY, "PutObject", status=500, code="InternalError", times=1)
+    assert refusal(client.put_object, Bucket=BUCKET, Key="k", Body=b"new") == (500, "InternalError")
+    assert server.control.read("k") == BODY
+    upload_id = client.create_multipart_upload(Bucket=BUCKET, Key="big")["UploadId"]
+    for number in (1, 2):
+        client.upload_part(
+            Bucket=BUCKET, Key="big", UploadId=upload_id, PartNumber=number, Body=b"x" * number
+        )
+    script(server, FaultAction.ANSWER_MIDWAY, "UploadPart", part=2, status=503)
+    part: Any = {"Bucket": BUCKET, "Key": "big", "UploadId": upload_id, "Body": b"again"}
+    client.upload_part(PartNumber=1, **part)
+    assert refusal(client.upload_part, PartNumber=2, **part) == (503, "ServiceUnavailable")
+    (upload,) = server.control.uploads()
+    assert upload.parts == {1: 5}
+    assert server.control.log("UploadPart")[-1].took_effect is False
+
+
+def test_an_object_is_unpacked_on_its_way_only_if_it_is_stored_as_gzip(
+    server: ServerProcess, client: "S3Client"
+) -> None:
+    packed = gzip.compress(BODY)
+    client.put_object(Bucket=BUCKET, Key="packed", Body=packed, ContentEncoding="gzip")
+    server.control.put("plain", packed)
+    server.control.faults(Fault(FaultAction.DECOMPRESS, operation="GetObject"))
+    for key, expected in (("packed", BODY), ("plain", packed)):
+        answer = client.get_object(Bucket=BUCKET, Key=key, Range="bytes=0-9")
+        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+        assert (answer["ContentLength"], answer["Body"].read()) == (len(expected), expected)
+        assert "ContentEncoding" not in answer
+    server.control.clear_faults()
+    answer = client.get_object(Bucket=BUCKET, Key="packed")
+    assert (answer["ContentEncoding"], answer["Body"].read()) == ("gzip", packed)
 
 
 def test_short_body(server: ServerProcess, client: "S3Client") -> None:

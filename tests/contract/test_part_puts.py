@@ -1,0 +1,204 @@
+"""Parts that go to the bucket without botocore: the same requests, every failure named, no byte of a changed file."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusecache.model.errors import (
+    AccessDenied,
+    FusecacheError,
+    LocalDiskError,
+    Throttled,
+    Unavailable,
+    UploadLost,
+)
+from fusecache.model.nouns import MIB
+from fusecache.remote.endpoints import Transport
+from fusecache.remote.s3 import S3Store
+from fusecache.remote.store import FileSlice
+from tests.contract.conftest import s3_store
+from tests.s3server import Fault, FaultAction, S3Server
+
+PART = 5 * MIB
+DATA = b"".join(index.to_bytes(8, "big") for index in range(2 * PART // 8)) + b"the rest"
+ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
+
+
+@pytest.fixture(params=[False, True], ids=["http", "tls"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with S3Server(tls=request.param) as server:
+        server.control.set_rules(write_interval_seconds=0.0)
+        if server.ca_path is not None:
+            monkeypatch.setenv("AWS_CA_BUNDLE", server.ca_path)
+        yield server
+        assert server.control.offences() == []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "body"
+    path.write_bytes(DATA)
+    return path
+
+
+def probed(server: S3Server, transport: Transport | None = None) -> S3Store:
+    """Return a store that has shown that it may write, as every mount has: its parts go the short way."""
+    store = s3_store(server, transport)
+    store.probe_write("")
+    return store
+
+
+def part(path: Path, number: int, *, known: bool = True) -> FileSlice:
+    """Return the body of a part; known: with its MD5."""
+    offset = (number - 1) * PART
+    data = path.read_bytes()[offset : offset + PART]
+    return FileSlice(str(path), offset, len(data), hashlib.md5(data).digest() if known else b"")
+
+
+def upload(store: S3Store, key: str, path: Path, *, known: bool = True) -> None:
+    upload_id = store.create_multipart(key, metadata={"name": "value"})
+    etags = [
+        store.upload_part(key, upload_id, number, part(path, number, known=known)) for number in (1, 2, 3)
+    ]
+    assert etags[0] == hashlib.md5(DATA[:PART]).hexdigest()
+    store.complete_multipart(key, upload_id, etags)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    "key", ["model", "a//b/../c", "blank + & = ? # % %41/ü/日本語/😀", "~!@$^*()_-'\",;:<>[]{}|\\"]
+)
+def test_parts_arrive_as_they_are_by_requests_without_chunks_or_hash(
+    server: S3Server,
+    path: Path,
+    key: str,
+    known: bool,  # noqa: FBT001
+) -> None:
+    upload(probed(server), key, path, known=known)
+    assert server.control.read(key) == DATA
+    sent = server.control.log("UploadPart")
+    assert len(sent) == 3
+    for entry in sent:
+        assert entry.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        assert "content-md5" in entry.headers
+        assert not {"expect", "transfer-encoding", "content-encoding", "x-amz-trailer"} & set(entry.headers)
+    assert len({entry.connection for entry in sent}) == 1
+
+
+def test_what_was_sent_is_counted(server: S3Server, path: Path) -> None:
+    store = probed(server)
+    upload(store, "model", path)
+    assert store.statistics().bytes_written == len(DATA)
+    assert store.statistics().parts == 3
+
+
+ANSWERS: list[tuple[int, str, type[FusecacheError]]] = [
+    (503, "SlowDown", Throttled),
+    (500, "InternalError", Unavailable),
+    (403, "AccessDenied", AccessDenied),
+    (404, "NoSuchUpload", UploadLost),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "error"), ANSWERS)
+def test_an_error_answer_is_told_and_the_next_part_goes_well(
+    server: S3Server, path: Path, status: int, code: str, error: type[FusecacheError]
+) -> None:
+    store = probed(server)
+    upload_id = store.create_multipart("model", metadata={})
+    server.control.faults(Fault(FaultAction.ANSWER, operation="UploadPart", nth=1, status=status, code=code))
+    with pytest.raises(error, match=f"PUT PART 1 .*/model: {code}"):
+        store.upload_part("model", upload_id, 1, part(path, 1))
+    assert store.upload_part("model", upload_id, 1, part(path, 1)) == hashlib.md5(DATA[:PART]).hexdigest()
+
+
+@pytest.mark.parametrize("action", [FaultAction.DROP_BEFORE, FaultAction.DROP_AFTER])
+def test_a_connection_that_breaks_is_an_outage_that_passes(
+    server: S3Server, path: Path, action: FaultAction
+) -> None:
+    store = probed(server)
+    upload_id = store.create_multipart("model", metadata={})
+    server.control.faults(Fault(action, operation="UploadPart", times=1))
+    with pytest.raises(Unavailable, match="PUT PART 1"):
+        store.upload_part("model", upload_id, 1, part(path, 1))
+    assert store.upload_part("model", upload_id, 1, part(path, 1)) == hashlib.md5(DATA[:PART]).hexdigest()
+
+
+def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced(server: S3Server, path: Path) -> None:
+    store = probed(server)
+    upload_id = store.create_multipart("model", metadata={})
+    store.upload_part("model", upload_id, 1, part(path, 1))
+    server.control.drop_connections()
+    store.upload_part("model", upload_id, 2, part(path, 2))
+    assert store.statistics().errors == 0
+
+
+def test_a_peer_that_takes_nothing_is_given_up(server: S3Server, path: Path) -> None:
+    store = probed(server, ONCE)
+    upload_id = store.create_multipart("model", metadata={})
+    server.control.set(upload_bandwidth=100_000.0)
+    began = time.monotonic()
+    server.control.faults(Fault(FaultAction.DELAY, operation="UploadPart", seconds=30.0, times=1))
+    with pytest.raises(Unavailable, match="timed out"):
+        store.upload_part("model", upload_id, 1, part(path, 1))
+    assert time.monotonic() - began < 15
+    server.control.clear_faults()
+
+
+def test_a_file_that_was_cut_is_no_body(server: S3Server, path: Path) -> None:
+    store = probed(server)
+    upload_id = store.create_multipart("model", metadata={})
+    body = part(path, 1)
+    path.write_bytes(DATA[: PART // 2])
+    with pytest.raises(LocalDiskError, match="cut while being uploaded"):
+        store.upload_part("model", upload_id, 1, body)
+    path.unlink()
+    with pytest.raises(LocalDiskError, match="cannot open"):
+        store.upload_part("model", upload_id, 1, body)
+    assert server.control.uploads()[0].parts == {}
+
+
+def test_bytes_that_changed_since_their_digest_are_refused(server: S3Server, path: Path) -> None:
+    store = probed(server)
+    upload_id = store.create_multipart("model", metadata={})
+    body = part(path, 1)
+    path.write_bytes(b"other" + DATA[5:])
+    with pytest.raises(Unavailable, match="BadDigest"):
+        store.upload_part("model", upload_id, 1, body)
+
+
+def test_many_parts_at_once_do_not_mix(server: S3Server, path: Path) -> None:
+    store = probed(server)
+    upload_id = store.create_multipart("model", metadata={})
+    etags: dict[int, str] = {}
+
+    def send(number: int) -> None:
+        etags[number] = store.upload_part("model", upload_id, number, part(path, number))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.complete_multipart("model", upload_id, [etags[number] for number in (1, 2, 3)])
+    assert server.control.read("model") == DATA
+
+
+def test_a_proxy_on_the_way_leaves_parts_to_botocore(
+    server: S3Server, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("botocore.utils.get_environ_proxies", lambda _url: {"http": "http://proxy"})
+    upload(probed(server), "model", path)
+    assert server.control.read("model") == DATA
+
+
+def test_renewed_keys_show_the_way_anew(server: S3Server, path: Path) -> None:
+    store = probed(server)
+    upload(store, "one", path)
+    store.reload()
+    upload(store, "two", path)
+    assert server.control.read("two") == DATA
