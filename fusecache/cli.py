@@ -31,6 +31,7 @@ from fusecache.mounting import (
     pending,
     start_in_background,
 )
+from fusecache.recover_command import recover
 from fusecache.report import ProgressView, StepView, pending_text, show_check, show_warm_up
 from fusecache.status_view import status_view, warm_text
 
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(run=_status, parser=status)
 
     _add_cache_commands(commands)
+    _add_recover(commands)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version, parser=version)
@@ -130,6 +132,24 @@ def _add_cache_commands(commands: Any) -> None:
     check.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
     check.add_argument("--json", action="store_true", help="for programs")
     check.set_defaults(run=_check, parser=check, error_status=2)
+
+
+def _add_recover(commands: Any) -> None:
+    recover = commands.add_parser(
+        "recover", help="files that were not closed, may be damaged, were refused, or are in conflict"
+    )
+    recover.add_argument(
+        "place", nargs="?", help="a mount, or a cache directory without one [the only mount]"
+    )
+    recover.add_argument(
+        "--restore", nargs="+", type=int, default=[], metavar="ID",
+        help="make it a file again, as NAME.recovered-1; a refused one is uploaded again",
+    )  # fmt: skip
+    recover.add_argument("--to", metavar="PATH", help="where it comes back; outside the mount: a copy")
+    recover.add_argument("--delete", nargs="+", type=int, default=[], metavar="ID", help="free its room")
+    recover.add_argument("--yes", action="store_true", help="really delete")
+    recover.add_argument("--json", action="store_true", help="the listing, for programs")
+    recover.set_defaults(run=_recover, parser=recover)
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -300,6 +320,17 @@ def _check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         f"{count_text(facts['keys'], 'key')} listed: {facts['unusable_keys']} unusable"
     )
     return int(_is_bad(facts))
+
+
+def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    return recover(
+        arguments.place,
+        restore=arguments.restore,
+        to=arguments.to,
+        delete=arguments.delete,
+        confirmed=arguments.yes,
+        as_json=arguments.json,
+    )
 
 
 def _is_bad(facts: Mapping[str, Any]) -> bool:

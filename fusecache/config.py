@@ -50,7 +50,13 @@ SMALLEST_MEMORY_BYTES = 32 * MIB
 DEFAULT_CACHE_SHARE = 0.8
 
 # Names under which programs write before they rename: never published unless they stay.
-TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*")
+# Programs' own: tempfile, torch, safetensors; git's objects (tmp_obj_*); rsync's (.NAME.XXXXXX).
+TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*", ".*.??????")
+# Names of files that say that all the others are there, in which order trainers and writers of datasets make them.
+ORDER_LAST = (
+    ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
+    "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
+)  # fmt: skip
 
 
 def _option(
@@ -121,6 +127,35 @@ class MountOptions:
     )
     temp_names: tuple[str, ...] = _option(
         as_names, "names under which programs write before renaming", unit="list", default=TEMP_NAMES
+    )
+    order_last: tuple[str, ...] = _option(
+        as_names,
+        "names published only after everything older in their directory",
+        unit="list",
+        default=ORDER_LAST,
+    )
+    delete_delay: float = _option(
+        number(0, 86400 * 7),
+        "how long removed objects stay in the bucket, for programs that remove before they write",
+        unit="seconds",
+        default=0.0,
+    )
+    fsync: str = _option(
+        one_of("ordered", "remote"),
+        "what fsync waits for: this node's disk, or the bucket (for jobs of several nodes)",
+        default="ordered",
+    )
+    pin: tuple[str, ...] = _option(
+        as_names,
+        "names (globs, or prefixes ending in /) that stay in the cache: the newest checkpoint, say",
+        unit="list",
+        default=(),
+    )
+    local_only: tuple[str, ...] = _option(
+        as_names,
+        "names (globs, or prefixes ending in /) whose files are never published",
+        unit="list",
+        default=(),
     )
 
     @property

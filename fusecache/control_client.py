@@ -35,11 +35,17 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is not in the bucket yet. uploading: names, or whatever else the daemon calls its uploads."""
+    """What is not in the bucket yet. uploading: names, or whatever else the daemon calls its uploads.
+
+    left_bytes: those that were not even sent; seconds_left: how long they will take; waiting_for: what holds them up.
+    """
 
     pending_files: int
     pending_bytes: int
     uploading: tuple[object, ...] = ()
+    left_bytes: int | None = None
+    seconds_left: float | None = None
+    waiting_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +175,10 @@ def _row(mount: Mount, line: bytes) -> dict[str, Any]:
 
 def _progress(row: Mapping[str, Any]) -> Progress:
     return Progress(
-        int(row.get("pending_files", 0)), int(row.get("pending_bytes", 0)), tuple(row.get("uploading") or ())
+        int(row.get("pending_files", 0)),
+        int(row.get("pending_bytes", 0)),
+        tuple(row.get("uploading") or ()),
+        row.get("left_bytes"),
+        row.get("seconds_left"),
+        str(row.get("waiting_for") or ""),
     )

@@ -1,22 +1,22 @@
 """The daemon's side of the control socket: JSON lines, one command a connection.
 
-Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …}`; each command takes what it needs.
-Answers: progress twice a second, then one with `done`, `result` and `message`. Whatever the mount holds, an answer
-names at most NAMED things of a kind and counts the rest.
+Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …, "id": …}`; each command takes what it
+needs. Answers: progress twice a second, then one with `done`, `result` and `message`. Whatever the mount holds, an
+answer names a bounded number of things of a kind and counts the rest.
 """
 
 import json
 import logging
 import os
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 import trio
 
-from fusecache.engine.filesystem import NAMED, FileSystem
+from fusecache.engine.filesystem import FileSystem
 from fusecache.engine.groups import one_failure
 from fusecache.engine.inspecting import Check
 from fusecache.engine.warming import WarmState
@@ -26,17 +26,20 @@ from fusecache.model.nouns import MIB
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
+# A report that takes long to make, as of 100 000 changes, comes less often; who asks bears 30 s of silence.
+_PAUSE_FACTOR = 20
+_LONGEST_PAUSE_SECONDS = 10.0
 # Some ten thousand paths, as a shell's glob gives them.
 _LONGEST_REQUEST = MIB
 # The first two change what the daemon does at its end. What is evicted, others have paid for with their time: everybody
 # may ask for more to be cached, but not take it away from the others.
-_OWNERS_COMMANDS = {"drain", "abandon", "evict"}
+_OWNERS_COMMANDS = {"drain", "abandon", "evict", "bring-back", "delete"}
 # Who does not wait for a warm-up waits so long to hear whether the cache can hold it.
 _COUNT_SECONDS = 3.0
 
 
 class ControlServer:
-    """Answers on a unix socket: `status`, `sync`, `warm`, `evict`, `check`, `drain`, and `abandon` (end at once)."""
+    """Answers on a unix socket: what `fusecache` asks, and `abandon` (end at once)."""
 
     def __init__(
         self, filesystem: FileSystem, path: str, facts: dict[str, Any], *, on_abandon: Callable[[], None]
@@ -87,18 +90,15 @@ class ControlServer:
                 _check_owner(stream, str(command))
             match command:
                 case "status":
-                    status = self.status()
-                    if path:
-                        status = {"path": path, "state": await self._fs.path_state(path), **status}
-                    await self._send(stream, {**self._pending(path), **_done("ok"), "status": status})
+                    await self._status(stream, path)
                 case "sync":
                     await self._wait(stream, path, timeout)
                 case "drain":
                     with self._fs.publisher.draining():
-                        await self._wait(stream, "", timeout)
+                        await self._wait(stream, "", timeout, drains=True)
                 case "abandon":
                     self._on_abandon()
-                    await self._send(stream, {**self._pending(""), **_done("ok")})
+                    await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case _:
                     await self._keep_house(stream, request)
         except FusecacheError as exc:
@@ -113,20 +113,43 @@ class ControlServer:
                 await self._evict(stream, paths)
             case "check":
                 await self._check(stream, paths[0])
+            case "recover":
+                await self._send(stream, {**_done("ok"), "recover": await self._fs.recovering.listing()})
+            case "bring-back":
+                path = await self._fs.recovering.bring_back(int(request["id"]), paths[0])
+                await self._send(stream, {**_done("ok"), "path": path})
+            case "delete":
+                freed = await self._fs.recovering.delete(int(request["id"]))
+                await self._send(stream, {**_done("ok"), "freed_bytes": freed})
             case _:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
 
-    async def _wait(self, stream: trio.SocketStream, path: str, seconds: float | None) -> None:
-        """Report progress until everything below `path` is in the bucket."""
+    async def _status(self, stream: trio.SocketStream, path: str) -> None:
+        pending = await self._fs.looking.count()
+        status = {**self._facts, **self._fs.statistics(pending)}
+        if path:
+            there = await self._fs.looking.look(path)
+            # `state` is the path's then, and the mount's without one.
+            status = {**status, "path": path, "state": there["state"], "there": there}
+        await self._send(stream, {**await self._pending(path), **_done("ok"), "status": status})
+
+    async def _wait(
+        self, stream: trio.SocketStream, path: str, seconds: float | None, *, drains: bool = False
+    ) -> None:
+        """Report progress until everything below `path` is in the bucket.
+
+        drains: before an unmount a conflict is no obstacle: both versions are in the bucket.
+        """
         async with self._reporting(stream, lambda: self._pending(path)):
             ended = await self._fs.wait_durable(path, seconds)
-        await self._send(stream, {**self._pending(path), **_done(ended.result, ended.message)})
+        result = "durable" if drains and ended.result == "conflict" else ended.result
+        await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
 
     async def _warm(self, stream: trio.SocketStream, paths: list[str], *, stays: bool) -> None:
         """Begin a warm-up. If the asker stays, it hears of it until the end, and its going ends the warm-up."""
         job = self._fs.warmer.start(paths)
         try:
-            async with self._reporting(stream, lambda: {"warm": job.facts()}):
+            async with self._reporting(stream, _later(lambda: {"warm": job.facts()})):
                 if stays:
                     await job.ended.wait()
                 else:
@@ -141,26 +164,29 @@ class ControlServer:
         await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.facts()})
 
     async def _evict(self, stream: trio.SocketStream, paths: list[str]) -> None:
-        async with self._reporting(stream, dict):
+        async with self._reporting(stream, _later(dict)):
             dropped = await self._fs.inspector.evict(paths)
         await self._send(stream, {**_done("ok"), "evict": asdict(dropped)})
 
     async def _check(self, stream: trio.SocketStream, path: str) -> None:
         check = Check()
-        async with self._reporting(stream, lambda: {"check": check.facts()}):
+        async with self._reporting(stream, _later(lambda: {"check": check.facts()})):
             await self._fs.inspector.check(path, check)
         await self._send(stream, {**_done("ok"), "check": check.facts()})
 
     @asynccontextmanager
     async def _reporting(
-        self, stream: trio.SocketStream, report: Callable[[], dict[str, Any]]
+        self, stream: trio.SocketStream, report: Callable[[], Awaitable[dict[str, Any]]]
     ) -> AsyncIterator[None]:
         """Send a report twice a second while the body runs; the body ends if the asker is gone."""
 
         async def run() -> None:
             while True:
-                await self._send(stream, report())
-                await trio.sleep(REPORT_SECONDS)
+                began = trio.current_time()
+                row = await report()
+                spent = trio.current_time() - began
+                await self._send(stream, row)
+                await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _LONGEST_PAUSE_SECONDS))
 
         with one_failure():
             async with trio.open_nursery() as nursery:
@@ -168,18 +194,21 @@ class ControlServer:
                 yield
                 nursery.cancel_scope.cancel()
 
-    def _pending(self, path: str) -> dict[str, Any]:
-        pending = self._fs.pending(path)
-        return {
-            "pending_files": pending.files,
-            "pending_bytes": pending.bytes,
-            "uploading": [
-                f"{item['path']} {item['sent']}/{item['bytes']}" for item in pending.uploading[:NAMED]
-            ],
-        }
+    async def _pending(self, path: str) -> dict[str, Any]:
+        """Return how much is owed at or below a path, how long it may take, and what holds it up."""
+        return self._fs.looking.progress(await self._fs.looking.count(path))
 
     async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
         await stream.send_all(json.dumps(row).encode() + b"\n")
+
+
+def _later(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Return a report that needs no waiting as one that may."""
+
+    async def call() -> dict[str, Any]:
+        return report()
+
+    return call
 
 
 def _done(result: str, message: str = "") -> dict[str, Any]:

@@ -6,9 +6,12 @@ Invariant: whatever fails before `ready` leaves nothing mounted and nothing lost
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from fusecache.engine.tree import Ownership
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, CredentialsMissing, FusecacheError, MountError, Unavailable
+from fusecache.model.errors import AccessDenied, FusecacheError, MountError, RemoteError, Unavailable
 from fusecache.mounting import check_mountpoint
 from fusecache.notify import notify
 from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport, choose_endpoint
@@ -38,7 +41,9 @@ log = logging.getLogger(__name__)
 
 # GETs in flight; the pool of buffers bounds them too.
 NETWORK_THREADS = 80
-UPLOAD_THREADS = 12
+UPLOAD_THREADS = 16
+# Requests that publish, and send few bytes: never behind large uploads.
+PUBLISH_THREADS = 64
 # Requests that may wait in handlers: with pyfuse3's 99, a hundred waiting readers would hang every `ls`.
 MAX_TASKS = 4096
 # Idle tasks are kept up to here, so that a burst of requests does not start and end tasks all the time.
@@ -47,6 +52,11 @@ MIN_TASKS = 64
 SWITCH_INTERVAL_SECONDS = 0.0005
 STATUS_SECONDS = 5.0
 CREDENTIALS_SECONDS = 30.0
+# A store may refuse keys for a moment; from here on a person is told.
+DENIED_SECONDS = 10.0
+# Permissions of a new key take up to a minute to arrive: keys that are refused for longer are wrong.
+AUTH_FAILED_SECONDS = 90.0
+STALE_SECONDS = 10.0
 
 
 def run(options: MountOptions, ready: Callable[[], None]) -> int:
@@ -83,7 +93,7 @@ def _run(options: MountOptions, ready: Callable[[], None]) -> int:
 
 def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
     """Make the stores and show that they may do what the mount will ask of them."""
-    transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS)
+    transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS)
     reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
     try:
         reader.list_page(options.prefix, limit=1)
@@ -122,7 +132,9 @@ class _Daemon:
 
     async def run(self) -> int:
         options = self._options
-        offload = ThreadOffload(network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS)
+        offload = ThreadOffload(
+            network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS, publish_threads=PUBLISH_THREADS
+        )
         owner = os.stat(options.mountpoint)
         ownership = Ownership(
             owner.st_uid if options.uid is None else options.uid,
@@ -142,6 +154,12 @@ class _Daemon:
                 fresh_seconds=options.attribute_seconds,
                 immutable=options.immutable,
                 temp_names=options.temp_names,
+                order_last=options.order_last,
+                delete_delay=options.delete_delay,
+                read_only=options.read_only,
+                fsync_is_remote=options.fsync == "remote",
+                local_only=options.local_only,
+                pin=options.pin,
             ),
         )
         facts = self._facts
@@ -151,6 +169,7 @@ class _Daemon:
             "source": options.source,
             "mountpoint": str(options.mountpoint),
             "read_only": options.read_only,
+            "state": "ok",
             "kernel": {"applied": [], "refused": []},
         }
         socket_path = _socket_path(options.cache_dir)
@@ -172,6 +191,7 @@ class _Daemon:
                     nursery.start_soon(self._report, filesystem, name="status")
                     nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
                     await self._stop.wait()
+                    filesystem.end_waiting()
                     await self._drain(filesystem)
                     offload.abandon_reads()
                     nursery.cancel_scope.cancel()
@@ -226,15 +246,35 @@ class _Daemon:
     async def _report(self, filesystem: FileSystem) -> None:
         while True:
             await trio.sleep(STATUS_SECONDS)
-            notify(STATUS=_status_line(filesystem))
+            notify(STATUS=filesystem.looking.line(filesystem.pending()))
 
     async def _renew_credentials(self, filesystem: FileSystem) -> None:
         """While the bucket refuses our keys, read them again from where they came from: somebody may mend them."""
+        reloaded = float("-inf")
         while True:
-            await trio.sleep(CREDENTIALS_SECONDS)
-            if isinstance(filesystem.publisher.failure, AccessDenied | CredentialsMissing):
-                log.warning("the bucket refuses the credentials; reading them again")
-                await trio.to_thread.run_sync(self._remote.reload)
+            await trio.sleep(STATUS_SECONDS)
+            denied_seconds = self._denied_seconds(filesystem)
+            if denied_seconds and trio.current_time() >= reloaded + CREDENTIALS_SECONDS:
+                reloaded = trio.current_time()
+                await trio.to_thread.run_sync(self._ask_with_new_keys)
+                denied_seconds = self._denied_seconds(filesystem)
+                if denied_seconds >= DENIED_SECONDS:
+                    log.warning(
+                        "the bucket refuses the credentials, for %.0f s now; they were read again",
+                        denied_seconds,
+                    )
+            self._facts["state"] = "auth-failed" if denied_seconds >= AUTH_FAILED_SECONDS else "ok"
+
+    def _denied_seconds(self, filesystem: FileSystem) -> float:
+        # With nothing to be published nobody learns that writing is granted again: that is not known then.
+        writes = self._remote.writes_denied.seconds() if len(filesystem.owed) else 0.0
+        return max(self._remote.reads_denied.seconds(), writes)
+
+    def _ask_with_new_keys(self) -> None:
+        """Run in a thread: a reader that nobody uses just now is asked, so that its state is known."""
+        self._remote.reload()
+        with suppress(RemoteError):
+            self._remote.list_page(self._options.prefix, limit=1)
 
     def _abandon(self) -> None:
         """Leave what is not uploaded to the next mount."""
@@ -250,7 +290,7 @@ class _Daemon:
             while True:
                 pending = filesystem.pending()
                 log.info("draining files=%d bytes=%d", pending.files, pending.bytes)
-                notify(STATUS=f"draining: {_status_line(filesystem)}")
+                notify(STATUS=f"draining: {filesystem.looking.line(pending)}")
                 await trio.sleep(1)
 
         async with trio.open_nursery() as nursery:
@@ -258,8 +298,8 @@ class _Daemon:
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
                 # Files are still closed meanwhile: the mount answers until the end.
-                while len(filesystem.owed) and (await filesystem.wait_durable("", None)).result == "durable":
-                    pass
+                while len(filesystem.owed):
+                    await filesystem.wait_durable("", None)
             nursery.cancel_scope.cancel()
 
     def _say_what_is_left(self, filesystem: FileSystem) -> int:
@@ -289,25 +329,36 @@ class _Daemon:
         scope.cancel()
 
 
-def _status_line(filesystem: FileSystem) -> str:
-    pending = filesystem.pending()
-    failure = filesystem.publisher.failure
-    waiting = f", waiting: {failure}" if failure else ""
-    if not pending.files:
-        return "everything is in the bucket" + waiting
-    return (
-        f"{pending.files} changes, {pending.bytes / 1e6:.1f} MB not in the bucket yet, "
-        f"oldest {pending.oldest_seconds:.0f} s{waiting}"
-    )
-
-
 def _socket_path(cache_dir: Path) -> str:
-    """Return where the control socket goes: short, as addresses of sockets end at 108 bytes."""
+    """Return where the control socket goes: short, as addresses of sockets end at 108 bytes.
+
+    Those of killed daemons, on which nobody listens any more, are removed.
+    """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else tempfile.gettempdir()))
     folder = base / ("fusecache" if base != Path(tempfile.gettempdir()) else f"fusecache-{os.geteuid()}")
     try:
         folder.mkdir(mode=0o755, exist_ok=True)
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="fusecache-"))
+    for path in folder.glob("*.sock"):
+        _remove_if_stale(path)
     digest = blake2b(str(cache_dir.resolve()).encode(), digest_size=8).hexdigest()
     return str(folder / f"{digest}.sock")
+
+
+def _remove_if_stale(path: Path) -> None:
+    """Remove a unix socket that refuses connections: its daemon was killed.
+
+    One that was bound and does not listen yet refuses too: it is left alone for a while.
+    """
+    try:
+        if time.time() - path.lstat().st_mtime < STALE_SECONDS:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(0)  # a busy daemon's backlog may be full: that is no refusal
+            probe.connect(os.fspath(path))
+    except ConnectionRefusedError:
+        with suppress(OSError):
+            path.unlink()
+    except OSError:
+        return

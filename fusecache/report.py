@@ -7,7 +7,7 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from fusecache.control_client import Progress
-from fusecache.model.texts import count_text, size_text
+from fusecache.model.texts import count_text, seconds_text, size_text
 
 LINE_INTERVAL_SECONDS = 5.0  # a log file wants to see that it goes on, not each half second
 
@@ -80,14 +80,16 @@ class ProgressView:
 
     def show(self, progress: Progress) -> None:
         """Show one report."""
+        left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
         # What is written meanwhile adds to the total; what was there stays done.
-        self._most_bytes = max(self._most_bytes, progress.pending_bytes)
-        self._view.show(
-            self._most_bytes - progress.pending_bytes,
-            self._most_bytes,
-            f"{progress.pending_files} files left",
-            f"{pending_text(progress)} left",
-        )
+        self._most_bytes = max(self._most_bytes, left_bytes)
+        line = f"{pending_text(progress)} left"
+        if progress.seconds_left is not None:
+            line += f", about {seconds_text(progress.seconds_left)}"
+        if progress.waiting_for:
+            line += f"; waiting: {progress.waiting_for}"
+        beside = f"{progress.pending_files} files left" + (", waiting" if progress.waiting_for else "")
+        self._view.show(self._most_bytes - left_bytes, self._most_bytes, beside, line)
 
 
 def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:

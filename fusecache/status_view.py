@@ -40,12 +40,30 @@ def status_view(status: Mapping[str, Any]) -> str:
 
 
 def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
-    if "state" in status:
-        yield status.get("path", "") or ".", str(status["state"])
+    if "path" in status:
+        yield str(status["path"]), str(status["state"]) + _there(status.get("there", {}))
+    elif status.get("state", "ok") != "ok":
+        yield "state", str(status["state"])
     mode = "read-only" if status.get("read_only") else "read-write"
     up = seconds_text(float(status.get("uptime_seconds", 0)))
     yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
     yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}"
+
+
+def _there(there: Mapping[str, Any]) -> str:
+    """Return what a path's state does not say: how much waits there, and what went wrong."""
+    words = []
+    if there.get("pending_files"):
+        words.append(
+            f"{count_text(there['pending_files'], 'change')}, {size_text(there['pending_bytes'])} not in the bucket "
+            f"yet, the oldest for {seconds_text(there['oldest_pending_seconds'])}"
+        )
+    if there.get("dirty_files"):
+        words.append(f"{count_text(there['dirty_files'], 'file')} being written")
+    for name, noun in (("failed_files", "failed"), ("conflict_files", "in conflict")):
+        if there.get(name):
+            words.append(f"{there[name]} {noun}")
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _cache(cache: Mapping[str, Any], uptime_seconds: float) -> Iterator[Row]:
@@ -100,12 +118,22 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
     files = status.get("pending_files", 0)
     if not files:
         yield "uploads", "nothing is waiting"
+    else:
+        yield (
+            "uploads",
+            f"{count_text(files, 'change')}, {size_text(status['pending_bytes'])} not in the bucket yet, "
+            f"the oldest for {seconds_text(status['oldest_pending_seconds'])}",
+        )
+    rate, left = status.get("upload_bytes_per_second"), status.get("seconds_left")
+    if files and rate:
+        yield "", f"{size_text(rate)}/s" + (f", about {seconds_text(left)} left" if left is not None else "")
+    if status.get("exposed_bytes", 0) > status.get("pending_bytes", 0):
+        yield (
+            "only here",
+            f"{size_text(status['exposed_bytes'])}, with what is being written, refused, or local only",
+        )
+    if not files:
         return
-    yield (
-        "uploads",
-        f"{count_text(files, 'change')}, {size_text(status['pending_bytes'])} not in the bucket yet, "
-        f"the oldest for {seconds_text(status['oldest_pending_seconds'])}",
-    )
     for each in status["uploading"][:_MOST_LINES]:
         yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])}"
 
@@ -126,13 +154,21 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
     problems = list(_problem_lines(status))
+    if status.get("state") == "auth-failed":
+        problems.insert(
+            0,
+            "the bucket refuses the keys: renew them where the daemon reads them, each 30 s; nothing is dropped",
+        )
     for index, line in enumerate(problems):
         yield "problems" if index == 0 else "", line
 
 
 def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     cache = status.get("cache", {})
-    if status.get("waiting_for"):
+    waiting = status.get("waiting", ())
+    for each in waiting[:_MOST_LINES]:
+        yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if each["way_out"] else "")
+    if status.get("waiting_for") and not waiting:
         yield f"uploads wait: {status['waiting_for']}"
     for path in status.get("rejected", ())[:_MOST_LINES]:
         yield f"{path}: the bucket refused it; `fusecache status` of the file says why"
@@ -140,8 +176,8 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
         kept = f"ours is kept as {conflict['kept_as']}" if conflict["kept_as"] else "our change was given up"
         yield f"{conflict['path']}: another client changed it first; {kept}"
     counts = (
-        ("orphans", "unfinished file", "set aside in the cache directory, in orphans/"),
-        ("suspects", "suspect file", "set aside in the cache directory, in suspect/"),
+        ("orphans", "unfinished file", "kept aside: see `fusecache recover`"),
+        ("suspects", "suspect file", "kept aside: see `fusecache recover`"),
     )
     for name, noun, words in counts:
         if status.get(name):

@@ -5,6 +5,7 @@ Not the cache: a staging file is never evicted.
 """
 
 import errno
+import hashlib
 import os
 import shutil
 import threading
@@ -16,6 +17,8 @@ from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
 from fusecache.model.nouns import GRANULE_BYTES
 
 _CHECK_BYTES = 64 * GRANULE_BYTES
+# Read twice, by two digests: it must stay in the L2 cache meanwhile.
+_DIGEST_BYTES = 16 * GRANULE_BYTES
 
 
 class StagingFile:
@@ -93,23 +96,19 @@ class StagingFile:
         """Return when data and size, and the folder's entry, are on the disk."""
         try:
             os.fdatasync(self._fd)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync_folder(self.path.parent)
         except OSError as exc:
             raise _model_error(exc, self.path) from exc
 
-    def checksums(self) -> bytes:
-        """Return xxh3_64 of each granule, 8 bytes little-endian each, in order."""
+    def checksums(self, offset: int = 0, size: int = 1 << 62) -> bytes:
+        """Return xxh3_64 of each granule of [offset, offset + size), 8 bytes little-endian each, in order.
+
+        offset: of a granule. What lies behind the file's end is left out.
+        """
         sums = bytearray()
-        offset = 0
-        while chunk := self.read(offset, _CHECK_BYTES):
-            view = memoryview(chunk)
-            for start in range(0, len(chunk), GRANULE_BYTES):
-                digest = xxhash.xxh3_64_intdigest(view[start : start + GRANULE_BYTES])
-                sums += digest.to_bytes(8, "little")
+        stop = offset + size
+        while chunk := self.read(offset, min(_CHECK_BYTES, stop - offset)):
+            sums += _granule_checksums(memoryview(chunk))
             offset += len(chunk)
         return bytes(sums)
 
@@ -124,6 +123,45 @@ class StagingFile:
         """Close and remove the file."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def digests(path: Path, offset: int, size: int) -> tuple[bytes, bytes]:
+    """Return MD5 and granule checksums of [offset, offset + size) of a staging file, read once.
+
+    Of a file that is written meanwhile they are of no use, and do no harm. Raises LocalDiskError, also for a file that
+    ends before.
+    """
+    md5 = hashlib.md5(usedforsecurity=False)
+    sums = bytearray()
+    buffer = memoryview(bytearray(min(_DIGEST_BYTES, size)))
+    # A descriptor of its own: the file may be closed or moved aside by others meanwhile.
+    descriptor = _open(path, 0)
+    try:
+        stop = offset + size
+        while offset < stop:
+            # Whole granules: a short read would cut one in two.
+            piece = buffer[: stop - offset]
+            filled = 0
+            while filled < len(piece):
+                count = os.preadv(descriptor, [piece[filled:]], offset + filled)
+                if count == 0:
+                    raise Damaged(f"{path}: ends at {offset + filled} of {stop} bytes")
+                filled += count
+            md5.update(piece)
+            sums += _granule_checksums(piece)
+            offset += filled
+    except OSError as exc:
+        raise _model_error(exc, path) from exc
+    finally:
+        os.close(descriptor)
+    return md5.digest(), bytes(sums)
+
+
+def _granule_checksums(data: memoryview) -> bytes:
+    sums = bytearray()
+    for start in range(0, len(data), GRANULE_BYTES):
+        sums += xxhash.xxh3_64_intdigest(data[start : start + GRANULE_BYTES]).to_bytes(8, "little")
+    return bytes(sums)
 
 
 def checksum_of_checksums(granule_checksums: bytes) -> str:
@@ -154,13 +192,57 @@ class StagingDirectory:
         shutil.move(self._path(generation), target)
         return target
 
+    def bring_back(self, generation: int) -> StagingFile:
+        """Move a generation's file back from where it was kept aside, for good, and open it.
+
+        Raises LocalDiskError if it is not there.
+        """
+        source = self.place_of(generation)
+        if source is None:
+            raise LocalDiskError(f"generation {generation}: its bytes are gone")
+        try:
+            source.rename(self._path(generation))
+            # Before any row says so: after a power cut the file must be found where the row has it.
+            for folder in (self._staging, source.parent):
+                _sync_folder(folder)
+        except OSError as exc:
+            raise _model_error(exc, source) from exc
+        return self.open(generation)
+
     def delete(self, generation: int) -> None:
         """Remove a generation's file, if it is there."""
         self._path(generation).unlink(missing_ok=True)
 
+    def delete_aside(self, generation: int) -> None:
+        """Remove a generation's file from where it is kept aside, if it is there. Raises LocalDiskError."""
+        for folder in self._aside.values():
+            path = folder / self._path(generation).name
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as exc:
+                raise _model_error(exc, path) from exc
+
+    def place_of(self, generation: int) -> Path | None:
+        """Return where a generation's file is kept aside, or None."""
+        places = (folder / self._path(generation).name for folder in self._aside.values())
+        return next((path for path in places if path.exists()), None)
+
+    def aside(self) -> dict[int, Path]:
+        """Return the files that are kept aside, by generation."""
+        return {
+            int(path.name): path
+            for folder in self._aside.values()
+            for path in folder.iterdir()
+            if path.name.isdigit()
+        }
+
     def generations(self) -> set[int]:
         """Return the generations whose files are in `staging/`."""
-        return {int(path.name) for path in self._staging.iterdir() if path.name.isdigit()}
+        return set(self.staged())
+
+    def staged(self) -> dict[int, Path]:
+        """Return the files in `staging/`, by generation."""
+        return {int(path.name): path for path in self._staging.iterdir() if path.name.isdigit()}
 
     def highest_number(self) -> int:
         """Return the highest generation that any file here is named after; 0 if there is none."""
@@ -176,6 +258,14 @@ class StagingDirectory:
 
     def _path(self, generation: int) -> Path:
         return self._staging / f"{generation:016d}"
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _open(path: Path, flags: int) -> int:

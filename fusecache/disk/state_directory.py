@@ -20,12 +20,15 @@ FORMAT_VERSION = 1
 class StateDirectory:
     """A locked cache directory; a context manager."""
 
-    def __init__(self, directory: Path, identity: str) -> None:
+    def __init__(self, directory: Path, identity: str | None) -> None:
         """Create or open it. Raises StateError if it is in use or another bucket's, LocalDiskError if unusable.
 
-        identity: endpoint, bucket and prefix in one line.
+        identity: endpoint, bucket and prefix in one line; None: whatever it belongs to, and it must be there.
         """
         self.directory = directory
+        self.identity = ""
+        if identity is None and not (directory / "fusecache.json").exists():
+            raise StateError(f"{directory} is no cache directory: it has no fusecache.json")
         try:
             # Names of objects, and what was written: for the owner's eyes.
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ class StateDirectory:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def _check_identity(self, identity: str) -> None:
+    def _check_identity(self, identity: str | None) -> None:
         path = self.directory / "fusecache.json"
         try:
             row = json.loads(path.read_text())
@@ -75,8 +78,14 @@ class StateDirectory:
             try:
                 free = shutil.disk_usage(self.directory).free
                 row = {"format": FORMAT_VERSION, "identity": identity, "free_bytes": free}
-                temporary.write_text(json.dumps(row) + "\n")
+                self.identity = identity or ""
+                with temporary.open("w") as file:
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+                    # Else a power cut may leave the name without the text, and no daemon would start here again.
+                    os.fsync(file.fileno())
                 temporary.replace(path)
+                _sync_folder(self.directory)
             except OSError as exc:
                 raise LocalDiskError(
                     f"the cache directory {self.directory} cannot be written: {exc.strerror}; "
@@ -93,11 +102,20 @@ class StateDirectory:
                 f"{self.directory} has format {row.get('format')}, this fusecache knows {FORMAT_VERSION}; "
                 f"mount with the version that made it, or choose another --cache-dir"
             )
-        if row.get("identity") != identity:
+        self.identity = str(row.get("identity", ""))
+        if identity is not None and self.identity != identity:
             raise StateError(
                 f"the cache directory {self.directory} belongs to {row.get('identity')}, not to {identity}; "
                 f"choose another with --cache-dir{_pending_text(self.directory)}"
             )
+
+
+def _sync_folder(directory: Path) -> None:
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _pending_text(directory: Path) -> str:

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class CacheOptions:
     connections: most GETs in flight; 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each, random reads
     of many threads take as many as they are given: 64 of them 1.4 times as much with 64 as with 32.
     free_space_floor_bytes: left free on the file system whatever the limit says.
+    write_reserve_bytes: of staging, kept free for what the kernel has accepted, while files are made.
     """
 
     directory: Path
@@ -58,6 +59,7 @@ class CacheOptions:
     buffer_bytes: int = 512 * MIB
     connections: int = 64
     free_space_floor_bytes: int = GIB
+    write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class BlockCache:
         self._counters = Counters()
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
         self._files = CacheFiles(files_directory)
-        ledger = Ledger(options.limit_bytes)
+        ledger = Ledger(options.limit_bytes, options.write_reserve_bytes)
         ledger.restore_cache(self._index.used_bytes())
         self._table = CacheTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
         self._room = Room(
@@ -126,11 +128,16 @@ class BlockCache:
         )
         self._ahead = ReadAhead(self._table, self._frames, self._fetcher)
         self._nursery: trio.Nursery | None = None
+        self._staging_fell = trio.Event()
 
     @property
     def limit(self) -> RequestLimit:
         """How many requests the bucket bears, learned by the reads; others may share it."""
         return self._fetcher.limit
+
+    def is_fetching(self) -> bool:
+        """Say whether the bucket is being read: GETs are under way, or were a moment ago."""
+        return self._fetcher.is_fetching()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the cache's tasks until cancelled; then write the index's rows and its clean mark."""
@@ -224,10 +231,32 @@ class BlockCache:
         return self._room.reserve_staging_nowait(nbytes)
 
     def writable_bytes(self) -> int:
-        """Return how much more staging files may take, if all clean blocks make way for them."""
+        """Return how much more may be begun to be written, if all clean blocks make way for it.
+
+        The reserve for what the kernel has accepted, and not written yet, is not counted.
+        """
         ledger = self._room.ledger
         left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._room.clean_limit_bytes())
-        return max(0, left)
+        return max(0, left - ledger.write_reserve_bytes)
+
+    @property
+    def high_water_bytes(self) -> int:
+        """What staging files may hold before closes should wait for uploads."""
+        return self._room.ledger.high_water_bytes
+
+    @property
+    def is_staging_high(self) -> bool:
+        """Whether staging files hold more than that."""
+        return self._room.ledger.staging_bytes > self.high_water_bytes
+
+    async def staging_released(self) -> None:
+        """Return when staging files give room back, and hold less than that."""
+        await self._staging_fell.wait()
+
+    def announce_staging(self) -> None:
+        """Wake those who wait for `staging_released`."""
+        self._staging_fell.set()
+        self._staging_fell = trio.Event()
 
     def restore_staging(self, nbytes: int) -> None:
         """Account for staging files found at start, which exist whether or not they fit."""
@@ -236,6 +265,8 @@ class BlockCache:
     def release_staging(self, nbytes: int) -> None:
         """Give reserved room back."""
         self._room.ledger.release_staging(nbytes)
+        if not self.is_staging_high:
+            self.announce_staging()
 
     async def adopt(self, object_id: ObjectId, size: int, path: Path, granule_checksums: bytes) -> None:
         """Make a staging file whose bytes the bucket has a cache file; its reservation of `size` moves with
@@ -248,10 +279,16 @@ class BlockCache:
         if len(granule_checksums) != granules * 8:
             raise ValueError(f"{granules} granules need {granules * 8} bytes, not {len(granule_checksums)}")
         await self._keeper.adopt(self._entry(object_id, size), path, granule_checksums)
+        if not self.is_staging_high:
+            self.announce_staging()
 
     async def forget(self, object_id: ObjectId) -> None:
         """Drop all blocks of an object version."""
         await self._keeper.forget(object_id)
+
+    def pin(self, is_pinned: Callable[[ObjectId], bool]) -> None:
+        """Keep blocks of objects of which `is_pinned` is true unless nothing else can make room for what is written."""
+        self._room.is_pinned = is_pinned
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""

@@ -8,11 +8,12 @@ rename of a directory (what lies in it?).
 
 import uuid
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from fusecache.engine.content import Contents, attributes_of
+from fusecache.engine.content import Contents
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
-from fusecache.engine.nodes import Generation, Kind, Node, Operation, in_use
+from fusecache.engine.nodes import Generation, Kind, Node, Operation, attributes_of, in_use
 from fusecache.engine.owed import Owed
 from fusecache.engine.requests import Requests
 from fusecache.engine.tree import Tree
@@ -29,6 +30,9 @@ from fusecache.model.names import check_key, unusable_name
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import OperationKind, OperationRecord
 from fusecache.model.states import FileState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Changes:
@@ -49,6 +53,8 @@ class Changes:
         self._owed = owed
         self._journal = journal
         self._requests = requests
+        self.on_removed: Callable[[str], None] = lambda _key: None
+        self.on_moved: Callable[[str, str], None] = lambda _before, _now: None
 
     # ---- making
 
@@ -98,6 +104,7 @@ class Changes:
         if node.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(node)}: is a directory")
         changes: list[Change] = []
+        self.on_removed(self._tree.key(node))
         self._remove_content(node, changes)
         self._tree.detach(node)
         self._names.note_gone(parent, name)
@@ -151,6 +158,8 @@ class Changes:
             return
         if target is not None and target.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
+        if node.kind is Kind.FILE:
+            self._contents.check_stays_published(self._tree.key(node), new_key)
         changes: list[Change] = []
         self._move_file(node, target, new_parent, new_name, changes)
         self._names.note_gone(old_parent, old_name)
@@ -165,6 +174,9 @@ class Changes:
         began = self._tree.now()
         remote = await self._everything_below(old_key)
         # ---- from here to the commit nothing is awaited
+        files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
+        for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
+            self._contents.check_stays_published(key, new_key + key[len(old_key) :])
         for info in remote:
             check_key(new_key + info.key[len(old_key) :])
             self._materialise(node, info, old_key, began)
@@ -173,11 +185,11 @@ class Changes:
         if target is not None:
             self._remove_marker(target, new_key, changes)
             self._tree.detach(target)
-        moved = sorted((self._tree.key(member), member.number) for member in self._tree.walk(node))
+        members = sorted(self._tree.walk(node), key=self._order_of_moving)
+        moved = [(member, self._tree.key(member)) for member in members]
         self._tree.move(node, new_parent, new_name)
         directories = []
-        for key_before, number in moved:
-            member = self._tree.nodes[number]
+        for member, key_before in moved:
             key_now = self._tree.key(member)
             if member.kind is Kind.DIRECTORY:
                 directories.append((member, key_before))
@@ -194,6 +206,16 @@ class Changes:
             self._names.note_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
         await self._journal.commit(*changes)
+
+    def _order_of_moving(self, member: Node) -> tuple[int, float, str]:
+        """Order what a renamed directory holds as it came to the bucket: what speaks of others comes after them."""
+        key = self._tree.key(member)
+        if member.kind is Kind.DIRECTORY:
+            return 0, 0.0, key  # parents before their children
+        places = [item.sequence for item in self._owed.for_key(key) if item.node is member]
+        if places:
+            return 2, places[0], key
+        return 1, member.object.modified if member.object is not None else 0.0, key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -263,9 +285,12 @@ class Changes:
         key_before = self._tree.key(node)
         base: str | None = None
         if target is not None:
+            self.on_removed(self._tree.key(target))
             base = target.published_etag(self._tree.key(target))
             if target.generation is not None and target.handles == 0 and not self._is_owed(target):
                 changes += self._contents.drop(target.generation)
+            elif target.generation in self._contents.local:
+                changes.append(DropFile(target.generation.record.generation))  # ends with its last handle
             self._tree.detach(target)
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
@@ -277,16 +302,31 @@ class Changes:
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         """The file or symlink has a new key: what is unpublished changes its key, what is published is copied."""
+        self.on_moved(key_before, key_now)
+        self._move_promised(node, key_before, key_now, base, changes)
+        generation = node.generation
+        if generation is not None and generation in self._contents.local:
+            changes += self._contents.leave_local(node, generation)
+
+    def _move_promised(
+        self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
+    ) -> None:
         queued = [item for item in self._owed.for_key(key_before) if item.node is node]
         if any(item.in_flight or _is_rename(item) for item in queued):
             # Too late to change a key under way: the rename follows it.
             self._add_rename(node, key_before, key_now, base, changes)
             return
-        generation = node.generation
-        if not queued and generation is None:
+        generation, published = node.generation, node.published_etag(key_before)
+        if not queued and (generation is None or published is not None):
+            # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
+            if generation is not None:
+                changes += self._rekey(generation, key_now)
             return
-        published = node.published_etag(key_before)
+        for replaced in [item for item in queued[:-1] if isinstance(item, Generation)]:
+            # The new name never held what was replaced before the rename.
+            queued.remove(replaced)
+            changes += self._contents.drop(replaced)
         if queued:
             collapsed = self._contents.collapse_delete(key_now, changes)
             base = collapsed if collapsed is not None else base
@@ -304,22 +344,25 @@ class Changes:
                 changes.append(PutOperation(item.record))
             self._owed.add(item)
         if generation is not None and generation not in queued:
-            # A promise that was taken back belongs to the old name: under the new one it is as new as the rename.
-            sequence = self._journal.next_number() if generation.sequence else 0
-            generation.record = replace(generation.record, key=key_now, sequence=sequence)
-            changes.append(PutFile(generation.record))
+            changes += self._rekey(generation, key_now)
         if self._owed.exists_after(key_before, published):
             self._add(None, OperationKind.DELETE, key_before, changes, base_etag=published)
             self._tree.hide(key_before)
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
+    def _rekey(self, generation: Generation, key: str) -> list[Change]:
+        """Give content that is not promised another key."""
+        # A promise that was taken back belongs to the old name: under the new one it is as new as the rename.
+        sequence = self._journal.next_number() if generation.sequence else 0
+        generation.record = replace(generation.record, key=key, sequence=sequence)
+        self._contents.on_key_changed(generation)
+        return [PutFile(generation.record)]
+
     def _add_rename(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         collapsed = self._contents.collapse_delete(key_now, changes)
-        version = node.object
-        is_there = version is not None and version.key == key_before
         self._add(
             node,
             OperationKind.RENAME,
@@ -327,9 +370,18 @@ class Changes:
             changes,
             target=key_now,
             base_etag=base if collapsed is None else collapsed,
-            source=version if is_there else None,
+            source=self._moving_object(node, key_before),
         )
         self._tree.hide(key_before)
+
+    def _moving_object(self, node: Node, key: str) -> ObjectInfo | None:
+        """Return what will lie under `key` when the node's rename has its turn; ETag "": not known yet."""
+        version = node.object
+        etag = version.etag if version is not None and version.key == key else ""
+        for item in reversed(self._owed.for_key(key)):
+            if isinstance(item, Generation) and item.node is node:
+                return ObjectInfo(key, etag, item.size, item.record.attributes.mtime_ns / 1e9)
+        return None if version is None else ObjectInfo(key, etag, version.size, version.modified)
 
     # ---- inside
 
@@ -351,6 +403,7 @@ class Changes:
         target: str = "",
         base_etag: str | None = None,
         source: ObjectInfo | None = None,
+        readers: Node | None = None,
     ) -> None:
         """Queue an operation, and journal it with `changes`; it pins its node."""
         changed_key = target if kind is OperationKind.RENAME else key
@@ -365,8 +418,9 @@ class Changes:
             modified=source.modified if source is not None else 0.0,
             uuid=str(uuid.uuid4()),
             attributes=attributes_of(node) if node is not None else None,
+            link=node.target if kind is OperationKind.RENAME and node is not None else "",
         )
-        self._owed.add(Operation(record, node))
+        self._owed.add(Operation(record, node, readers=readers))
         if node is not None:
             self._tree.pin(node)
         changes.append(PutOperation(record))
@@ -378,8 +432,9 @@ class Changes:
         for item in self._owed.for_key(key):
             if item.node is not node or item.in_flight or _is_rename(item):
                 continue
+            # What is taken back knows what the bucket shows, as it was to replace that.
+            published = published if published is not None else item.record.base_etag
             if isinstance(item, Generation):
-                published = published if published is not None else item.record.base_etag
                 if node.handles and item is node.generation:
                     self._owed.remove(item)
                     changes.append(DropFile(item.record.generation))
@@ -393,10 +448,13 @@ class Changes:
         if generation is not None and not generation.in_flight:
             if not node.handles:
                 changes += self._contents.drop(generation)
-            elif generation.state is FileState.OPEN:
-                changes.append(DropFile(generation.record.generation))
+            else:
+                self._contents.on_key_changed(generation)  # parts that were sent are for nobody
+                if generation.state in {FileState.OPEN, FileState.LOCAL}:
+                    changes.append(DropFile(generation.record.generation))
         if self._owed.exists_after(key, published):
-            self._add(None, OperationKind.DELETE, key, changes, base_etag=published)
+            readers = node if node.handles and node.generation is None else None
+            self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)
             self._tree.hide(key)
 
     def _take_back_marker(self, node: Node, key: str, changes: list[Change]) -> None:

@@ -49,6 +49,8 @@ ACCESS_DENIED_RETRIES = 3
 DENIALS_CHECKED = 2
 # 8 in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
+# A reader who goes on makes no longer pause between two GETs.
+MOMENT_SECONDS = 1.0
 
 
 class SupportsGet(Protocol):
@@ -91,6 +93,7 @@ class Fetcher:
         self.limit = RequestLimit(connections)
         self._stalls = StallWatch(counters, self._start_task)
         self._running = {Source.NETWORK: 0, Source.DISK: 0}
+        self._last_get = float("-inf")
         # One queue a source and size of buffer: large buffers running out must not stop small reads.
         self._queues: dict[tuple[Source, bool], FetchQueue[Request]] = {
             (source, small): FetchQueue() for source in Source for small in (False, True)
@@ -134,6 +137,10 @@ class Fetcher:
                     request.demanded_at = now
                 chunk.requests.append(request)
                 self._push(request)
+
+    def is_fetching(self) -> bool:
+        """Say whether GETs are under way, or were a moment ago."""
+        return self._running[Source.NETWORK] > 0 or trio.current_time() < self._last_get + MOMENT_SECONDS
 
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
         """Give up what only this handle's read-ahead wanted and no thread works on yet."""
@@ -297,6 +304,7 @@ class Fetcher:
             error = exc
         finally:
             self._running[Source.NETWORK] -= 1
+            self._last_get = trio.current_time()
             self._stalls.end(request)
         if request.first_byte_seconds is not None:
             self._counters.first_byte.count(request.first_byte_seconds)

@@ -1,5 +1,7 @@
 """One task writes the journal: changes submitted meanwhile share its next synced commit.
 
+A commit costs some milliseconds however much is in it: what nobody waits for goes with the next one that somebody does.
+
 Invariants:
 1. Changes reach the disk in the order in which they were submitted.
 2. After a failed commit nothing is journaled any more and every change is refused: memory and disk would
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# What nobody waits for is on the disk so soon at the latest.
+LAZY_SECONDS = 0.5
+
+
 class JournalWriter:
     """Gives out numbers, and makes changes durable."""
 
@@ -27,8 +33,10 @@ class JournalWriter:
         self._offload = offload
         self._highest = max(journal.highest_number(), highest_in_use)
         self._committing = False
+        self._is_awaited = False  # whether anybody waits for what is in `_waiting`
         self._waiting: list[tuple[Sequence[Change], _Ticket]] = []
         self._wake = trio.Event()
+        self._nap = trio.CancelScope()
         self._failure: FusecacheError | None = None
 
     def next_number(self) -> int:
@@ -48,12 +56,19 @@ class JournalWriter:
         self.check_writable()
         ticket = _Ticket()
         self._waiting.append((changes, ticket))
+        self._is_awaited = True
         self._wake.set()
         return ticket
 
+    def submit_lazily(self, *changes: Change) -> None:
+        """Queue changes that nobody waits for: they go with the next commit, within LAZY_SECONDS."""
+        self.check_writable()
+        self._waiting.append((changes, _Ticket()))
+        self._nap.deadline = min(self._nap.deadline, trio.current_time() + LAZY_SECONDS)
+
     async def settled(self) -> None:
-        """Return when everything that was submitted is on disk."""
-        if self._waiting or self._committing:
+        """Return when everything that was submitted, lazily apart, is on disk."""
+        if self._is_awaited or self._committing:
             await self.commit()
 
     async def commit(self, *changes: Change) -> None:
@@ -65,14 +80,17 @@ class JournalWriter:
         task_status.started()
         try:
             while True:
-                await self._wake.wait()
+                with self._nap:
+                    await self._wake.wait()
                 self._wake = trio.Event()
+                self._nap = trio.CancelScope()
                 await self._commit_batch()
         finally:
             await self._commit_batch()
 
     async def _commit_batch(self) -> None:
         batch, self._waiting = self._waiting, []
+        self._is_awaited = False
         if not batch:
             return
         changes = [change for group, _ in batch for change in group]

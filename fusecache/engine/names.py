@@ -8,7 +8,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import trio
@@ -379,6 +379,8 @@ class Names:
         directory = handle.node
         if handle.generation == 0:
             self._walk_ahead(handle)
+            if directory.pins:
+                handle.pinned = {name for name, child in directory.children.items() if child.pins}
         while handle.local_names is None:
             with self._waiting():
                 shown = await self._next_remote(handle, limit)
@@ -388,9 +390,25 @@ class Names:
         while handle.local_names and len(nodes) < limit:
             name = handle.local_names.pop(0)
             child = directory.children.get(name)
-            if child is not None and self._is_only_here(handle, child):
+            # What was published meanwhile has a row now, perhaps behind the place that the reader had reached.
+            if name in handle.pinned:
+                child = child or self._published_since(handle, name)
+            elif child is not None and not self._is_only_here(handle, child):
+                continue
+            if child is not None:
                 nodes.append(child)
         return nodes
+
+    def _published_since(self, handle: DirectoryHandle, name: str) -> Node | None:
+        """Return what a name stands for whose node nobody needed any more once it was published."""
+        directory = handle.node
+        listing = directory.listing
+        for generation in {handle.generation, listing.generation}:
+            rows = self._known(directory, generation, name)
+            if rows:
+                with suppress(NotFound):
+                    return self._reconcile(directory, name, rows, listing.marks.of(name))
+        return None
 
     def current(self, directory: Node, shown: Shown) -> Shown | None:
         """Return what shows under that name now, some time after `next_entries` gave it; None: nothing."""
@@ -445,7 +463,7 @@ class Names:
                     return shown
             elif building is None:
                 # Names that no row shows: made here, or published since the listing began.
-                handle.local_names = sorted(directory.children)
+                handle.local_names = sorted({*directory.children, *handle.pinned})
                 return []
             else:
                 await building.wait()
@@ -494,6 +512,7 @@ class Names:
                 continue
             if not row.is_directory and self._is_behind_directory(handle, name, building):
                 continue  # its directory shows instead
+            handle.pinned.discard(name)
             if name > page_end:
                 page_end, seen = marks.page_of(row.sort_name)
             is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
@@ -602,6 +621,7 @@ class Names:
                 row = file_row(step.name, step.object)
             else:
                 return
+            self._tree.note_shown(self._tree.key(step))
             with _or_listed_again(parent):
                 self._enter(parent, step, row)
             step = parent

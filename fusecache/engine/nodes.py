@@ -17,8 +17,9 @@ from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache import ReadHandle
 from fusecache.model.errors import FusecacheError
 from fusecache.model.nouns import ObjectInfo
-from fusecache.model.records import FileRecord, OperationKind, OperationRecord
+from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import MUTABLE, FileState, check_transition
+from fusecache.policy.parts import PartTable, first_ready_at
 
 # Inode numbers from here on are those of listings' rows: in chunks, of which one page of a listing takes one at most.
 LISTED_NUMBERS = 1 << 40
@@ -129,6 +130,7 @@ class Node:
     lookups: int = 0
     handles: int = 0
     writers: int = 0
+    appenders: int = 0
     write_error: FusecacheError | None = None
     pins: int = 0
     verified: float = float("-inf")
@@ -191,8 +193,26 @@ class Generation:
     sealed_at: float = float("inf")
     readers: int = 0
     unread: trio.Event | None = None
+    # Writes that a thread works on; idle: set when there is none any more.
+    writes: int = 0
+    idle: trio.Event | None = None
+    # Loop time of the first change that is in nothing published or promised to be.
+    dirty_since: float = float("inf")
+    # Those who wait for this very content to be in the bucket.
+    awaited: int = 0
     prepared: "Prepared | None" = None
     granule_checksums: bytes = b""
+    # How often its bytes changed; that number and the checksums of all granules at the last fsync that took them.
+    changes: int = 0
+    synced_checksums: tuple[int, bytes] = (-1, b"")
+    summed_bytes: int = 0
+    # Whether it was promised right behind the version before it, with nothing queued between.
+    follows: bool = False
+    # Bytes written so far, repetitions counted; past `grows_at` of them the next part may be sent.
+    written: int = 0
+    grows_at: int = field(default_factory=first_ready_at)
+    growing_since: float = float("inf")
+    upload: "Upload | None" = None
     sent_bytes: int = 0
     # The refused version that this one replaces once it is promised.
     replaces: "Generation | None" = None
@@ -222,6 +242,20 @@ class Generation:
         """Whether the request that publishes it may have been sent."""
         return self.record.state is FileState.PUBLISHING
 
+    def note_written(self, start: int, stop: int) -> bool:
+        """Bytes [start, stop) were written; return whether another part may be sent now."""
+        self.note_changed(start, stop)
+        self.size = max(self.size, stop)
+        self.written += stop - start
+        return self.written >= self.grows_at and stop >= self.grows_at
+
+    def note_changed(self, start: int, stop: int) -> None:
+        """Bytes [start, stop) are others now, or gone: what the bucket holds of them counts no longer."""
+        self.changes += 1
+        if self.upload is not None and self.upload.parts.change(start, stop):
+            self.record = replace(self.record, part_etags=self.upload.parts.etags())
+            self.sent_bytes = self.upload.parts.held_bytes(self.size)
+
     def go(self, state: FileState, **changes: object) -> FileRecord:
         """Change state, and other fields of the record with it; return the new row."""
         check_transition(self.record.state, state)
@@ -243,15 +277,50 @@ class Prepared:
 
 
 @dataclass(eq=False, slots=True)
+class Upload:
+    """The multipart upload of one generation, perhaps begun before it is sealed.
+
+    key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it. ready: so many
+    parts, from the first, may be sent. attributes: what its object's metadata will say. attempts: requests under way.
+    failure: why it cannot go on. stopped: set when nobody wants it any more. changed: set, and made anew, when an
+    attempt ended.
+    """
+
+    key: str
+    parts: PartTable
+    attributes: PosixAttributes
+    upload_id: str = ""
+    is_known: bool = False
+    is_sealed: bool = False
+    ready: int = 0
+    attempts: int = 0
+    failure: FusecacheError | None = None
+    stopped: trio.Event = field(default_factory=trio.Event)
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    def announce(self) -> None:
+        """Wake those who wait for an attempt's end."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def stop(self) -> None:
+        """Nobody wants it any more: no further attempt begins, and those who wait for it wait no longer."""
+        self.stopped.set()
+        self.announce()
+
+
+@dataclass(eq=False, slots=True)
 class Operation:
     """One change of names that the bucket is owed. queued_at: loop time.
 
-    in_flight: the request may have been sent, by this daemon or by the one before it.
+    in_flight: the request may have been sent, by this daemon or by the one before it. readers: the removed file, which
+    somebody may still have open.
     """
 
     record: OperationRecord
     node: Node | None
     in_flight: bool = False
+    readers: Node | None = None
     error: FusecacheError | None = None
     queued_at: float = field(default_factory=trio.current_time)
 
@@ -275,12 +344,16 @@ _NO_CHILDREN: dict[str, Node] = {}
 
 @dataclass(eq=False, slots=True)
 class FileHandle:
-    """One open file. pid: thread that opened it (0: unknown); process: its thread group, if it may write."""
+    """One open file. pid: thread that opened it (0: unknown); process: its thread group, if it may write.
+
+    appends: whether it was opened with O_APPEND.
+    """
 
     node: Node
     writable: bool
     pid: int = 0
     process: int = 0
+    appends: bool = False
     reader: ReadHandle | None = None
     reader_version: ObjectInfo | None = None
 
@@ -291,7 +364,8 @@ class DirectoryHandle:
 
     process: who reads it (0: unknown). generation: of the listing that is read (0: not begun). after: sort name
     reached in it. early: files that were given before it was known whether a directory of that name comes.
-    local_names: those left once the rows are at their end. queue, position: entries that were fetched but not taken
+    local_names: those left once the rows are at their end. pinned: names that stood for something unpublished when the
+    reading began, and that no row has shown since. queue, position: entries that were fetched but not taken
     yet, and the cookie of the first of them.
     """
 
@@ -301,8 +375,14 @@ class DirectoryHandle:
     after: str = ""
     early: list[str] = field(default_factory=list)
     local_names: list[str] | None = None
+    pinned: set[str] = field(default_factory=set)
     queue: "deque[Shown]" = field(default_factory=deque)
     position: int = 0
+
+
+def attributes_of(node: Node) -> PosixAttributes:
+    """Return the node's attributes as one value."""
+    return PosixAttributes(node.mode, node.uid, node.gid, node.mtime_ns)
 
 
 @contextmanager

@@ -26,6 +26,10 @@ class Offload(Protocol):
         """Run a request that changes the bucket."""
         ...
 
+    async def publish(self, call: Callable[..., T], *args: object) -> T:
+        """Run a request that makes something visible and sends few bytes: it never waits behind large uploads."""
+        ...
+
     async def disk(self, call: Callable[..., T], *args: object) -> T:
         """Run file I/O on the node's disk."""
         ...
@@ -42,9 +46,10 @@ class Offload(Protocol):
 class ThreadOffload:
     """The real thing: trio's worker threads behind one limiter a kind of work."""
 
-    def __init__(self, *, network_threads: int, upload_threads: int) -> None:
+    def __init__(self, *, network_threads: int, upload_threads: int, publish_threads: int = 4) -> None:
         self._network = trio.CapacityLimiter(network_threads)
         self._upload = trio.CapacityLimiter(upload_threads)
+        self._publish = trio.CapacityLimiter(publish_threads)
         # 8 in flight saturate a local disk by direct I/O (1.6 GB/s there); more only wait in the kernel.
         self._disk = trio.CapacityLimiter(16)
         # LMDB has one writer at a time; the others are readers.
@@ -73,6 +78,10 @@ class ThreadOffload:
         """Run a request that changes the bucket."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._upload)
 
+    async def publish(self, call: Callable[..., T], *args: object) -> T:
+        """Run a request that makes something visible and sends few bytes."""
+        return await trio.to_thread.run_sync(call, *args, limiter=self._publish)
+
     async def disk(self, call: Callable[..., T], *args: object) -> T:
         """Run file I/O on the node's disk."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._disk)
@@ -95,6 +104,10 @@ class InlineOffload:
         return call(*args)
 
     upload = disk = rows = network
+
+    async def publish(self, call: Callable[..., T], *args: object) -> T:
+        """Run the call inline, as any other that changes the bucket."""
+        return await self.upload(call, *args)
 
     def soon(self, call: Callable[..., object], *args: object) -> None:
         """Run the call now."""

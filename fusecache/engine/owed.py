@@ -1,9 +1,10 @@
-"""What the bucket is owed, in the order in which it will be published.
+"""What the bucket is owed, and in which order it may be published.
 
 Invariants:
-1. Items are ordered by sequence; for one key that is also the order of its changes.
+1. Items are ordered by sequence, no two have the same; for one key that is also the order of its changes.
 2. Only the first item of a key knows what the bucket shows under it (its base); when it is published or
 dropped, the next one learns it.
+3. While an item is here neither its sequence nor its keys change.
 """
 
 from bisect import insort
@@ -14,41 +15,81 @@ import trio
 
 from fusecache.engine.nodes import Generation, Item, Operation
 from fusecache.model.records import OperationKind
+from fusecache.policy.names import matches_any
+from fusecache.policy.publish_order import Change, Gate, PublishOrder, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_ROLES = {
+    OperationKind.DELETE: Role.REMOVAL,
+    OperationKind.MKDIR: Role.NEW,
+    OperationKind.RMDIR: Role.END,
+    OperationKind.SYMLINK: Role.POINT,
+    OperationKind.RENAME: Role.POINT,
+}
+
 
 class Owed:
-    """The queue of unpublished items. on_change is called whenever an item came or went."""
+    """The queue of unpublished items. Each call costs the same however many there are, `items` apart.
 
-    def __init__(self) -> None:
+    on_change is called whenever an item came or went, on_added and on_removed with the item; is_aside says of a new
+    item whether it is not to be published for now.
+    """
+
+    def __init__(self, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
+        """prefix: of all keys. order_last: names of files that say that all the rest is there."""
+        self.order = PublishOrder(prefix)
         self.on_change: Callable[[], None] = lambda: None
+        self.on_added: Callable[[Item], None] = lambda _item: None
+        self.on_removed: Callable[[Item], None] = lambda _item: None
         self.on_rebased: Callable[[Item], None] = lambda _item: None
+        self.is_aside: Callable[[Item], bool] = lambda _item: False
+        self._order_last = order_last
         self._changed = trio.Event()
-        self._items: list[Item] = []
+        self._items: dict[int, Item] = {}
+        # In order, until the next change.
+        self._sorted: list[Item] | None = []
         self._by_key: dict[str, list[Item]] = {}
+        # Of negative sequences: its lowest is that of the newest item.
+        self._newest = Gate()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __contains__(self, item: Item) -> bool:
-        return any(item in self._by_key.get(key, ()) for key in item.changed_keys()[:1])
+        return self._items.get(item.sequence) is item
+
+    def get(self, sequence: int) -> Item | None:
+        """Return the item of a sequence, or None."""
+        return self._items.get(sequence)
+
+    def unordered(self) -> list[Item]:
+        """Return all items, in no particular order: a copy, for who only counts them."""
+        return list(self._items.values())
 
     def items(self) -> list[Item]:
         """Return all items in order (a copy: the queue may change while they are looked at)."""
-        return list(self._items)
+        if self._sorted is None:
+            self._sorted = sorted(self._items.values(), key=_sequence)
+        return list(self._sorted)
 
     def add(self, item: Item) -> None:
         """Enter an item at the place that its sequence and keys say."""
-        insort(self._items, item, key=_sequence)
+        change = self._change_of(item)
+        self.order.add(change, aside=self.is_aside(item))
+        self._items[item.sequence] = item
+        self._newest.add(-item.sequence)
         for key in item.changed_keys():
             insort(self._by_key.setdefault(key, []), item, key=_sequence)
+        self.on_added(item)
         self._tell()
 
     def remove(self, item: Item, *, published: bool = False) -> None:
         """Take an item out. Unless it was published, what it knew of the bucket passes to the next of its keys."""
-        self._items.remove(item)
+        del self._items[item.sequence]
+        self._newest.discard(-item.sequence)
+        self.order.remove(item.sequence)
         for key in item.changed_keys():
             same_key = self._by_key[key]
             was_first = same_key[0] is item
@@ -58,6 +99,7 @@ class Owed:
             elif was_first and not published:
                 self.rebase(key, base_of(item, key))
                 self.on_rebased(same_key[0])
+        self.on_removed(item)
         self._tell()
 
     async def wait_gone(self, item: Item) -> None:
@@ -76,7 +118,7 @@ class Owed:
 
     def ends_with(self, item: Item) -> bool:
         """Return whether nothing is queued behind the item."""
-        return bool(self._items) and self._items[-1] is item
+        return item in self and self._newest.lowest == -item.sequence
 
     def exists_after(self, key: str, base_etag: str | None) -> bool:
         """Return whether the bucket will show `key` after all that is queued; `base_etag`: what it shows now."""
@@ -103,9 +145,25 @@ class Owed:
             item.record = replace(item.record, base_etag=etag)
         return item
 
+    def tells(self, key: str) -> bool:
+        """Return whether the file of a key says that others are there, by its name."""
+        return matches_any(key.rpartition("/")[2], self._order_last)
+
+    def _change_of(self, item: Item) -> Change:
+        """Return what the publish order needs to know of an item that is about to be entered."""
+        keys = item.changed_keys()
+        tells = self.tells(keys[-1])
+        if isinstance(item, Operation):
+            return Change(item.sequence, keys, _ROLES[item.record.kind], tells=tells)
+        replaces = item.record.base_etag is not None or keys[0] in self._by_key
+        role = Role.POINT if replaces or tells else Role.NEW
+        return Change(item.sequence, keys, role, item.size, tells)
+
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._sorted = None
+        if self._changed.statistics().tasks_waiting:
+            self._changed.set()
+            self._changed = trio.Event()
         self.on_change()
 
 

@@ -3,79 +3,72 @@
 Also what happens after: staged bytes become cache.
 """
 
-import logging
-import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import trio
 
-from fusecache.disk.staging import checksum_of_checksums
+from fusecache.disk.staging import StagingFile, checksum_of_checksums
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import Generation, Item, Prepared
+from fusecache.engine.nodes import Generation, Item, Prepared, Upload
 from fusecache.engine.offload import Offload
+from fusecache.engine.uploading import PartUploads
 from fusecache.index.journal import DropFile, PutFile
-from fusecache.model.errors import (
-    AccessDenied,
-    BucketMissing,
-    CredentialsMissing,
-    FusecacheError,
-    LocalDiskError,
-    NoSpace,
-    RemoteError,
-    Unavailable,
-)
-from fusecache.model.metadata import content_metadata
+from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace
 from fusecache.model.nouns import ObjectInfo
-from fusecache.model.states import OWED
-from fusecache.policy.backoff import backoff_seconds
+from fusecache.model.states import OWED, FileState
 from fusecache.policy.parts import choose_part_bytes, part_extents
-from fusecache.remote.store import FileSlice, Store
 
-log = logging.getLogger(__name__)
-
-# So many files are looked after in advance; so many of them are read back, or send parts, at once; each sends so many
-# parts at once.
+# So many files are looked after in advance; so many of them are read back at once.
 FILES_AHEAD = 256
-FILES_AT_ONCE = 4
-PARTS_AT_ONCE = 4
+FILES_AT_ONCE = 8
 
 
 class Preparer:
     """Prepares generations in the background, in the order of the queue."""
 
-    def __init__(self, store: Store, cache: BlockCache, journal: JournalWriter, offload: Offload) -> None:
-        self._store = store
+    def __init__(
+        self, uploads: PartUploads, cache: BlockCache, journal: JournalWriter, offload: Offload
+    ) -> None:
+        self._uploads = uploads
         self._cache = cache
         self._journal = journal
         self._offload = offload
         self._nursery: trio.Nursery | None = None
         self._running = 0
-        # Apart: while the bucket cannot be reached, what is closed must still come to the disk for good.
         self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
-        self._sending = trio.CapacityLimiter(FILES_AT_ONCE)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the preparations until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._nursery = self._uploads.nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                # Handlers of the mount's last moments still come here.
+                self._nursery = self._uploads.nursery = None
 
     def begin(self, items: list[Item], is_settled: Callable[[Generation], bool]) -> None:
-        """Start preparing the first settled generations that are not prepared yet."""
+        """Start preparing the first generations that are not prepared yet: the settled ones, and the large ones.
+
+        Settling puts off only what publishes.
+        """
         for item in items:
             if self._running >= FILES_AHEAD:
                 return
-            if isinstance(item, Generation) and item.prepared is None and is_settled(item):
+            if not isinstance(item, Generation) or item.prepared is not None:
+                continue
+            if is_settled(item) or (item.state is FileState.SEALED and choose_part_bytes(item.size)):
                 self._start(item)
 
     async def wait(self, generation: Generation) -> None:
         """Return when the generation can be published. Raises what prevents it."""
         while generation.state in OWED:
+            if self._nursery is None:
+                await trio.sleep_forever()  # the mount ends: so does who waits here
             prepared = generation.prepared or self._start(generation)
             await prepared.done.wait()
             if generation.prepared is not prepared:
@@ -89,8 +82,6 @@ class Preparer:
         """Forget parts that were sent: the upload is lost, or the key is another."""
         self._stop(generation)
         generation.prepared = None
-        generation.record = replace(generation.record, upload_id="", part_bytes=0, part_etags=())
-        generation.sent_bytes = 0
 
     def dropped(self, generation: Generation) -> None:
         """Clean up after content that nobody needs any more: parts, reservation, file."""
@@ -112,7 +103,7 @@ class Preparer:
         else:
             self._cache.release_staging(size)
             await self._offload.disk(generation.file.delete)
-        self._journal.submit(DropFile(generation.record.generation))
+        self._journal.submit_lazily(DropFile(generation.record.generation))
 
     # ---- inside
 
@@ -126,21 +117,20 @@ class Preparer:
         return prepared
 
     def _stop(self, generation: Generation) -> None:
-        """Nobody needs the parts any more. A thread that works on them goes on, but changes nothing here."""
+        """Nobody needs the preparation any more. A thread that works on it goes on, but changes nothing here."""
         if generation.prepared is not None:
             generation.prepared.scope.cancel()
-        if generation.record.upload_id:
-            self._abort_soon(generation.upload_key, generation.record.upload_id, generation.prepared)
+        self._uploads.drop(generation)
 
     async def _prepare(self, generation: Generation, prepared: Prepared) -> None:
         try:
-            with prepared.scope:
-                if not generation.record.synced:
-                    async with self._syncing:
-                        await self._sync(generation, prepared)
-                if choose_part_bytes(generation.size):
-                    async with self._sending:
-                        await self._send_parts(generation, prepared)
+            with prepared.scope, one_failure():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._sync, generation, prepared, name="sync")
+                    if choose_part_bytes(generation.size):
+                        await self._uploads.finish(generation)
+                    else:
+                        self._uploads.drop(generation)  # cut since: it is one PUT now
         except FusecacheError as exc:
             prepared.failure = exc
         finally:
@@ -150,79 +140,31 @@ class Preparer:
     async def _sync(self, generation: Generation, prepared: Prepared) -> None:
         """Bring the bytes to the disk for good, and journal what they are."""
         file = generation.file
-        try:
-            await self._offload.disk(file.sync)
-        except NoSpace as exc:
-            # The disk did not take the bytes that it had accepted: what is in the file now is not what was written.
-            raise LocalDiskError(str(exc)) from exc
-        generation.granule_checksums = await self._offload.disk(file.checksums)
+        if generation.record.synced:
+            if generation.readers == 0:
+                file.close()
+            return
+        async with self._syncing:
+            if generation.upload is None:
+                generation.granule_checksums = await self._offload.disk(_sync_and_sum, file)
+            else:
+                await self._offload.disk(_sync, file)
+                generation.granule_checksums = await self._checksums(generation, generation.upload)
         if prepared.scope.cancel_called:
             return
         if generation.readers == 0:
             file.close()  # who only waits for the bucket needs no descriptor
         checksum = checksum_of_checksums(generation.granule_checksums)
         generation.record = replace(generation.record, synced=True, checksum=checksum)
-        await self._journal.commit(PutFile(generation.record))
+        self._journal.submit_lazily(PutFile(generation.record))
 
-    async def _send_parts(self, generation: Generation, prepared: Prepared) -> None:
-        part_bytes = choose_part_bytes(generation.size)
-        extents = part_extents(generation.size, part_bytes)
-        record = generation.record
-        if not record.upload_id:
-            metadata = content_metadata(record.uuid, record.attributes)
-            create = partial(self._store.create_multipart, record.key, metadata=metadata)
-            upload_id = await self._persist(generation, create)
-            if prepared.scope.cancel_called:
-                self._abort_soon(record.key, upload_id, prepared)
-                return
-            generation.upload_key = record.key
-            generation.record = replace(
-                generation.record,
-                upload_id=upload_id,
-                part_bytes=part_bytes,
-                part_etags=("",) * len(extents),
-            )
-            await self._journal.commit(PutFile(generation.record))
-        generation.sent_bytes = sum(
-            size for (_, size), etag in zip(extents, generation.record.part_etags, strict=True) if etag
-        )
-        limiter = trio.CapacityLimiter(PARTS_AT_ONCE)
-
-        async def send(index: int, offset: int, size: int) -> None:
-            async with limiter:
-                body = FileSlice(str(generation.file.path), offset, size)
-                key, upload_id = generation.record.key, generation.record.upload_id
-                etag = await self._persist(
-                    generation, self._store.upload_part, key, upload_id, index + 1, body
-                )
-                if prepared.scope.cancel_called:
-                    return
-                etags = list(generation.record.part_etags)
-                etags[index] = etag
-                generation.record = replace(generation.record, part_etags=tuple(etags))
-                generation.sent_bytes += size
-                self._journal.submit(PutFile(generation.record))
-
-        with one_failure():
-            async with trio.open_nursery() as nursery:
-                for index, (offset, size) in enumerate(extents):
-                    if not generation.record.part_etags[index]:
-                        nursery.start_soon(send, index, offset, size, name=f"part {index + 1} {record.key}")
-
-    async def _persist(self, generation: Generation, call: Callable[..., str], *args: object) -> str:
-        """Send a request again until the bucket answers it."""
-        attempt = 0
-        while True:
-            try:
-                return await self._offload.upload(call, *args)
-            except (Unavailable, AccessDenied, CredentialsMissing, BucketMissing) as exc:
-                attempt += 1
-                pause = backoff_seconds(attempt, random.random())
-                log.warning(
-                    "upload waits key=%s attempt=%d seconds=%.1f error=%s",
-                    generation.record.key, attempt, pause, exc,
-                )  # fmt: skip
-                await trio.sleep(pause)
+    async def _checksums(self, generation: Generation, upload: Upload) -> bytes:
+        """Return the checksums of all granules; those of parts that were sent are known."""
+        parts = []
+        for index, (offset, size) in enumerate(part_extents(generation.size, upload.parts.part_bytes)):
+            known = upload.parts.checksums(index)
+            parts.append(known or await self._offload.disk(generation.file.checksums, offset, size))
+        return b"".join(parts)
 
     async def _no_readers(self, generation: Generation) -> None:
         while generation.readers:
@@ -232,20 +174,26 @@ class Preparer:
     async def _discard(self, generation: Generation) -> None:
         if generation.prepared is not None:
             await generation.prepared.done.wait()
+        await self._journal.settled()  # its bytes go only after the row that lets them go
         await self._no_readers(generation)
+        try:
+            await self._journal.settled()  # a crash must not find the row of a file that is gone
+        except FusecacheError:
+            return
         await self._offload.disk(generation.file.delete)
         self._cache.release_staging(generation.reserved)
         generation.reserved = 0
 
-    def _abort_soon(self, key: str, upload_id: str, prepared: Prepared | None) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(self._abort, key, upload_id, prepared, name=f"abort {key}")
 
-    async def _abort(self, key: str, upload_id: str, prepared: Prepared | None) -> None:
-        if prepared is not None:
-            await prepared.done.wait()  # a part that comes after the abort would stay
-        try:
-            await self._offload.upload(self._store.abort_multipart, key, upload_id)
-        except RemoteError as exc:
-            # The bucket drops unfinished uploads by itself after a week.
-            log.warning("abort failed key=%s error=%s", key, exc)
+def _sync(file: StagingFile) -> None:
+    try:
+        file.sync()
+    except NoSpace as exc:
+        # The disk did not take the bytes that it had accepted: what is in the file now is not what was written.
+        raise LocalDiskError(str(exc)) from exc
+
+
+def _sync_and_sum(file: StagingFile) -> bytes:
+    """Bring the bytes to the disk, and return the checksums of all granules."""
+    _sync(file)
+    return file.checksums()

@@ -1,10 +1,14 @@
-"""What /proc tells of the processes that write: whether one that closes a file is being killed."""
+"""What /proc tells of the processes that write: whether one is being killed, and what its environment says."""
 
 import os
+import signal
 from pathlib import Path
 
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
 _PF_SIGNALED = 0x400
+# So often who waits is looked at: nobody tells that a process is being killed.
+KILL_LOOK_SECONDS = 0.5
+_PROCESSES_REMEMBERED = 1024
 
 
 def thread_group(pid: int) -> int:
@@ -38,3 +42,53 @@ def _is_signaled(pid: int) -> bool:
     # The command's name, in parentheses, may hold anything; flags are the seventh field behind it (proc(5)).
     fields = stat[stat.rindex(b")") + 2 :].split()
     return bool(int(fields[6]) & _PF_SIGNALED)
+
+
+class KillWatch:
+    """Looks whether processes are being killed; of one process not more often than its many waiting threads need."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[float, bool]] = {}
+
+    def is_dying(self, process: int, now: float) -> bool:
+        """Return `kill_pending` of a process as it was at most KILL_LOOK_SECONDS ago. now: of any one clock."""
+        looked, dying = self._seen.get(process, (float("-inf"), False))
+        if now - looked < KILL_LOOK_SECONDS:
+            return dying
+        if len(self._seen) >= _PROCESSES_REMEMBERED:
+            self._seen.clear()
+        dying = kill_pending(process)
+        self._seen[process] = now, dying
+        return dying
+
+
+def kill_pending(process: int) -> bool:
+    """Return whether a fatal signal waits for a process, or has reached it. Unseen counts as alive.
+
+    Who waits in the kernel for our answer dies only with it: SIGKILL stays pending meanwhile (proc(5), SigPnd, ShdPnd).
+    The kernel adds it to each thread for other fatal signals too.
+    """
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
+    except OSError:
+        return False
+    return any(_has_kill_pending(thread) or _is_signaled(thread) for thread in threads)
+
+
+def _has_kill_pending(thread: int) -> bool:
+    try:
+        lines = Path(f"/proc/{thread}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (signal.SIGKILL - 1) & 1 for mask in masks)
+
+
+def environment(process: int) -> dict[str, str]:
+    """Return the environment with which a process was started, empty if it cannot be seen."""
+    try:
+        raw = Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}

@@ -4,6 +4,7 @@ Invariants:
 1. Closed content is queued again under its old sequence; unfinished content is kept aside, never published.
 2. After a reboot only content that was synced and still matches its checksum is published; the rest goes to `suspect/`.
 3. Nothing is deleted here but what the bucket has, and what nobody was ever promised has a place in `orphans/`.
+4. Every file that is kept aside has a row, which says why, and every such row is told to `recovering.py`.
 """
 
 import logging
@@ -17,25 +18,41 @@ from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, Journal, PutFile
 from fusecache.model.errors import LocalDiskError, Refused
 from fusecache.model.nouns import ObjectInfo
-from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
+from fusecache.model.records import (
+    DOUBTFUL,
+    FileRecord,
+    OperationKind,
+    OperationRecord,
+    PosixAttributes,
+    Reason,
+    without_upload,
+)
 from fusecache.model.states import FileState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+_NOT_KNOWN = PosixAttributes(0o600, 0, 0, 0)
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found. staged_bytes: what staging and the folders aside hold on disk."""
+    """What was found. staged_bytes: what staging and the folders aside hold on disk.
+
+    orphans, suspects: newly set aside. aside: the rows of all that is kept aside, with the bytes that each holds.
+    """
 
     generations: list[Generation] = field(default_factory=list)
     rejected: list[Generation] = field(default_factory=list)
+    local: list[Generation] = field(default_factory=list)
     operations: list[OperationRecord] = field(default_factory=list)
+    aside: list[tuple[FileRecord, int]] = field(default_factory=list)
     orphans: int = 0
     suspects: int = 0
     staged_bytes: int = 0
+    # (key, UploadId) of those that nobody will complete.
+    uploads: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Recovery:
@@ -53,13 +70,17 @@ class Recovery:
         changes: list[Change] = []
         for record in records:
             changes += self._recover_file(record, found)
-        for number in sorted(self._staging.generations() - {record.generation for record in records}):
+        without_row = self._staging.generations() | self._staging.aside().keys()
+        for number in sorted(without_row - {record.generation for record in records}):
             # Made, but killed before its row was written: nothing was promised.
-            self._set_aside(number, "orphans", "an unfinished file without a journal row", found)
+            strange = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
+            changes += self._set_aside(
+                strange, Reason.UNKNOWN, "an unfinished file without a journal row", found
+            )
         if changes:
             self._journal.apply(changes)
         found.staged_bytes = self._staging.bytes_aside() + sum(
-            generation.size for generation in [*found.generations, *found.rejected]
+            generation.size for generation in [*found.generations, *found.rejected, *found.local]
         )
         if found.generations or found.operations or found.orphans or found.suspects:
             log.warning(
@@ -70,41 +91,61 @@ class Recovery:
 
     def _recover_file(self, record: FileRecord, found: Recovered) -> list[Change]:
         match record.state:
-            case FileState.STORED | FileState.DROPPED:
+            case FileState.STORED:
                 self._staging.delete(record.generation)
                 return [DropFile(record.generation)]
+            case FileState.DROPPED:
+                self._staging.delete(record.generation)
+                self._staging.delete_aside(record.generation)
+                return [DropFile(record.generation)]
             case FileState.ORPHAN:
+                return self._keep_aside(record, found)
+            case FileState.OPEN:
+                return self._set_aside(
+                    record, Reason.UNCLOSED, "was not closed before the daemon ended", found
+                )
+            case FileState.FAILED:
+                return self._set_aside(record, Reason.FAILED, record.error, found)
+            case FileState.LOCAL:
+                local = self._open(record, found)
+                if local is None:
+                    return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
+                # It is changed in place: what the disk kept is what it is.
+                local.size = local.file.size()
+                local.file.close()
+                found.local.append(local)
                 return []
-            case FileState.OPEN | FileState.FAILED:
-                self._set_aside(record.generation, "orphans", f"{record.key}: was not closed", found)
-                return [PutFile(replace(record, state=FileState.ORPHAN))]
             case FileState.REJECTED:
-                generation = self._open(record, found)
-                if generation is not None:
-                    generation.file.close()
-                    generation.error = Refused(record.error)
-                    found.rejected.append(generation)
-                return []
+                return self._recover_refused(record, found)
             case FileState.FLUSHED | FileState.SEALED | FileState.PUBLISHING:
                 return self._recover_owed(record, found)
+
+    def _recover_refused(self, record: FileRecord, found: Recovered) -> list[Change]:
+        generation = self._open(record, found)
+        if generation is None:
+            return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
+        generation.file.close()
+        generation.error = Refused(record.error)
+        found.rejected.append(generation)
+        return []
 
     def _recover_owed(self, record: FileRecord, found: Recovered) -> list[Change]:
         # Stays PUBLISHING: the request may have been sent, so that only the bucket can tell what it did.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
-        owed = replace(record, state=state)
+        owed = record if record.state is state else replace(record, state=state)
         generation = self._open(owed, found)
         if generation is None:
-            return [PutFile(replace(record, state=FileState.ORPHAN, error="its staging file is gone"))]
-        reason = self._doubt(record, generation.file)
-        if reason:
+            return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
+        words = self._doubt(record, generation.file)
+        if words:
             generation.file.close()
-            self._set_aside(record.generation, "suspect", f"{record.key}: {reason}", found)
-            return [PutFile(replace(record, state=FileState.ORPHAN, error=reason))]
+            reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
+            return self._set_aside(record, reason, words, found)
         if generation.file.size() > record.size:
             generation.file.truncate(record.size)
         generation.file.close()
         found.generations.append(generation)
-        return [PutFile(owed)]
+        return []  # FLUSHED or SEALED, the next start would decide the same
 
     def _doubt(self, record: FileRecord, file: StagingFile) -> str:
         """Return why the bytes may not be the ones that were closed, or ""."""
@@ -123,20 +164,58 @@ class Recovery:
             file = self._staging.open(record.generation)
         except LocalDiskError as exc:
             log.error("a staging file is gone key=%s error=%s", record.key, exc)
-            found.suspects += 1
             return None
         return Generation(record, file, None, size=record.size, changed_since_flush=False)
 
-    def _set_aside(self, generation: int, folder: str, reason: str, found: Recovered) -> None:
-        if folder == "orphans":
-            found.orphans += 1
-        else:
+    def _set_aside(self, record: FileRecord, reason: Reason, words: str, found: Recovered) -> list[Change]:
+        """Move a file aside; return its row."""
+        if reason in DOUBTFUL:
             found.suspects += 1
+        else:
+            found.orphans += 1
+        place = self._move_aside(record.generation, reason)
+        size, moment = record.size, record.moment
+        if place is not None:
+            facts = place.stat()
+            size, moment = facts.st_size, moment or facts.st_mtime
+        log.warning("kept aside reason=%s: %s at=%s", record.key, words, place or "nowhere: its file is gone")
+        if record.upload_id:
+            found.uploads.append((record.key, record.upload_id))
+        kept = replace(
+            without_upload(record),
+            state=FileState.ORPHAN,
+            size=size,
+            moment=moment,
+            reason=reason,
+            error=words,
+        )
+        found.aside.append((kept, 0 if place is None else size))
+        return [PutFile(kept)]
+
+    def _keep_aside(self, record: FileRecord, found: Recovered) -> list[Change]:
+        """A file that was set aside before: its move may not have reached the disk, its row may be an older one."""
+        place = self._move_aside(record.generation, record.reason)
+        if place is None:
+            found.aside.append((record, 0))
+            return []
+        facts = place.stat()
+        reason = record.reason
+        if reason is Reason.NONE:
+            reason = Reason.POWER_CUT if place.parent.name == "suspect" else Reason.UNKNOWN
+        moment = record.moment or facts.st_mtime
+        known = replace(record, size=facts.st_size, moment=moment, reason=reason)
+        found.aside.append((known, facts.st_size))
+        return [] if known == record else [PutFile(known)]
+
+    def _move_aside(self, generation: int, reason: Reason) -> "Path | None":
+        """Return where the file is kept aside now; None: it is gone."""
+        there = self._staging.place_of(generation)
+        if there is not None:
+            return there
         try:
-            place: Path | str = self._staging.move_aside(generation, folder)
+            return self._staging.move_aside(generation, "suspect" if reason in DOUBTFUL else "orphans")
         except FileNotFoundError:
-            place = "nowhere: its file is gone"
-        log.warning("kept aside reason=%s at=%s", reason, place)
+            return None
 
 
 def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
@@ -155,6 +234,9 @@ def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
             owed.add(item)
         else:
             owed.add(_replay(item, tree))
+    for generation in found.local:  # under the names that they have after all changes
+        generation.reserved = generation.size
+        _place_content(generation, tree)
 
 
 def _place_content(generation: Generation, tree: Tree) -> None:
@@ -199,11 +281,11 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
         folder = _folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node
-    if not record.source_etag or record.size == 0:
-        return None  # what an empty object is (a file, a symlink) only the bucket knows; it shows when it is there
-    version = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
-    node = _node_at(tree, record.target, Kind.FILE, record.attributes)
-    node.object = version
+    if not record.source_etag:
+        return None  # it never was in the bucket, and what was here is gone
+    node = _node_at(tree, record.target, Kind.SYMLINK if record.link else Kind.FILE, record.attributes)
+    node.object = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
+    node.target = record.link
     return node
 
 

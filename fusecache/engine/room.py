@@ -20,7 +20,7 @@ from fusecache.engine.offload import Offload
 from fusecache.engine.residents import CachedObject, Chunk
 from fusecache.index.cache_index import CacheIndex, Evicted
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.nouns import BLOCK_BYTES, GRANULES_PER_BLOCK, MIB
+from fusecache.model.nouns import BLOCK_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
 from fusecache.policy.eviction import CANDIDATES_PER_VICTIM, Candidate, choose_victims, is_admitted
 from fusecache.policy.granules import BLOCK_MASK, BLOCKS_PER_CHUNK
 from fusecache.policy.ledger import Ledger
@@ -62,6 +62,9 @@ class Room:
         # Blocks whose hole is being punched: a write there now would be lost. At most one eviction's victims.
         self._punching: set[tuple[int, int]] = set()
         self.ledger = ledger
+        # Whether an object is pinned; None: none is.
+        self.is_pinned: Callable[[ObjectId], bool] | None = None
+        self._pinned: set[int] = set()
         # What the hints say; nothing until somebody sets it.
         self.next_use: Callable[[CachedObject | None, Candidate], float | None] = lambda entry, candidate: (
             None
@@ -94,6 +97,7 @@ class Room:
             self._table.count_disk_error(exc)
             return False
         candidates = [Candidate(number, block, row.size, row.stamp) for number, block, row in sample]
+        await self._look_at_pins(candidates)
         return not candidates or is_admitted(
             candidates,
             clock=self._table.clock,
@@ -102,7 +106,16 @@ class Room:
             chance=self._random.random(),
         )
 
+    async def _look_at_pins(self, candidates: list[Candidate]) -> None:
+        """Learn which of the files in a sample are pinned."""
+        if self.is_pinned is not None:
+            numbers = {candidate.file_number for candidate in candidates}
+            objects = await self._offload.rows(self._index.objects_of, numbers)
+            self._pinned = {number for number, object_id in objects.items() if self.is_pinned(object_id)}
+
     def _next_use(self, candidate: Candidate) -> float | None:
+        if candidate.file_number in self._pinned:
+            return 0.0
         return self.next_use(self._table.by_number.get(candidate.file_number), candidate)
 
     async def reserve_staging(self, nbytes: int) -> None:
@@ -192,11 +205,7 @@ class Room:
     async def _evict_rows(self, need_bytes: int, spare: float | None) -> int:
         async with self._table.rows_lock:
             await self._table.write_rows()
-            victims: list[Candidate] = []
-            for _ in range(1 if spare in (None, math.inf) else _SEARCHES):
-                victims = await self._victims(need_bytes, spare)
-                if victims:
-                    break
+            victims = await self._find_victims(need_bytes, spare)
             if not victims:
                 return 0
             gone, deletable = await self._take_out(victims)
@@ -205,6 +214,17 @@ class Room:
         self._counters.evicted_bytes += gone.size
         return gone.size
 
+    async def _find_victims(self, need_bytes: int, spare: float | None) -> list[Candidate]:
+        tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
+        if spare is None and self.is_pinned is not None:
+            # What is pinned goes too if nothing else is left, as files that are written must have room.
+            tries = [*[0.0] * _SEARCHES, None]
+        for each in tries:
+            victims = await self._victims(need_bytes, each)
+            if victims:
+                return victims
+        return []
+
     async def _victims(self, need_bytes: int, spare: float | None) -> list[Candidate]:
         sample = await self._offload.rows(self._index.sample, self._random, _SAMPLE_SEEKS, _SAMPLE_RUN)
         candidates = [
@@ -212,6 +232,7 @@ class Room:
             for number, block, row in sample
             if self._may_evict(number, block)
         ]
+        await self._look_at_pins(candidates)
         return choose_victims(
             candidates,
             need_bytes,

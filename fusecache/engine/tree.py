@@ -263,6 +263,12 @@ class Tree:
         if len(self._tombstones) > 1000:
             self._purge_tombstones(now)
 
+    def note_shown(self, key: str) -> None:
+        """The bucket shows the key again: what listings tell of it is right, unless another change takes it out."""
+        tombstone = self._tombstones.get(key)
+        if tombstone is not None and tombstone.pending == 0:
+            del self._tombstones[key]
+
     def is_hidden(self, key: str, listed: float) -> bool:
         """Return whether a listing begun at loop time `listed` is wrong to show `key`."""
         tombstone = self._tombstones.get(key)

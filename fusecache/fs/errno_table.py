@@ -18,6 +18,8 @@ ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.InvalidName, errno.EINVAL),
     (errors.NotPermitted, errno.EPERM),
     (errors.TooLarge, errno.EFBIG),
+    (errors.Interrupted, errno.EINTR),
+    (errors.AcrossDevices, errno.EXDEV),
     (errors.NoSpace, errno.ENOSPC),
     (errors.AccessDenied, errno.EACCES),
     (errors.FusecacheError, errno.EIO),

@@ -17,9 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 import trio
 
-from fusecache.engine.content import attributes_of
 from fusecache.engine.filesystem import FileSystem
-from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, Shown, in_use
+from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, Shown, attributes_of, in_use
 from fusecache.fs import control
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.errno_table import errno_of
@@ -165,6 +164,9 @@ class Operations(pyfuse3.Operations):
         """Change size, mode, owner or times."""
         self._check_writable(inode)
         node = self._node(inode)
+        if fh is None:
+            # Else the change would go to a version that another client has replaced.
+            await self._look_again(node)
         if fields.update_size:
             await self._fs.contents.truncate(node, attr.st_size)
         old = attributes_of(node)
@@ -352,7 +354,8 @@ class Operations(pyfuse3.Operations):
         node = await self._fs.changes.create(
             self._directory(parent_inode), self._new_name(parent_inode, name), bits
         )
-        handle = self._fs.contents.open(node, writable=True, pid=ctx.pid)
+        appends = bool(flags & os.O_APPEND)
+        handle = self._fs.contents.open(node, writable=True, pid=ctx.pid, appends=appends)
         return self._file_info(handle), self._new(node)
 
     @_guarded
@@ -368,7 +371,8 @@ class Operations(pyfuse3.Operations):
             self._check_writable(inode)
             await self._fs.contents.check_room()
         await self._look_again(node)
-        handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid)
+        appends = writable and bool(flags & os.O_APPEND)
+        handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:
                 await self._fs.contents.truncate(node, 0)
@@ -398,10 +402,10 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Bring data and journal to the disk."""
+        """Bring data and journal to the disk; to the bucket, if the mount's option says so."""
         handle = self._files.get(fh)
         if handle is not None:
-            await self._fs.contents.fsync(handle)
+            await self._fs.fsync(handle)
 
     @_guarded
     async def release(self, fh: int) -> None:

@@ -318,6 +318,17 @@ class CacheIndex:
                 found = cursor.next()
         return self.evict(blocks)
 
+    def objects_of(self, numbers: Iterable[int]) -> dict[int, ObjectId]:
+        """Return whose files these are, by number; those without a row are left out."""
+        found: dict[int, ObjectId] = {}
+        with self._begin() as txn:
+            for number in numbers:
+                digest = txn.get(_NUMBER.pack(number), db=self._files)
+                value = txn.get(digest, db=self._objects) if digest is not None else None
+                if value is not None:
+                    found[number] = _unpack_object(value).object_id
+        return found
+
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
 

@@ -21,9 +21,11 @@ import lmdb
 
 from fusecache.model.errors import NoSpace, StateError
 from fusecache.model.records import (
+    ConflictRecord,
     FileRecord,
     OperationRecord,
     PosixAttributes,
+    conflict_from_row,
     file_from_row,
     operation_from_row,
     to_row,
@@ -71,7 +73,21 @@ class PutAttributes:
     attributes: PosixAttributes
 
 
-Change = PutFile | DropFile | PutOperation | DropOperation | PutAttributes
+@dataclass(frozen=True, slots=True)
+class PutConflict:
+    """Write the row of a conflict."""
+
+    record: ConflictRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DropConflict:
+    """Remove the row of a conflict."""
+
+    number: int
+
+
+Change = PutFile | DropFile | PutOperation | DropOperation | PutAttributes | PutConflict | DropConflict
 
 
 class Journal:
@@ -82,11 +98,12 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         try:
-            self._env = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=4, subdir=True, lock=True)
+            self._env = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=8, subdir=True, lock=True)
             self._files = self._env.open_db(b"files")
             self._operations = self._env.open_db(b"operations")
             self._attributes = self._env.open_db(b"attributes")
             self._meta = self._env.open_db(b"meta")
+            self._conflicts = self._env.open_db(b"conflicts")
         except lmdb.Error as exc:
             raise StateError(
                 f"{directory}: the journal cannot be opened ({exc}); it may hold writes that the bucket does not "
@@ -111,8 +128,13 @@ class Journal:
         try:
             with self._env.begin(write=True) as txn:
                 highest = 0
+                last: dict[object, Change] = {}
                 for change in changes:
-                    highest = max(highest, self._apply_one(txn, change))
+                    row, number = _row_of(change)
+                    highest = max(highest, number)
+                    last[row] = change  # nobody ever sees the ones before it
+                for change in last.values():
+                    self._apply_one(txn, change)
                 if highest > self._number(txn, b"highest"):
                     txn.put(b"highest", str(highest).encode(), db=self._meta)
         except (lmdb.MapFullError, lmdb.DiskError) as exc:
@@ -129,6 +151,10 @@ class Journal:
     def operations(self) -> list[OperationRecord]:
         """Return all changes in order. Raises StateError if a row is unreadable."""
         return [self._parse(operation_from_row, raw) for raw in self._values(self._operations)]
+
+    def conflicts(self) -> list[ConflictRecord]:
+        """Return all conflicts, oldest first. Raises StateError if a row is unreadable."""
+        return [self._parse(conflict_from_row, raw) for raw in self._values(self._conflicts)]
 
     @property
     def has_attributes(self) -> bool:
@@ -147,24 +173,23 @@ class Journal:
         with self._env.begin() as txn:
             return self._number(txn, b"highest")
 
-    def _apply_one(self, txn: Any, change: Change) -> int:
+    def _apply_one(self, txn: Any, change: Change) -> None:
         match change:
             case PutFile(record):
                 txn.put(_number_key(record.generation), _dump(to_row(record)), db=self._files)
-                return max(record.generation, record.sequence)
             case DropFile(generation):
                 txn.delete(_number_key(generation), db=self._files)
-                return generation
             case PutOperation(operation):
                 txn.put(_number_key(operation.sequence), _dump(to_row(operation)), db=self._operations)
-                return operation.sequence
             case DropOperation(sequence):
                 txn.delete(_number_key(sequence), db=self._operations)
-                return sequence
             case PutAttributes(key, etag, attributes):
                 row = [attributes.mode, attributes.uid, attributes.gid, attributes.mtime_ns]
                 txn.put(_version_key(key, etag), _dump(row), db=self._attributes)
-                return 0
+            case PutConflict(conflict):
+                txn.put(_number_key(conflict.number), _dump(to_row(conflict)), db=self._conflicts)
+            case DropConflict(number):
+                txn.delete(_number_key(number), db=self._conflicts)
 
     def _check_format(self) -> None:
         with self._env.begin(write=True, db=self._meta) as txn:
@@ -194,6 +219,25 @@ class Journal:
                 f"{self._directory}: a journal row is unreadable ({exc}: {raw[:200]!r}); nothing was changed. "
                 f"Move the cache directory aside and mount again; keep it until its files are recovered"
             ) from exc
+
+
+def _row_of(change: Change) -> tuple[object, int]:
+    """Return what tells the row of a change from all others, and the highest number in it."""
+    match change:
+        case PutFile(record):
+            return ("file", record.generation), max(record.generation, record.sequence)
+        case DropFile(generation):
+            return ("file", generation), generation
+        case PutOperation(operation):
+            return ("operation", operation.sequence), operation.sequence
+        case DropOperation(sequence):
+            return ("operation", sequence), sequence
+        case PutAttributes(key, etag, _):
+            return (key, etag), 0
+        case PutConflict(conflict):
+            return ("conflict", conflict.number), conflict.number
+        case DropConflict(number):
+            return ("conflict", number), number
 
 
 def _number_key(number: int) -> bytes:

@@ -115,6 +115,14 @@ class NameTooLong(InvalidName):
     """The name, or the key that its path makes, is longer than allowed."""
 
 
+class Interrupted(FusecacheError):
+    """Who asked is being killed, and waits no longer."""
+
+
+class AcrossDevices(FusecacheError):
+    """The two names are not kept in one place: what is published, and what never is."""
+
+
 class NotPermitted(FusecacheError):
     """The operation is not offered (a hard link, a device node)."""
 

@@ -51,6 +51,11 @@ def unusable_name(name: str) -> str | None:
     return None
 
 
+def marked_name(name: str, mark: str) -> str:
+    """Return `name` with a mark at its end; of a long name the end makes way for it."""
+    return name.encode()[: NAME_BYTES_MAX - len(mark.encode())].decode(errors="ignore") + mark
+
+
 def check_key(key: str) -> str:
     """Return `key`. Raises NameTooLong if it is longer than a bucket allows."""
     if len(key.encode("utf-8")) > KEY_BYTES_MAX:

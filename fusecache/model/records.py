@@ -3,7 +3,7 @@
 All rows are frozen: a change is a new row under the same number. Described field by field in docs/on-disk.md.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -20,6 +20,25 @@ class PosixAttributes:
     mtime_ns: int
 
 
+class Reason(Enum):
+    """Why content is kept aside, and not published."""
+
+    NONE = ""  # it is not kept aside
+    KILLED = "killed"  # its writer was killed before it closed the file
+    UNCLOSED = "unclosed"  # the daemon ended before the file was closed
+    FAILED = "failed"  # a write of it failed
+    POWER_CUT = (
+        "power-cut"  # the machine went down, and the bytes cannot be shown to be those that were closed
+    )
+    DAMAGED = "damaged"  # fewer bytes than were closed, without a power cut
+    LOST = "lost"  # its staging file is gone
+    UNKNOWN = "unknown"  # a file that no row tells of, or a row written before reasons were kept
+
+
+# Closed, and then not to be trusted: in `suspect/`. The others were never closed: in `orphans/`.
+DOUBTFUL = frozenset({Reason.POWER_CUT, Reason.DAMAGED, Reason.LOST})
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """One generation of a file's content; its bytes are in the staging file named after the generation.
@@ -29,7 +48,9 @@ class FileRecord:
     uuid: identity in the bucket, in the object's metadata, for requests whose answer was lost.
     boot_id: the boot in which the bytes were last written. synced: bytes and `checksum` are on disk for good.
     checksum: xxh3_128 hex of the granules' checksums; empty until synced. upload_id, part_bytes, part_etags:
-    the multipart upload under way ("" for a part not stored yet).
+    the multipart upload under way ("" for a part not stored yet); upload_attributes: those that its object will tell.
+    moment: when it was closed, or set aside if it never was, in seconds since 1970 (0: not known). reason: why it is
+    kept aside, error: the same in words.
     """
 
     generation: int
@@ -46,7 +67,32 @@ class FileRecord:
     upload_id: str = ""
     part_bytes: int = 0
     part_etags: tuple[str, ...] = ()
+    upload_attributes: PosixAttributes | None = None
     error: str = ""
+    moment: float = 0.0
+    reason: Reason = Reason.NONE
+
+
+def without_upload(record: FileRecord) -> FileRecord:
+    """Return the record without its multipart upload."""
+    return replace(record, upload_id="", part_bytes=0, part_etags=(), upload_attributes=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRecord:
+    """One change of this node that another client was quicker with.
+
+    kept_as: the key of our version, "" if the change was given up. moment: seconds since 1970. settled: the name has
+    been published from here since, so that only the copy is left to be looked at.
+    """
+
+    number: int
+    key: str
+    kept_as: str
+    size: int
+    moment: float
+    error: str
+    settled: bool = False
 
 
 class OperationKind(Enum):
@@ -64,7 +110,7 @@ class OperationRecord:
     """One change, numbered by its sequence. base_etag: what the bucket shows under the name that changes.
 
     For RENAME `target` is the new key and base_etag belongs to it; source_etag, size and modified (seconds since
-    1970) describe the object under `key`. For SYMLINK `target` is what the link says.
+    1970) describe the object under `key`, and link is what it says if it is a symlink. For SYMLINK `target` is that.
     """
 
     sequence: int
@@ -77,14 +123,20 @@ class OperationRecord:
     modified: float = 0.0
     uuid: str = ""
     attributes: PosixAttributes | None = None
+    link: str = ""
 
 
-def to_row(record: FileRecord | OperationRecord) -> dict[str, Any]:
+def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:
     """Return a record as plain values for the journal."""
-    row = asdict(record)
-    for name, value in row.items():
+    # Not `asdict`, which copies deeply: rows are written several times for each file.
+    row: dict[str, Any] = {}
+    for entry in fields(record):
+        value = getattr(record, entry.name)
         if isinstance(value, Enum):
-            row[name] = value.value
+            value = value.value
+        elif isinstance(value, PosixAttributes):
+            value = {name: getattr(value, name) for name in PosixAttributes.__slots__}
+        row[entry.name] = value
     return row
 
 
@@ -94,6 +146,9 @@ def file_from_row(row: dict[str, Any]) -> FileRecord:
     row["state"] = FileState(row["state"])
     row["attributes"] = PosixAttributes(**row["attributes"])
     row["part_etags"] = tuple(row["part_etags"])
+    if row.get("upload_attributes") is not None:
+        row["upload_attributes"] = PosixAttributes(**row["upload_attributes"])
+    row["reason"] = Reason(row.get("reason", ""))
     return FileRecord(**row)
 
 
@@ -106,7 +161,14 @@ def operation_from_row(row: dict[str, Any]) -> OperationRecord:
     return OperationRecord(**row)
 
 
-def _known(record: type[FileRecord] | type[OperationRecord], row: dict[str, Any]) -> dict[str, Any]:
+def conflict_from_row(row: dict[str, Any]) -> ConflictRecord:
+    """Return the record of a row. Raises ValueError or TypeError if it is none."""
+    return ConflictRecord(**_known(ConflictRecord, row))
+
+
+def _known(
+    record: type[FileRecord] | type[OperationRecord] | type[ConflictRecord], row: dict[str, Any]
+) -> dict[str, Any]:
     known = {entry.name for entry in fields(record)}
     strange = set(row) - known
     if strange:

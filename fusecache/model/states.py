@@ -4,10 +4,11 @@ from enum import Enum
 
 
 class FileState(Enum):
-    """What is true of one generation. Only OPEN and FLUSHED content may still be written in place."""
+    """What is true of one generation. OPEN, FLUSHED and LOCAL content may still be written in place."""
 
     OPEN = "open"  # being written; nothing is promised; after a crash it is an orphan
     FLUSHED = "flushed"  # a close returned 0 and is journaled (L1); a writer may still hold the file
+    LOCAL = "local"  # closed under a name that is never published: kept, and changed in place
     SEALED = "sealed"  # closed by its last writer: immutable, waits for its turn
     PUBLISHING = "publishing"  # the request that makes it visible in the bucket may have been sent
     STORED = "stored"  # the bucket has it (L2); the local copy is cache
@@ -21,7 +22,14 @@ class FileState(Enum):
 
 TRANSITIONS: dict[FileState, frozenset[FileState]] = {
     FileState.OPEN: frozenset(
-        {FileState.OPEN, FileState.FLUSHED, FileState.DROPPED, FileState.ORPHAN, FileState.FAILED}
+        {
+            FileState.OPEN,
+            FileState.FLUSHED,
+            FileState.LOCAL,
+            FileState.DROPPED,
+            FileState.ORPHAN,
+            FileState.FAILED,
+        }
     ),
     FileState.FLUSHED: frozenset(
         {
@@ -33,6 +41,10 @@ TRANSITIONS: dict[FileState, frozenset[FileState]] = {
             FileState.FAILED,
         }
     ),
+    # LOCAL -> OPEN, FLUSHED: it was renamed to a name that is published.
+    FileState.LOCAL: frozenset(
+        {FileState.LOCAL, FileState.OPEN, FileState.FLUSHED, FileState.DROPPED, FileState.FAILED}
+    ),
     FileState.SEALED: frozenset(
         {FileState.SEALED, FileState.PUBLISHING, FileState.DROPPED, FileState.REJECTED}
     ),
@@ -42,13 +54,14 @@ TRANSITIONS: dict[FileState, frozenset[FileState]] = {
     ),
     FileState.STORED: frozenset(),
     FileState.DROPPED: frozenset(),
+    # A person may have its bytes begin a new life, or removed: engine/recovering.py.
     FileState.ORPHAN: frozenset(),
     FileState.FAILED: frozenset({FileState.DROPPED, FileState.ORPHAN}),
     FileState.REJECTED: frozenset({FileState.DROPPED, FileState.SEALED}),
 }
 
 # Content in these states may be changed in place; in all others a writer gets a new generation.
-MUTABLE = frozenset({FileState.OPEN, FileState.FLUSHED, FileState.FAILED})
+MUTABLE = frozenset({FileState.OPEN, FileState.FLUSHED, FileState.LOCAL, FileState.FAILED})
 # Content that the bucket is still owed.
 OWED = frozenset({FileState.FLUSHED, FileState.SEALED, FileState.PUBLISHING})
 

@@ -4,6 +4,10 @@ FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 # One 429 storm answers many requests at once: it counts as one signal.
 SIGNAL_SECONDS = 1.0
+# After so many different items in a row have failed, the bucket is taken for the cause.
+OUTAGE_ITEMS = 3
+# While it is, one request tries so often at least.
+PROBE_SECONDS = 10.0
 # So long without a signal, the bucket is well again: what was taken away comes back by doubling.
 WELL_SECONDS = 10.0
 
@@ -51,3 +55,37 @@ class RequestLimit:
         if self._limit < self._ceiling:
             is_well = now - self._last_signal >= WELL_SECONDS
             self._limit = min(float(self._ceiling), self._limit + (1.0 if is_well else 1 / self._limit))
+
+
+class Outage:
+    """Tells failures of one item from failures of the bucket: then one request at a time tries, now and then.
+
+    Invariant: quiet_until is at most PROBE_SECONDS after the last failure.
+    """
+
+    def __init__(self) -> None:
+        self._failed: set[int] = set()
+        self._probes = 0
+        self.quiet_until = float("-inf")
+        self.last_success = float("-inf")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether nothing but single tries makes sense."""
+        return len(self._failed) >= OUTAGE_ITEMS
+
+    def on_failure(self, item: int, now: float, chance: float) -> None:
+        """A request for an item failed in a way that may pass. chance: a random number in [0, 1)."""
+        self._failed.add(item)
+        if self.is_on and now >= self.quiet_until:
+            self._probes += 1
+            self.quiet_until = now + min(PROBE_SECONDS, backoff_seconds(self._probes, chance))
+
+    def on_success(self, now: float) -> bool:
+        """A request was answered; return whether that ends an outage."""
+        was_on = self.is_on
+        self._failed.clear()
+        self._probes = 0
+        self.quiet_until = float("-inf")
+        self.last_success = now
+        return was_on

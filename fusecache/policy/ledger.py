@@ -9,18 +9,26 @@ A total above the limit can only come from outside: `restore_*` (a limit lowered
 """
 
 STAGING_SHARE_PERCENT = 70
+# What the kernel holds of accepted writes may take no more of staging than this, however much memory it has.
+RESERVE_SHARE = 8
+# Above so much of what staging takes in, closes wait for uploads.
+HIGH_WATER_PERCENT = 75
 
 
 class Ledger:
     """Counts bytes used by cached blocks, reserved for blocks being written, and held by staging files.
 
     overhead_bytes: what the index and the file system need beside them; measured, not reserved.
+    write_reserve_bytes: kept free for bytes that the kernel has accepted and not written yet, while files are made.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        if limit_bytes <= 0:
-            raise ValueError(f"the limit must be positive, not {limit_bytes}")
+    def __init__(self, limit_bytes: int, write_reserve_bytes: int = 0) -> None:
+        if limit_bytes <= 0 or write_reserve_bytes < 0:
+            raise ValueError(
+                f"the limit must be positive, not {limit_bytes}; the reserve {write_reserve_bytes}"
+            )
         self.limit_bytes = limit_bytes
+        self.write_reserve_bytes = min(write_reserve_bytes, self.staging_limit_bytes // RESERVE_SHARE)
         self.cache_bytes = 0
         self.reserved_bytes = 0
         self.staging_bytes = 0
@@ -30,6 +38,11 @@ class Ledger:
     def staging_limit_bytes(self) -> int:
         """The most that staging may hold."""
         return self.limit_bytes * STAGING_SHARE_PERCENT // 100
+
+    @property
+    def high_water_bytes(self) -> int:
+        """What staging may hold before closes wait."""
+        return (self.staging_limit_bytes - self.write_reserve_bytes) * HIGH_WATER_PERCENT // 100
 
     @property
     def total_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Decisions by name: which names are temporary, which directories never change, which keys no path can name."""
 
+import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 
 from fusecache.model.names import CONTROL_NAME, unusable_name
@@ -12,14 +13,23 @@ PROBES_UNLISTED = 2
 LISTING_REST = 10
 
 
-@lru_cache(maxsize=4096)
 def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a file name (not a path) matches one of the shell patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return bool(patterns) and _any_of(patterns).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(pattern) for pattern in patterns))
 
 
 def is_immutable(path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a path below the mountpoint never changes.
+    """Return whether a path below the mountpoint never changes."""
+    return covers(patterns, path)
+
+
+def covers(patterns: Sequence[str], path: str) -> bool:
+    """Return whether one of the patterns of an option covers a path below the mountpoint.
 
     A pattern ending in '/' covers everything below that directory, and the directory; others are shell patterns on
     the whole path, or on the name alone if they hold no '/'.

@@ -67,11 +67,17 @@ class SliceBody:
         """Return the position inside the slice."""
         return self._position
 
-    def content_md5(self) -> str:
-        """Return the Content-MD5 header of the slice by reading it once; the position is then 0 again."""
-        digest = hashlib.md5(usedforsecurity=False)
+    def md5(self) -> bytes:
+        """Return the MD5 of the slice, if need be by reading it once; the position is then 0."""
         self.seek(0)
+        if self._slice.md5:
+            return self._slice.md5
+        digest = hashlib.md5(usedforsecurity=False)
         while piece := self.read(HASH_BYTES):
             digest.update(piece)
         self.seek(0)
-        return base64.b64encode(digest.digest()).decode("ascii")
+        return digest.digest()
+
+    def content_md5(self) -> str:
+        """Return the Content-MD5 header of the slice, likewise."""
+        return base64.b64encode(self.md5()).decode("ascii")

@@ -1,10 +1,11 @@
-"""HTTP/1.1 connections for reads: a pool, and what one of them can do. Only the standard library.
+"""HTTP/1.1 connections for the large bodies: a pool, and what one of them can do. Only the standard library.
 
 Invariants:
 1. A connection is lent to one thread at a time; only `interrupt` may come from another.
 2. One whose answer was not read to its end, or whose peer spoke or closed meanwhile, is not lent again.
 """
 
+import os
 import select
 import socket
 import ssl
@@ -24,6 +25,9 @@ HEAD_BYTES = 16384
 END_OF_HEAD = b"\r\n\r\n"
 # What has come is not kept from its readers for longer, whatever else was asked for with it.
 PATIENCE_SECONDS = 0.2
+# What one call sends from the page cache, and through a buffer, which should stay in the L2 cache.
+SEND_BYTES = 8 * 1024 * 1024
+PIECE_BYTES = 512 * 1024
 
 
 class StaleConnection(Exception):
@@ -39,6 +43,20 @@ class Peer:
     tls: TlsContext | ssl.SSLContext | None
     connect_timeout: float
     read_timeout: float
+
+
+class ShortFile(Exception):
+    """A file ended before the body that it was to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """The body of a PUT: bytes [offset, offset + size) of an open file, to be sent within so many seconds."""
+
+    descriptor: int
+    offset: int
+    size: int
+    seconds: float
 
 
 class Connection:
@@ -64,15 +82,18 @@ class Connection:
                     # Not SSLSocket's own: that would let the reader take what is encrypted for the body.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def exchange(self, request: bytes) -> tuple[bytes, bytes]:
+    def exchange(self, request: bytes, body: "FileRange | None" = None) -> tuple[bytes, bytes]:
         """Send a request; return the answer's head, without its last blank line, and what came behind it.
 
-        Raises StaleConnection, or OSError; ConnectionError also for an end before the head's.
+        An answer that came before the body was through is returned too. Raises StaleConnection, or OSError;
+        ConnectionError also for an end before the head's; ShortFile for a body that ends early.
         """
         sock = self._socket or self._connect()
         was_used, self._used, self.is_clean = self._used, True, False
         try:
             (self._tls or sock).sendall(request)
+            if body is not None:
+                self._send_file(sock, body)
             count = self._receive(memoryview(self._head), 0)
         except (ConnectionError, ssl.SSLError) as exc:
             if was_used and not self._interrupted:
@@ -92,6 +113,23 @@ class Connection:
             count = self._receive(view[filled:], 0)
             filled += count
         return bytes(view[:end]), bytes(view[end + len(END_OF_HEAD) : filled])
+
+    def _send_file(self, sock: socket.socket, body: FileRange) -> None:
+        try:
+            if self._tls is None and not isinstance(sock, ssl.SSLSocket):
+                _send_pages(sock, body)
+            else:
+                _send_pieces(self._tls or sock, body)
+        except (BrokenPipeError, ConnectionResetError):
+            # The peer may have refused the request without reading it, and said why.
+            if not self.has_answer():
+                raise
+
+    def has_answer(self) -> bool:
+        """Return whether something can be received now."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)  # type: ignore[arg-type]
+        return bool(poll.poll(0))
 
     def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes; 0 at the end."""
@@ -218,6 +256,36 @@ class ConnectionPool:
         """Close what is idle."""
         with self._lock:
             _close_all(self._idle)
+
+
+def _send_pages(sock: socket.socket, body: FileRange) -> None:
+    """Send from the page cache: no byte passes through this process."""
+    offset, stop, deadline = body.offset, body.offset + body.size, time.monotonic() + body.seconds
+    while offset < stop:
+        try:
+            count = os.sendfile(sock.fileno(), body.descriptor, offset, min(stop - offset, SEND_BYTES))
+        except BlockingIOError:
+            raise TimeoutError("timed out: the peer takes nothing") from None
+        if count == 0:
+            raise ShortFile(f"the file ends at {offset}, not at {stop}")
+        offset += count
+        if offset < stop and time.monotonic() > deadline:
+            raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
+
+
+def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
+    """Send through a buffer; not through a mapping, as a file that is cut meanwhile would end the process."""
+    offset, stop, deadline = body.offset, body.offset + body.size, time.monotonic() + body.seconds
+    buffer = bytearray(min(PIECE_BYTES, body.size))
+    while offset < stop:
+        view = memoryview(buffer)[: stop - offset]
+        count = os.preadv(body.descriptor, [view], offset)
+        if count == 0:
+            raise ShortFile(f"the file ends at {offset}, not at {stop}")
+        sock.sendall(view[:count])
+        offset += count
+        if offset < stop and time.monotonic() > deadline:
+            raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from fusecache.remote.store import Condition
@@ -48,6 +49,14 @@ def take_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -
 def give_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
     """Before the request is signed: add the headers."""
     params["headers"].update(context.get(HEADERS_PARAMETER, {}))
+
+
+def know_no_region(**_: object) -> tuple[Any, dict[str, Any]]:
+    """Before a HeadBucket, by which botocore looks for a region after a redirect that names none: answer it ourselves.
+
+    A token for objects may not ask for the bucket, and a region that the redirect does not name is not followed.
+    """
+    return SimpleNamespace(status_code=403), {"ResponseMetadata": {"HTTPHeaders": {}}}
 
 
 def ask_for_identity(request: Any, **_: object) -> None:

@@ -75,6 +75,11 @@ class MemoryStore:
         with self._lock:
             return tuple(sorted(upload.key for upload in self._uploads.values()))
 
+    def open_uploads(self) -> dict[str, str]:
+        """Return the key of each multipart upload that was neither completed nor aborted, by its UploadId."""
+        with self._lock:
+            return {upload_id: upload.key for upload_id, upload in self._uploads.items()}
+
     def put_bytes(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> str:
         """Store an object as another client would: not counted, no condition; return its ETag."""
         with self._lock:

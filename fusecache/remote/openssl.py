@@ -172,9 +172,14 @@ class TlsSocket:
             raise _error(_reason(openssl))
         return 0
 
-    def sendall(self, data: bytes) -> None:
-        """Send all bytes. Raises TimeoutError, SSLError, ConnectionError."""
+    def sendall(self, data: bytes | memoryview) -> None:
+        """Send all bytes; of a view, which must be writable, without a copy.
+
+        Raises TimeoutError, SSLError, ConnectionError.
+        """
         self._openssl.ERR_clear_error()
+        if isinstance(data, memoryview):
+            data = (ctypes.c_char * len(data)).from_buffer(data)  # type: ignore[assignment]
         count: int = self._openssl.SSL_write(self._ssl, data, len(data))
         if count <= 0:
             raise self._failure(count, "sending")

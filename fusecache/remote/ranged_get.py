@@ -186,7 +186,7 @@ class RangedGets:
                 head, rest = connection.exchange(request)
                 status, headers = parse_head(head)
                 if status not in (200, 206):
-                    raise _error_of(get.what, connection, head, rest, self._read_timeout)
+                    raise error_of(get.what, connection, head, rest, self._read_timeout)
                 length = headers.get("content-length", "")
                 is_sized = (
                     length.isascii()
@@ -283,7 +283,7 @@ class _Replay(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def _error_of(
+def error_of(
     what: str, connection: Connection, head: bytes, rest: bytes, seconds: float
 ) -> RemoteError | SentElsewhere:
     """Read an error answer to its end, however it is framed, for so long; return what it means."""

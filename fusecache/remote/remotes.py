@@ -7,6 +7,7 @@ Invariants:
 2. A listing is continued by the reader that began it: tokens mean nothing to another endpoint.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -50,6 +51,26 @@ class SupportsReload(Protocol):
         ...
 
 
+class Denial:
+    """Since when the bucket has refused our keys, with nothing granted in between. Any thread may note an answer."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def note(self, error: RemoteError | None) -> None:
+        """A request was answered; error: how, None if as asked. What says nothing of the keys changes nothing."""
+        if isinstance(error, AccessDenied | CredentialsMissing):
+            if self._since is None:
+                self._since = time.monotonic()
+        elif not isinstance(error, Unavailable):
+            self._since = None
+
+    def seconds(self) -> float:
+        """Return for how long; 0 if they are not refused."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+
 class Remote:
     """A `Store` over several: readers in order of preference, and one writer or none (a read-only mount).
 
@@ -62,6 +83,8 @@ class Remote:
         self._readers = tuple(readers)
         self._writer = writer
         self._preferred = 0  # one int: a race between threads only costs a detour
+        self.reads_denied = Denial()
+        self.writes_denied = Denial()
 
     @property
     def is_writable(self) -> bool:
@@ -141,25 +164,27 @@ class Remote:
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
         """Store a whole object by the writer."""
-        return self._write().put(key, body, metadata=metadata, condition=condition)
+        return self._ask_writer(lambda store: store.put(key, body, metadata=metadata, condition=condition))
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload by the writer."""
-        return self._write().create_multipart(key, metadata=metadata)
+        return self._ask_writer(lambda store: store.create_multipart(key, metadata=metadata))
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
         """Store a part by the writer."""
-        return self._write().upload_part(key, upload_id, number, body)
+        return self._ask_writer(lambda store: store.upload_part(key, upload_id, number, body))
 
     def complete_multipart(
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Publish parts by the writer."""
-        return self._write().complete_multipart(key, upload_id, part_etags, condition=condition)
+        return self._ask_writer(
+            lambda store: store.complete_multipart(key, upload_id, part_etags, condition=condition)
+        )
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Drop an upload by the writer."""
-        self._write().abort_multipart(key, upload_id)
+        self._ask_writer(lambda store: store.abort_multipart(key, upload_id))
 
     def copy(
         self,
@@ -170,20 +195,26 @@ class Remote:
         metadata: Mapping[str, str] | None = None,
     ) -> str:
         """Copy inside the bucket by the writer."""
-        return self._write().copy(source, key, condition=condition, metadata=metadata)
+        return self._ask_writer(lambda store: store.copy(source, key, condition=condition, metadata=metadata))
 
     def delete(self, key: str) -> None:
         """Delete an object by the writer."""
-        self._write().delete(key)
+        self._ask_writer(lambda store: store.delete(key))
 
     def probe_write(self, prefix: str) -> None:
         """Show that the writer may write."""
-        self._write().probe_write(prefix)
+        self._ask_writer(lambda store: store.probe_write(prefix))
 
-    def _write(self) -> Store:
+    def _ask_writer(self, ask: Callable[[Store], T]) -> T:
         if self._writer is None:
             raise ReadOnly("this mount is read-only: it has no key that may write to the bucket")
-        return self._writer
+        try:
+            answer = ask(self._writer)
+        except RemoteError as exc:
+            self.writes_denied.note(exc)
+            raise
+        self.writes_denied.note(None)
+        return answer
 
     def _first(self, ask: Callable[[int], T]) -> T:
         """Ask the readers in turn, the preferred one first; return the first answer."""
@@ -198,8 +229,11 @@ class Remote:
                 continue
             if errors and isinstance(errors[0], READER_IS_DOWN):
                 self._preferred = index
+            self.reads_denied.note(None)
             return answer
-        raise min(errors, key=_openness)
+        error = min(errors, key=_openness)
+        self.reads_denied.note(error)
+        raise error
 
 
 def _openness(error: RemoteError) -> int:

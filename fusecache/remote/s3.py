@@ -55,6 +55,7 @@ from fusecache.remote.headers import (
     condition_arguments,
     copy_condition_headers,
     give_headers,
+    know_no_region,
     multipart_etag,
     quoted_etag,
     take_headers,
@@ -62,8 +63,10 @@ from fusecache.remote.headers import (
 from fusecache.remote.listing_answer import parse_listing
 from fusecache.remote.metadata import decode_metadata, encode_metadata
 from fusecache.remote.openssl import TlsContext, library
+from fusecache.remote.part_puts import PartPut, PartPuts
 from fusecache.remote.ranged_get import (
     SLOWEST_BYTES_PER_SECOND,
+    Form,
     Get,
     RangedGets,
     SentElsewhere,
@@ -91,16 +94,20 @@ CREDENTIALS_HELP = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a p
 
 @dataclass(eq=False, slots=True)
 class _Access:
-    """A client, the credentials behind it, and the short way to its GETs: None until known, or if there is none."""
+    """A client, the credentials behind it, and the short ways for its GETs and parts: None until known, or if there
+    is none.
+    """
 
     session: botocore.session.Session
     client: "S3Client"
     gets: RangedGets | None = None
     is_shown: bool = False
+    puts: PartPuts | None = None
+    is_upload_shown: bool = False
     sent: threading.local = field(default_factory=threading.local)
 
     def note_sent(self, request: Any, **_: object) -> None:
-        """After the first GET is signed: remember how it looks."""
+        """After a request is signed: remember how it looks."""
         self.sent.request = request
 
     def keys(self) -> Keys:
@@ -147,8 +154,9 @@ class S3Store:
         """Read the credentials again from where they came from; requests under way keep the old ones."""
         with self._reloading:
             before, self._access = self._access, self._new_access()
-            if before.gets is not None:
-                before.gets.close()
+            for way in (before.gets, before.puts):
+                if way is not None:
+                    way.close()
 
     def list_page(
         self,
@@ -243,10 +251,22 @@ class S3Store:
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
         """Store part `number` (from 1); return its ETag."""
-        with SliceBody(body) as stream, self._request(f"PUT PART {number}", key, "parts"):
-            answer = self._client.upload_part(
+        access = self._access
+        puts = access.puts
+        with SliceBody(body) as stream, self._request(f"PUT PART {number}", key, "parts") as what:
+            if puts is not None:
+                known = FileSlice(body.path, body.offset, body.size, stream.md5())
+                try:
+                    etag = puts.send(PartPut(what, key, upload_id, number, known), access.keys())
+                    self._counter.add("bytes_written", body.size)
+                    return etag
+                except SentElsewhere:
+                    access.puts = None  # botocore follows where it can, and says why where it cannot
+            answer = access.client.upload_part(
                 Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, **_body_arguments(stream)
             )
+            if not access.is_upload_shown:
+                self._take_upload_form(access, key)
         self._counter.add("bytes_written", body.size)
         return bare_etag(answer["ETag"])
 
@@ -272,8 +292,11 @@ class S3Store:
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Drop an upload and its parts. An unknown upload is success."""
+        access = self._access
         with suppress(UploadLost), self._request("ABORT UPLOAD", key, "aborts"):
-            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            if not access.is_upload_shown:
+                self._take_upload_form(access, key)
 
     def copy(
         self,
@@ -357,10 +380,12 @@ class S3Store:
         events.register("before-parameter-build.s3.CopyObject", take_headers)
         events.register("before-call.s3.CopyObject", give_headers)
         events.register("before-parse.s3.ListObjectsV2", _take_page)
+        events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # it answers
         # After signing: a proxy on the way may rewrite this header.
         events.register("before-send.s3", ask_for_identity)
         access = _Access(core, client)
-        events.register("before-send.s3.GetObject", access.note_sent)
+        for operation in ("GetObject", "UploadPart", "AbortMultipartUpload"):
+            events.register(f"before-send.s3.{operation}", access.note_sent)
         return access
 
     def _get_by_botocore(self, access: _Access, get: Get) -> None:
@@ -386,13 +411,18 @@ class S3Store:
     def _take_form(self, access: _Access, key: str) -> None:
         """Make the short way for GETs like the one that this thread just sent, unless a proxy stands between."""
         access.is_shown = True
-        request = access.sent.request
-        authorization, user_agent = _header(request, "Authorization"), _header(request, "User-Agent")
-        form = form_of(request.url, key, authorization, user_agent)
-        if form is None or botocore.utils.get_environ_proxies(request.url):
-            return
-        tls = _tls_context(access.session) if form.scheme == "https" else None
-        access.gets = RangedGets(form, tls, self._transport, self._count_read)
+        form = _shown_form(access, key)
+        if form is not None:
+            tls = _tls_context(access.session) if form.scheme == "https" else None
+            access.gets = RangedGets(form, tls, self._transport, self._count_read)
+
+    def _take_upload_form(self, access: _Access, key: str) -> None:
+        """Make the short way for parts, likewise."""
+        access.is_upload_shown = True
+        form = _shown_form(access, key)
+        if form is not None:
+            tls = _tls_context(access.session) if form.scheme == "https" else None
+            access.puts = PartPuts(form, tls, self._transport)
 
     def _count_read(self, count: int) -> None:
         self._counter.add("bytes_read", count)
@@ -545,6 +575,15 @@ def _body_arguments(stream: SliceBody) -> dict[str, Any]:
     # An empty stream has no length that botocore would announce; empty bytes have.
     body = stream if len(stream) else b""
     return {"Body": body, "ContentLength": len(stream), "ContentMD5": stream.content_md5()}
+
+
+def _shown_form(access: _Access, key: str) -> Form | None:
+    """Return the form of the request that this thread just sent; None if a proxy stands between, or it is special."""
+    request = access.sent.request
+    url, authorization = request.url.partition("?")[0], _header(request, "Authorization")
+    if botocore.utils.get_environ_proxies(url):
+        return None
+    return form_of(url, key, authorization, _header(request, "User-Agent"))
 
 
 def _header(request: Any, name: str) -> str:

@@ -41,11 +41,15 @@ class ListPage:
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Bytes [offset, offset + size) of a local file: the body of a PUT. size 0 is a zero-byte object."""
+    """Bytes [offset, offset + size) of a local file: the body of a PUT. size 0 is a zero-byte object.
+
+    md5: of these bytes, if it is known; else the store reads them once more for it.
+    """
 
     path: str
     offset: int
     size: int
+    md5: bytes = b""
 
 
 class Interruption:

@@ -1,0 +1,62 @@
+"""Slows closes down while staging is nearly full, so that writers go at the bucket's pace before they are refused.
+
+A close may wait, as the kernel holds no lock meanwhile; a write may not. It waits before it promises anything: its file
+holds nobody up meanwhile, and its place in the order is that of its end.
+"""
+
+import logging
+
+import trio
+
+from fusecache.engine.cache import BlockCache
+from fusecache.engine.nodes import FileHandle
+from fusecache.engine.owed import Owed
+from fusecache.engine.processes import KILL_LOOK_SECONDS, KillWatch
+from fusecache.policy.patience import STANDSTILL_SECONDS, Patience
+from fusecache.remote.store import Store
+
+log = logging.getLogger(__name__)
+
+# Each holds a task of the mount, of which there are 4 096, and readers need some.
+_WAITERS_MAX = 1024
+
+
+class Backpressure:
+    """Holds closes back while uploads progress and staging is above its high-water mark."""
+
+    def __init__(self, cache: BlockCache, owed: Owed, store: Store) -> None:
+        self._cache = cache
+        self._owed = owed
+        self._store = store
+        self._watch = KillWatch()
+        self._is_ending = False
+        self.waiting = 0
+
+    def end_waiting(self) -> None:
+        """The mount is about to end: no close waits any more."""
+        self._is_ending = True
+        self._cache.announce_staging()
+
+    async def before_close(self, handle: FileHandle) -> None:
+        """Return when there is room below the mark, or nothing that would make some progresses."""
+        if not self._is_high() or self.waiting >= _WAITERS_MAX:
+            return
+        patience = Patience(trio.current_time())
+        self.waiting += 1
+        try:
+            while self._is_high():
+                now = trio.current_time()
+                patience.note(self._store.statistics().bytes_written, now)
+                if patience.is_over(now):
+                    log.warning("closing without room: nothing was uploaded for %.0f s", STANDSTILL_SECONDS)
+                    return
+                if handle.process and self._watch.is_dying(handle.process, now):
+                    return
+                with trio.move_on_after(KILL_LOOK_SECONDS):
+                    await self._cache.staging_released()
+        finally:
+            self.waiting -= 1
+
+    def _is_high(self) -> bool:
+        # With nothing on its way to the bucket, waiting makes no room.
+        return self._cache.is_staging_high and len(self._owed) > 0 and not self._is_ending

@@ -1,0 +1,385 @@
+"""What a person sees of what the bucket does not have yet: the queue, its pace, one path; and waiting for it.
+
+Invariant: however much waits, no look at it holds the loop: what is long is counted with checkpoints.
+"""
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import trio
+
+from fusecache.engine.conflicts import Conflicts
+from fusecache.engine.content import Contents
+from fusecache.engine.nodes import Generation, Item, Node
+from fusecache.engine.owed import Owed
+from fusecache.engine.publisher import Publisher
+from fusecache.engine.tree import Tree
+from fusecache.model.causes import PERSONS, code_of, way_out
+from fusecache.model.records import ConflictRecord
+from fusecache.model.states import FileState
+from fusecache.model.texts import count_text, seconds_text, size_text
+from fusecache.policy.rates import Rate, seconds_left
+from fusecache.remote.store import Store
+
+# Names in answers; more are counted.
+NAMED = 50
+# Items looked at between two checkpoints: a millisecond or two.
+_AT_ONCE = 1000
+_SAMPLE_SECONDS = 1.0
+# A queue that is too long to be counted whenever somebody asks for its numbers is counted so often.
+_COUNT_SECONDS = 5.0
+
+_BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What the bucket does not have yet.
+
+    left_bytes: those that were not sent yet. oldest_seconds: since the oldest of it was closed. uploading: at most
+    NAMED of those under way, stuck: of those that an error holds up.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    left_bytes: int = 0
+    oldest_seconds: float = 0.0
+    uploading: tuple[Generation, ...] = ()
+    stuck: tuple[Item, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """How waiting ended: `durable`, `timeout`, `error` or `conflict`, and why."""
+
+    result: str
+    message: str = ""
+
+
+class Looking:
+    """Looks at the queue, and at what is behind it."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        owed: Owed,
+        contents: Contents,
+        publisher: Publisher,
+        conflicts: Conflicts,
+        store: Store,
+        resolve: Callable[[str], Awaitable[Node]],
+    ) -> None:
+        self._tree = tree
+        self._owed = owed
+        self._contents = contents
+        self._publisher = publisher
+        self._conflicts = conflicts
+        self._store = store
+        self._resolve = resolve
+        self._rate = Rate()
+        self._counted = Pending()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch the pace until cancelled."""
+        task_status.started()
+        counted = float("-inf")
+        while True:
+            now, written = trio.current_time(), self._store.statistics().bytes_written
+            if len(self._owed):
+                self._rate.note(now, written)
+            else:
+                self._rate.reset(now, written)
+            if len(self._owed) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
+                counted = now
+                self._counted = await self.count()
+            await trio.sleep(_SAMPLE_SECONDS)
+
+    # ---- the queue
+
+    def pending(self) -> Pending:
+        """Return what the whole mount owes, without waiting; of a long queue as it was some seconds ago."""
+        if len(self._owed) <= _AT_ONCE:
+            return _Tally().add(self._owed.unordered()).pending()
+        return replace(self._counted, files=len(self._owed))
+
+    async def count(self, path: str = "") -> Pending:
+        """Return what is owed at or below a path."""
+        tally = _Tally()
+        async for items in self._slices(path):
+            tally.add(items)
+        return tally.pending()
+
+    def statistics(self, pending: Pending) -> dict[str, Any]:
+        """Return the numbers of the whole mount as plain values."""
+        dirty = self._dirty("")
+        dirty_bytes = sum(generation.size for generation in dirty)
+        refused = self._publisher.rejected
+        refused_bytes = sum(item.size for item in refused if isinstance(item, Generation))
+        rate = self._rate.per_second()
+        left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
+        conflicts = list(self._conflicts.open())
+        local = list(self._contents.local)
+        local_bytes = sum(generation.size for generation in local)
+        return {
+            **self._facts(pending),
+            "dirty_files": len(dirty),
+            "dirty_bytes": dirty_bytes,
+            # What only this node holds, whatever the reason; what lies aside is counted apart.
+            "exposed_bytes": pending.bytes + dirty_bytes + refused_bytes + local_bytes,
+            "upload_bytes_per_second": round(rate),
+            "seconds_left": None if left is None else round(left, 1),
+            "local_only_files": len(local),
+            "local_only_bytes": local_bytes,
+            "local_only": [self._tree.relative(each.record.key) for each in local[:NAMED]],
+            "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
+            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in refused[-NAMED:]],
+            "rejected_files": len(refused),
+            "conflicts": [
+                {"path": self._tree.relative(each.key), "kept_as": self._tree.relative(each.kept_as)}
+                for each in conflicts[-NAMED:]
+            ],
+            "conflict_files": len(conflicts),
+        }
+
+    def progress(self, pending: Pending) -> dict[str, Any]:
+        """Return one report to somebody who waits for `pending`."""
+        stuck = pending.stuck[0].error if pending.stuck else self._publisher.failure
+        left = None if stuck is not None else seconds_left(pending.left_bytes, self._rate.per_second())
+        return {
+            "pending_files": pending.files,
+            "pending_bytes": pending.bytes,
+            "left_bytes": pending.left_bytes,
+            "seconds_left": left,
+            "waiting_for": str(stuck) if stuck is not None and pending.files else "",
+            "uploading": [
+                f"{self._path_of(item)} {item.sent_bytes}/{item.size}" for item in pending.uploading
+            ],
+        }
+
+    def line(self, pending: Pending) -> str:
+        """Return the queue in one line."""
+        failure = self._publisher.failure
+        waiting = f", waiting: {failure}" if failure is not None else ""
+        if not pending.files:
+            return "everything is in the bucket" + waiting
+        rate = self._rate.per_second()
+        left = seconds_left(pending.left_bytes, rate)
+        pace = f", {size_text(rate)}/s" if rate else ""
+        pace += f", about {seconds_text(left)} left" if left is not None and failure is None else ""
+        return (
+            f"{count_text(pending.files, 'change')}, {size_text(pending.bytes)} not in the bucket yet, "
+            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}"
+        )
+
+    # ---- one path
+
+    async def look(self, path: str) -> dict[str, Any]:
+        """Return the state of a file or directory, in one word, and what is behind it. Raises NotFound.
+
+        The word: `clean`, `dirty`, `queued`, `uploading:<sent>/<size>`, `error:<code>`, `conflict`, or `local-only`
+        for a file that is never published; of a directory the gravest of what is in it.
+        """
+        key = self._tree.key_of_path(path)
+        conflicts = [record for record in self._conflicts.open() if _key_is_at(record.key, key)]
+        if not any(record.key.rstrip("/") == key for record in conflicts):
+            node = await self._resolve(path)
+            if node.generation is not None and self._contents.is_local(node):
+                return {"path": path, "state": "local-only", **self._facts(Pending())}
+        pending = await self.count(path)
+        dirty = self._dirty(path)
+        failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
+        return {
+            "path": path,
+            "state": self._word(pending, dirty, failed, conflicts),
+            **self._facts(pending),
+            "dirty_files": len(dirty),
+            "dirty_bytes": sum(generation.size for generation in dirty),
+            "failed_files": len(failed),
+            "conflict_files": len(conflicts),
+        }
+
+    async def path_state(self, path: str) -> str:
+        """Return the state of a file or directory in one word. Raises NotFound."""
+        return str((await self.look(path))["state"])
+
+    def _word(
+        self, pending: Pending, dirty: list[Generation], failed: list[Item], conflicts: list[ConflictRecord]
+    ) -> str:
+        if conflicts:
+            return "conflict"
+        errors = [item.error for item in (*failed, *pending.stuck) if item.error is not None]
+        code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
+        if code or failed:
+            return f"error:{code or 'failed'}"
+        if dirty:
+            return "dirty"
+        if pending.uploading:
+            return f"uploading:{pending.bytes - pending.left_bytes}/{pending.bytes}"
+        return "queued" if pending.files else "clean"
+
+    def _facts(self, pending: Pending) -> dict[str, Any]:
+        return {
+            "pending_files": pending.files,
+            "pending_bytes": pending.bytes,
+            "left_bytes": pending.left_bytes,
+            "oldest_pending_seconds": round(pending.oldest_seconds, 3),
+            "uploading": [
+                {"path": self._tree.relative(item.record.key), "bytes": item.size, "sent": item.sent_bytes}
+                for item in pending.uploading
+            ],
+            "waiting": [
+                {"path": self._path_of(item), "cause": str(item.error), "way_out": way_out(item.error)}
+                for item in pending.stuck
+                if item.error is not None
+            ],
+        }
+
+    # ---- waiting
+
+    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
+        """Return when the bucket has everything that was closed at or below a path before the call."""
+        waiting = deque(await self._items_at(path))
+        last = max((item.sequence for item in waiting), default=0)
+        with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
+            while waiting:
+                # A renamed item keeps waiting elsewhere; newer content of a name takes the place of the older.
+                while waiting and waiting[0] not in self._owed:
+                    waiting.popleft()
+                if waiting:
+                    await self._publisher.wait_progress()
+                else:
+                    waiting.extend(item for item in await self._items_at(path) if item.sequence <= last)
+        if scope.cancelled_caught:
+            return Durability("timeout", await self._reason_for_waiting(path))
+        key = self._tree.key_of_path(path)
+        refused = self._refused_at(key)
+        if refused:
+            return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
+        # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
+        conflict = next((each for each in self._conflicts.open() if _key_is_at(each.key, key)), None)
+        if conflict is not None:
+            return Durability("conflict", self._words_of_conflict(conflict))
+        still_open = [self._tree.path(node) for node in self._written_at(path)]
+        if still_open:
+            return Durability("durable", f"not covered, as it is still open: {', '.join(still_open[:3])}")
+        return Durability("durable")
+
+    async def _reason_for_waiting(self, path: str) -> str:
+        if self._publisher.failure is not None:
+            return str(self._publisher.failure)
+        items = await self._items_at(path)
+        temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
+        if temporary is not None:
+            return f"{self._path_of(temporary)} has a temporary name: it is published 60 s after its close"
+        return "uploads are still under way"
+
+    def _words_of_conflict(self, record: ConflictRecord) -> str:
+        name = self._tree.relative(record.key)
+        if not record.kept_as:
+            return (
+                f"{name}: another client changed it first; this change was given up: make it again, "
+                f"or take it off the list with `fusecache recover --delete {record.number} --yes`"
+            )
+        kept = self._tree.relative(record.kept_as)
+        return (
+            f"{name}: another client changed it first; our version is kept as {kept}: "
+            "compare them, then remove or rename the copy"
+        )
+
+    # ---- inside
+
+    async def _items_at(self, path: str) -> list[Item]:
+        return [item async for items in self._slices(path) for item in items]
+
+    async def _slices(self, path: str) -> AsyncIterator[list[Item]]:
+        """Yield the items at or below a path, some at a time, letting others run in between."""
+        items = self._owed.unordered()
+        key = self._tree.key_of_path(path)
+        below = key + "/"
+        for start in range(0, len(items), _AT_ONCE):
+            some = items[start : start + _AT_ONCE]
+            yield some if not path else [item for item in some if _is_at(item, key, below)]
+            await trio.lowlevel.checkpoint()
+
+    def _written_at(self, path: str) -> list[Node]:
+        """Return the files at or below a path that somebody has open for writing."""
+        key = self._tree.key_of_path(path)
+        linked = (
+            node
+            for node in self._contents.writing
+            if self._tree.is_linked(node) and not self._contents.is_local(node)
+        )
+        return [node for node in linked if _key_is_at(self._tree.key(node), key)]
+
+    def _dirty(self, path: str) -> list[Generation]:
+        """Return the content at or below a path that somebody writes, and has not closed since."""
+        contents = (node.generation for node in self._written_at(path))
+        return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
+
+    def _refused_at(self, key: str) -> list[Item]:
+        return [
+            item
+            for item in self._publisher.rejected
+            if any(_key_is_at(changed, key) for changed in item.changed_keys())
+        ]
+
+    def _path_of(self, item: Item) -> str:
+        return self._tree.relative(item.changed_keys()[-1])
+
+
+class _Tally:
+    """Adds up items, in one pass without detours: there may be many."""
+
+    def __init__(self) -> None:
+        self._files = self._bytes = self._sent = 0
+        self._oldest = 0.0
+        self._now, self._wall = trio.current_time(), time.time()
+        self._uploading: list[Generation] = []
+        self._stuck: list[Item] = []
+
+    def add(self, items: Iterable[Item]) -> Self:
+        """Count some more."""
+        for item in items:
+            self._files += 1
+            if isinstance(item, Generation):
+                self._bytes += item.size
+                self._sent += min(item.sent_bytes, item.size)
+                age = _age(item, self._now, self._wall)
+                if (item.in_flight or item.record.upload_id) and len(self._uploading) < NAMED:
+                    self._uploading.append(item)
+            else:
+                age = self._now - item.queued_at
+            self._oldest = max(self._oldest, age)
+            if item.error is not None and len(self._stuck) < NAMED:
+                self._stuck.append(item)
+        return self
+
+    def pending(self) -> Pending:
+        """Return the sums."""
+        left = self._bytes - self._sent
+        return Pending(
+            self._files, self._bytes, left, self._oldest, tuple(self._uploading), tuple(self._stuck)
+        )
+
+
+def _age(item: Generation, now: float, wall: float) -> float:
+    """Return the seconds since content was closed, by this daemon or by the one before it."""
+    since = min(item.flushed_at, item.sealed_at)
+    if item.flushed_at == float("inf") and item.record.moment:
+        return max(wall - item.record.moment, now - since)
+    return now - since
+
+
+def _is_at(item: Item, key: str, below: str) -> bool:
+    """Say whether an item changes a key, or one below it. key: without a slash at its end; below: with it."""
+    for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() costs thrice as much, and there are many
+        if changed == key or changed.startswith(below):
+            return True
+    return False
+
+
+def _key_is_at(changed: str, key: str) -> bool:
+    return not key or changed.rstrip("/") == key.rstrip("/") or changed.startswith(key.rstrip("/") + "/")

@@ -1,0 +1,235 @@
+"""What the bucket's answer to a publishing request changes on the node: in the tree, the queue and the journal.
+
+Invariants:
+1. Tree and queue change at once, with each other; the journal follows, and only then do local bytes go.
+2. What the bucket refuses for good, or another client was quicker with, is kept and reported; it holds nobody up.
+"""
+
+import logging
+import socket
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fusecache.engine.content import Contents
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.names import Names
+from fusecache.engine.nodes import Generation, Item, Node, Operation, attributes_of
+from fusecache.engine.operations import Outcome
+from fusecache.engine.owed import Owed
+from fusecache.engine.preparing import Preparer
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import Change, DropFile, DropOperation, PutAttributes, PutFile, PutOperation
+from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
+from fusecache.model.nouns import ObjectInfo
+from fusecache.model.records import OperationKind
+from fusecache.model.states import FileState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+# Of conflicts so many are remembered here; the journal has all that nobody has dealt with.
+CONFLICTS_REMEMBERED = 1000
+_TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
+
+
+class Outcomes:
+    """Carries out what follows from an answer."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        names: Names,
+        contents: Contents,
+        owed: Owed,
+        journal: JournalWriter,
+        preparer: Preparer,
+    ) -> None:
+        self._tree = tree
+        self._names = names
+        self._contents = contents
+        self._owed = owed
+        self._journal = journal
+        self._preparer = preparer
+        # As a dict, to be taken out of by item.
+        self._rejected: dict[Item, None] = {}
+        # The newest conflicts: where our version of a key is kept, "" if the change was given up.
+        self.conflicts: dict[str, str] = {}
+        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
+        self.on_conflict: Callable[[str, str, int, str], None] = lambda _key, _kept_as, _size, _error: None
+        self.on_published: Callable[[str], None] = lambda _key: None
+        # A version (key, ETag) is no longer there.
+        self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
+        owed.on_rebased = self._journal_rebased
+
+    @property
+    def rejected(self) -> list[Item]:
+        """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
+        gone = [
+            item
+            for item in self._rejected
+            if isinstance(item, Generation) and item.state is not FileState.REJECTED
+        ]
+        for item in gone:
+            del self._rejected[item]
+        return list(self._rejected)
+
+    @rejected.setter
+    def rejected(self, items: list[Item]) -> None:
+        self._rejected = dict.fromkeys(items)
+
+    # ---- success
+
+    async def stored(self, generation: Generation, version: ObjectInfo) -> None:
+        """The bucket has it: let the name show the bucket's version, say so in the journal, then let the bytes go.
+
+        The tree changes at once, with the queue: whoever writes or removes the file next must know its base.
+        """
+        record = generation.go(FileState.STORED)
+        self._owed.remove(generation, published=True)
+        self.on_published(version.key)
+        self.on_gone(version.key, record.base_etag)
+        changes = [
+            PutFile(record),
+            PutAttributes(version.key, version.etag, record.attributes),
+            *self._rebase(version.key, version.etag),
+        ]
+        node = generation.node
+        if node is not None:
+            if self._tree.is_linked(node):
+                node.object = version
+                if self._tree.key(node) == version.key:  # else a rename is queued behind it
+                    self._names.note_published(node)
+            if node.generation is generation and (self._tree.is_linked(node) or node.handles == 0):
+                node.generation = None
+            self._tree.unpin(node)
+        await self._journal.commit(*changes)
+        if node is None or node.generation is not generation:
+            await self._preparer.retire(generation, version)
+
+    async def done(self, item: Operation, outcome: Outcome) -> None:
+        """The bucket has taken a change of names."""
+        self._owed.remove(item, published=True)
+        changes: list[Change] = [DropOperation(item.sequence)]
+        for key, etag in outcome.shows.items():
+            changes += self._rebase(key, etag)
+            self.on_published(key)
+        record, node = item.record, item.node
+        version = outcome.version
+        if node is not None and version is not None and record.kind is OperationKind.RENAME:
+            changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
+        if record.kind in _TAKES_AWAY:
+            self._tree.unhide(record.key, gone=True)
+            self.on_gone(record.key, record.source_etag or record.base_etag)
+        if node is not None:
+            if outcome.version is not None:
+                node.object = outcome.version
+            if self._tree.is_linked(node):
+                self._names.note_published(node)
+            self._tree.unpin(node)
+        await self._journal.commit(*changes)
+
+    def _rebase(self, key: str, etag: str | None) -> list[Change]:
+        follower = self._owed.rebase(key, etag)
+        if follower is not None:
+            return [_row(follower)]
+        node = self._tree.find(key)
+        if node is not None and node.generation is not None:
+            # What is being written under this name was begun before the bucket showed this.
+            node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
+        return []
+
+    def _journal_rebased(self, item: Item) -> None:
+        self._journal.submit(_row(item))
+
+    # ---- what waiting does not mend
+
+    async def resolve(self, item: Item, error: Exception) -> None:
+        """Do what an error asks for that waiting does not mend."""
+        if isinstance(error, UploadLost):
+            if isinstance(item, Generation):
+                log.warning("upload expired, sending it again key=%s", item.record.key)
+                self._preparer.restart(item)
+        elif isinstance(error, ObjectChanged):
+            await self._conflict(item, error)
+        elif isinstance(error, FusecacheError):
+            await self._reject(item, error)
+        else:
+            await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
+
+    async def _conflict(self, item: Item, error: FusecacheError) -> None:
+        """Another client changed the key meanwhile: both versions are kept."""
+        node = item.node
+        parent, name = (node.parent, node.name) if node is not None else (None, "")
+        if isinstance(item, Generation):
+            key = item.record.key
+            copy_key = _conflict_key(key, item.sequence)
+            self._note_conflict(key, copy_key, item.size, error)
+            self._owed.remove(item, published=True)
+            self._preparer.restart(item)
+            record = item.go(FileState.SEALED, key=copy_key, base_etag=None)
+            self._owed.add(item)
+            if node is not None and parent is not None and self._tree.key(node) == key:
+                # The name shows the other client's version from now on; ours, and what writers still add to it, has
+                # a name of its own.
+                self._tree.move(node, parent, copy_key.rpartition("/")[2])
+                self.on_name_lost(parent, name)
+            await self._journal.commit(PutFile(record), *self._rebase(key, None))
+            return
+        self._note_conflict(item.changed_keys()[-1], "", 0, error)
+        await self._give_up(item)
+        if node is not None and parent is not None and node.parent is parent and node.generation is None:
+            self._tree.detach(node)
+            self.on_name_lost(parent, name)
+
+    def _note_conflict(self, key: str, copy_key: str, size: int, error: FusecacheError) -> None:
+        if copy_key:
+            log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
+        else:
+            log.error("conflict, change given up key=%s error=%s", key, error)
+        self.conflicts.pop(key, None)
+        self.conflicts[key] = copy_key
+        for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
+            del self.conflicts[oldest]
+        self.on_conflict(key, copy_key, size, str(error))
+
+    async def _reject(self, item: Item, error: FusecacheError) -> None:
+        """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
+        log.error("refused for good key=%s error=%s", item.changed_keys()[-1], error)
+        item.error = error
+        if isinstance(item, Operation):
+            self._rejected[item] = None
+            await self._give_up(item)
+            return
+        self._owed.remove(item)
+        record = item.go(FileState.REJECTED, error=str(error))
+        node = item.node
+        if node is not None and self._tree.is_linked(node):
+            self._rejected[item] = None
+            await self._journal.commit(PutFile(record))
+        elif node is not None and node.handles:
+            await self._journal.commit(DropFile(record.generation))  # unlinked; ends with its last handle
+        else:
+            await self._journal.commit(*self._contents.drop(item))
+
+    async def _give_up(self, item: Operation) -> None:
+        self._owed.remove(item)
+        changes: list[Change] = [DropOperation(item.sequence)]
+        if item.record.kind in _TAKES_AWAY:
+            self._tree.unhide(item.record.key, gone=False)
+        if item.node is not None:
+            self._tree.unpin(item.node)
+            item.node.verified = float("-inf")
+        await self._journal.commit(*changes)
+
+
+def _row(item: Item) -> PutFile | PutOperation:
+    return PutFile(item.record) if isinstance(item, Generation) else PutOperation(item.record)
+
+
+def _conflict_key(key: str, sequence: int) -> str:
+    """Return where our version of a key goes that another client wrote too; its name has at most 255 bytes."""
+    folder, slash, name = key.rpartition("/")
+    mark = f".conflict-{socket.gethostname()[:60]}-{sequence}"
+    return folder + slash + name.encode()[: 255 - len(mark)].decode(errors="ignore") + mark

@@ -1,0 +1,212 @@
+"""When each queued item may be published: its turn in the order, its rest, its key's pace, its pause after a failure.
+
+Time is an argument: nothing here waits. Times are the loop's, in seconds.
+"""
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from fusecache.engine.nodes import Generation, Item, Operation
+from fusecache.engine.owed import Owed
+from fusecache.model.nouns import MIB
+from fusecache.model.records import OperationKind
+from fusecache.model.states import FileState
+from fusecache.policy.names import matches_any
+
+# Cloudflare R2 answers 429 above one write a second to a key.
+KEY_INTERVAL_SECONDS = 1.1
+# A file under a temporary name that stays closed so long is meant to stay.
+TEMPORARY_SECONDS = 60.0
+# So long at most a removed object stays in the bucket for those who have it open.
+READERS_SECONDS = 600.0
+# Whether its readers are gone is looked at so often.
+_LOOK_SECONDS = 1.0
+# Items that send more than this do not stand before those that send less.
+LIGHT_BYTES = 4 * MIB
+# Keys remembered for their pace, before those are forgotten whose time is over.
+_KEYS_REMEMBERED = 4096
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class Failures:
+    """An item's failed attempts: how many, when the first was, and before when there is no other."""
+
+    count: int = 0
+    first: float = _NEVER
+    pause_until: float = float("-inf")
+
+
+class Turns:
+    """Gives out the items of the queue, each when its time has come, oldest first."""
+
+    def __init__(
+        self, owed: Owed, *, settle_seconds: float, temp_names: tuple[str, ...], delete_delay: float
+    ) -> None:
+        self._owed = owed
+        self._settle_seconds = settle_seconds
+        self._temp_names = temp_names
+        self._delete_delay = delete_delay
+        self._is_draining = False
+        self._ties = count()
+        # Set aside until a time; free in the order, but not before a time; and to be published now, by weight.
+        self._aside: list[tuple[float, int, Item]] = []
+        self._later: list[tuple[float, int, Item]] = []
+        self._ready: dict[bool, list[tuple[int, int, Item]]] = {False: [], True: []}
+        self._last_write: dict[str, float] = {}
+        self._failures: dict[Item, Failures] = {}
+
+    # ---- what happens
+
+    def note_added(self, item: Item, now: float) -> None:
+        """An item was queued."""
+        until = self._aside_until(item, now)
+        if until > now:
+            heappush(self._aside, (until, next(self._ties), item))
+
+    def note_removed(self, item: Item) -> None:
+        """An item is no longer owed."""
+        self._failures.pop(item, None)
+
+    def note_written(self, item: Item, now: float) -> None:
+        """The request that publishes it is sent now, or is answered."""
+        if len(self._last_write) > _KEYS_REMEMBERED:
+            recent = now - KEY_INTERVAL_SECONDS
+            self._last_write = {key: moment for key, moment in self._last_write.items() if moment > recent}
+        self._last_write[item.changed_keys()[-1]] = now
+
+    def note_failed(self, item: Item, now: float) -> Failures:
+        """An attempt failed; return the item's failures, to be given a pause."""
+        failures = self._failures.setdefault(item, Failures())
+        failures.count += 1
+        failures.first = min(failures.first, now)
+        return failures
+
+    def end_pauses(self) -> None:
+        """Whatever made items fail is over, as far as can be told."""
+        for failures in self._failures.values():
+            failures.pause_until = float("-inf")
+
+    def hurry(self, now: float, *, is_draining: bool) -> None:
+        """Look at all times again. is_draining: nothing rests, and nothing is aside."""
+        self._is_draining = is_draining
+        self._later = [(now, tie, item) for _, tie, item in self._later]
+        heapify(self._later)
+        if is_draining:
+            self._aside = [(now, tie, item) for _, tie, item in self._aside]
+            heapify(self._aside)
+
+    # ---- what is to be done
+
+    def next(self, now: float, *, light: bool) -> Item | None:
+        """Return the oldest item whose turn it is, None if there is none now. light: one that sends few bytes.
+
+        It is given once: whoever does not publish it gives it back by `again`.
+        """
+        self._advance(now)
+        ready = self._ready[light]
+        while ready:
+            _, _, item = heappop(ready)
+            if item not in self._owed:
+                continue
+            if self.may_go(item, now):
+                return item
+            self.again(item, now)
+            self._advance(now)
+        return None
+
+    def again(self, item: Item, now: float) -> None:
+        """An item that was given out was not published: it gets another turn."""
+        if item not in self._owed:
+            return
+        if self._owed.order.is_free(item.sequence):
+            heappush(self._later, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
+        else:
+            self._owed.order.give_back(item.sequence)
+
+    def may_go(self, item: Item, now: float) -> bool:
+        """Return whether an item may be published at this moment."""
+        return item in self._owed and self._owed.order.is_free(item.sequence) and self._delay(item, now) <= 0
+
+    def next_time(self) -> float:
+        """Return when to look again if nothing happens."""
+        times = [heap[0][0] for heap in (self._aside, self._later) if heap]
+        return min(times, default=_NEVER)
+
+    def is_settled(self, generation: Generation, now: float) -> bool:
+        """Return whether nobody is expected to change it any more."""
+        if generation.state not in {FileState.SEALED, FileState.PUBLISHING}:
+            return False
+        return self._is_draining or now >= generation.sealed_at + self._settle_seconds
+
+    def is_aside(self, item: Item, now: float) -> bool:
+        """Return whether an item is not to be published for now, whatever its place in the order."""
+        return self._aside_until(item, now) > now
+
+    def is_temporary(self, item: Item, now: float) -> bool:
+        """Return whether it is about to be renamed, by its name."""
+        return isinstance(item, Generation) and self.is_aside(item, now)
+
+    # ---- inside
+
+    def _advance(self, now: float) -> None:
+        """Move on what time, or the order, has set free."""
+        while self._aside and self._aside[0][0] <= now:
+            _, tie, item = heappop(self._aside)
+            if item not in self._owed:
+                continue
+            until = self._aside_until(item, now)
+            if until > now:
+                heappush(self._aside, (until, tie, item))
+            else:
+                self._owed.order.bring_back(item.sequence)
+        while (sequence := self._owed.order.next_free()) is not None:
+            free = self._owed.get(sequence)
+            if free is not None:
+                self._place(free, now)
+        while self._later and self._later[0][0] <= now:
+            _, _, item = heappop(self._later)
+            if item in self._owed:
+                self._place(item, now)
+
+    def _place(self, item: Item, now: float) -> None:
+        delay = self._delay(item, now)
+        if delay > 0:
+            heappush(self._later, (now + delay, next(self._ties), item))
+        else:
+            light = not isinstance(item, Generation) or item.size <= LIGHT_BYTES
+            heappush(self._ready[light], (item.sequence, next(self._ties), item))
+
+    def _delay(self, item: Item, now: float) -> float:
+        """Return the seconds until the item may be published; 0: now."""
+        settle = 0.0 if self._is_draining else self._settle_seconds
+        if isinstance(item, Generation):
+            if item.state is FileState.FLUSHED:
+                # Its writer's release comes at once, or the close was another process's and the promise is taken back.
+                return max(0.05, item.flushed_at + self._settle_seconds - now)
+            ready = item.sealed_at + settle
+        else:
+            # Removed names settle too: the file that takes the place may come a moment later.
+            ready = item.queued_at + settle
+        for key in item.changed_keys():
+            ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
+        failures = self._failures.get(item)
+        if failures is not None:
+            ready = max(ready, failures.pause_until)
+        return max(0.0, ready - now)
+
+    def _aside_until(self, item: Item, now: float) -> float:
+        if self._is_draining:
+            return float("-inf")
+        if isinstance(item, Generation):
+            is_temporary = matches_any(item.record.key.rpartition("/")[2], self._temp_names)
+            return min(item.sealed_at, item.flushed_at) + TEMPORARY_SECONDS if is_temporary else float("-inf")
+        return self._kept_until(item, now) if item.record.kind is OperationKind.DELETE else float("-inf")
+
+    def _kept_until(self, item: Operation, now: float) -> float:
+        """Return until when a removed object stays."""
+        until = item.queued_at + self._delete_delay if self._delete_delay else float("-inf")
+        if item.readers is not None and item.readers.handles:
+            until = max(until, min(now + _LOOK_SECONDS, item.queued_at + READERS_SECONDS))
+        return until

@@ -1,0 +1,370 @@
+"""Multipart uploads: parts of a large file go to the bucket while it is being written, the rest when it is sealed.
+
+Nothing of it is visible before the publisher completes the upload.
+
+Invariants:
+1. The journal knows an upload before its first part is sent, and of every part that the bucket holds as it is.
+2. A part counts only if none of its bytes changed since its attempt began; two attempts of one part never overlap.
+3. An upload is aborted after the last of its attempts ended: a part that came later would stay.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from fusecache.disk.staging import digests
+from fusecache.engine.cache import BlockCache
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.nodes import Generation, Upload
+from fusecache.engine.offload import Offload
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import PutFile
+from fusecache.model.errors import (
+    AccessDenied,
+    BucketMissing,
+    CredentialsMissing,
+    FusecacheError,
+    RemoteError,
+    Unavailable,
+)
+from fusecache.model.metadata import content_metadata
+from fusecache.model.records import PosixAttributes, without_upload
+from fusecache.model.states import FileState
+from fusecache.policy.backoff import backoff_seconds
+from fusecache.policy.names import matches_any
+from fusecache.policy.parts import (
+    PARTS_MAX,
+    Attempt,
+    PartTable,
+    choose_growing_part_bytes,
+    choose_part_bytes,
+    ready_parts,
+)
+from fusecache.remote.store import FileSlice, Store
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# 16 connections at the 80 MB/s that one of them carries to a distant bucket fill 10 Gbit/s.
+PARTS_AT_ONCE = 16
+# While a file is written, its writer needs the processors more than its upload does, and what is written in a moment
+# is not sent sooner for being disturbed: MD5 of 1 GiB takes a processor for two seconds.
+PARTS_AT_ONCE_AHEAD = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+# Who reads waits, who uploads does not: a part costs as much of a processor as the reading of twice its bytes.
+PARTS_AT_ONCE_BESIDE_READS = PARTS_AT_ONCE_AHEAD
+AHEAD_AFTER_SECONDS = 1.0
+# Causes that pass, or that a person can mend while we wait.
+_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
+# A time of last change that lies further back than the upload's begin was set by somebody: it must go with the object.
+_NATURAL_NS = 60 * 1_000_000_000
+# No file is ever written so far.
+NEVER = 1 << 63
+
+
+class PartUploads:
+    """Sends parts, those of sealed files first. The nursery is given before anything is written."""
+
+    def __init__(
+        self,
+        store: Store,
+        tree: Tree,
+        journal: JournalWriter,
+        offload: Offload,
+        cache: BlockCache,
+        temp_names: tuple[str, ...],
+    ) -> None:
+        """cache: whose reads come first, and share one limit of requests with the parts."""
+        self._store = store
+        self._tree = tree
+        self._journal = journal
+        self._offload = offload
+        self._cache = cache
+        self._limit = cache.limit
+        self._temp_names = temp_names
+        self._under_way = 0
+        self._active: dict[Generation, Upload] = {}
+        self.nursery: trio.Nursery | None = None
+
+    def grow(self, generation: Generation) -> None:
+        """The writer has passed another part: send those that it left behind, if they are likely to stay."""
+        part_bytes = choose_growing_part_bytes(generation.size)
+        ready = ready_parts(generation.written, part_bytes)
+        generation.grows_at = (ready + 1) * part_bytes + part_bytes // 4
+        upload = generation.upload
+        if upload is not None and upload.parts.part_bytes != part_bytes:
+            log.info("upload begins anew with larger parts key=%s bytes=%d", upload.key, part_bytes)
+            self.drop(generation)
+            upload = None
+        if not self._may_go_ahead(generation):
+            generation.grows_at = NEVER
+            return
+        generation.growing_since = min(generation.growing_since, trio.current_time())
+        if trio.current_time() < generation.growing_since + AHEAD_AFTER_SECONDS:
+            return
+        if upload is None:
+            upload = self._begin(generation, part_bytes)
+        upload.ready = ready
+        self._pump()
+
+    async def finish(self, generation: Generation) -> None:
+        """Return when the bucket holds every part of a sealed generation. Raises what prevents it."""
+        upload = generation.upload
+        if upload is not None and not self._is_fit(generation, upload):
+            self.drop(generation)
+            upload = None
+        if upload is None:
+            upload = self._resume(generation) or self._begin(generation, choose_part_bytes(generation.size))
+        upload.is_sealed = True
+        upload.ready = -(-generation.size // upload.parts.part_bytes)
+        self._active[generation] = upload
+        self._pump()
+        while not upload.stopped.is_set():
+            if upload.failure is not None:
+                failure, upload.failure = upload.failure, None
+                if not upload.upload_id:
+                    self.drop(generation)
+                raise failure
+            if upload.upload_id and upload.parts.is_complete(generation.size):
+                self._active.pop(generation, None)
+                return
+            await upload.changed.wait()
+
+    def drop(self, generation: Generation) -> None:
+        """Forget an upload and have the bucket forget it: its content is not wanted, or not under that key."""
+        self._active.pop(generation, None)
+        record, upload = generation.record, generation.upload
+        generation.upload = None
+        generation.sent_bytes = 0
+        if upload is None and record.upload_id:
+            upload = Upload(
+                generation.upload_key, PartTable(record.part_bytes), record.attributes, record.upload_id
+            )
+        if upload is None:
+            return
+        generation.record = without_upload(record)
+        upload.stop()
+        if self.nursery is not None:
+            self.nursery.start_soon(self._abort, upload, name=f"abort {upload.key}")
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Have the bucket forget an upload of an earlier run."""
+        if self.nursery is not None:
+            self.nursery.start_soon(self._have_forgotten, key, upload_id, name=f"abort {key}")
+
+    # ---- deciding
+
+    def _may_go_ahead(self, generation: Generation) -> bool:
+        """Say whether a file that is being written will probably be published as it is, under its present name."""
+        node = generation.node
+        if node is None or not self._tree.is_linked(node) or generation.killed_writer is not None:
+            return False
+        if generation.state not in {FileState.OPEN, FileState.FLUSHED}:
+            return False
+        if generation.upload is not None and not generation.upload.parts.is_worth_it:
+            return False
+        name = generation.record.key.rpartition("/")[2]
+        # rsync and others write under a hidden name first.
+        return not name.startswith(".") and not matches_any(name, self._temp_names)
+
+    def _is_fit(self, generation: Generation, upload: Upload) -> bool:
+        """Say whether what was begun before the file's size and attributes were known can become its object."""
+        part_bytes = upload.parts.part_bytes
+        return (
+            upload.key == generation.record.key
+            and choose_part_bytes(generation.size) > 0
+            and generation.size <= part_bytes * PARTS_MAX
+            and _is_told_by(upload.attributes, generation.record.attributes)
+        )
+
+    # ---- one upload
+
+    def _begin(self, generation: Generation, part_bytes: int) -> Upload:
+        record = generation.record
+        upload = Upload(record.key, PartTable(part_bytes), record.attributes)
+        generation.upload = self._active[generation] = upload
+        upload.attempts += 1
+        assert self.nursery is not None
+        self.nursery.start_soon(self._create, generation, upload, name=f"create upload {upload.key}")
+        return upload
+
+    def _resume(self, generation: Generation) -> Upload | None:
+        """Return the upload that an earlier run began."""
+        record = generation.record
+        if not record.upload_id:
+            return None
+        upload = Upload(
+            record.key,
+            PartTable(record.part_bytes),
+            record.upload_attributes or record.attributes,
+            record.upload_id,
+            is_known=True,
+        )
+        upload.parts.restore(record.part_etags)
+        if not self._is_fit(generation, upload):
+            self.drop(generation)
+            return None
+        generation.upload = upload
+        generation.sent_bytes = upload.parts.held_bytes(generation.size)
+        return upload
+
+    async def _create(self, generation: Generation, upload: Upload) -> None:
+        metadata = content_metadata(generation.record.uuid, upload.attributes)
+        create = partial(self._store.create_multipart, upload.key, metadata=metadata)
+        try:
+            upload.upload_id = await self._ask(upload, lambda: True, create)
+            if not upload.stopped.is_set():
+                generation.upload_key = upload.key
+                generation.record = replace(
+                    generation.record,
+                    upload_id=upload.upload_id,
+                    part_bytes=upload.parts.part_bytes,
+                    part_etags=(),
+                    upload_attributes=upload.attributes,
+                )
+                await self._journal.commit(*self._row(generation))
+                upload.is_known = True
+        except FusecacheError as exc:
+            self._fail(generation, upload, exc)
+        finally:
+            upload.attempts -= 1
+            upload.announce()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Start as many attempts as there is room for."""
+        most = PARTS_AT_ONCE_BESIDE_READS if self._cache.is_fetching() else PARTS_AT_ONCE
+        most = min(most, self._limit.limit)
+        for generation, upload in sorted(self._active.items(), key=_sealed_first):
+            if not upload.is_known or upload.failure is not None:
+                continue
+            at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
+            while self._under_way < most and upload.attempts < at_once:
+                index = upload.parts.next_unsent(upload.ready)
+                if index is None:
+                    break
+                self._under_way += 1
+                upload.attempts += 1
+                attempt = upload.parts.begin(index, generation.size)
+                assert self.nursery is not None
+                self.nursery.start_soon(
+                    self._send, generation, upload, attempt, name=f"part {index + 1} {upload.key}"
+                )
+
+    async def _send(self, generation: Generation, upload: Upload, attempt: Attempt) -> None:
+        """Send one part until the bucket has it, or until it is no longer worth it."""
+        etag, checksums = "", b""
+        try:
+            etag, checksums = await self._ask(
+                upload, lambda: upload.parts.is_current(attempt), self._send_once, generation, upload, attempt
+            )
+        except FusecacheError as exc:
+            # Bytes that changed, or went, meanwhile explain any failure.
+            if upload.parts.is_current(attempt):
+                self._fail(generation, upload, exc)
+        try:
+            if upload.parts.end(attempt, etag, checksums) and not upload.stopped.is_set():
+                generation.record = replace(generation.record, part_etags=upload.parts.etags())
+                generation.sent_bytes = upload.parts.held_bytes(generation.size)
+                self._journal.submit(*self._row(generation))
+        except FusecacheError as exc:
+            self._fail(generation, upload, exc)
+        finally:
+            self._under_way -= 1
+            upload.attempts -= 1
+            upload.announce()
+        self._pump()
+
+    def _send_once(self, generation: Generation, upload: Upload, attempt: Attempt) -> tuple[str, bytes]:
+        """Run in a thread: one pass for the digests while the bytes are in memory, one to send them."""
+        path = str(generation.file.path)
+        md5, checksums = digests(generation.file.path, attempt.offset, attempt.size)
+        body = FileSlice(path, attempt.offset, attempt.size, md5)
+        return self._store.upload_part(upload.key, upload.upload_id, attempt.index + 1, body), checksums
+
+    def _fail(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
+        """An upload cannot go on: who waits for it hears why; one that nobody waits for yet is begun anew later."""
+        if upload.stopped.is_set():
+            return
+        if upload.is_sealed:
+            upload.failure = upload.failure or error
+        else:
+            log.info("sending ahead given up key=%s error=%s", upload.key, error)
+            generation.grows_at = NEVER
+            self.drop(generation)
+
+    async def _abort(self, upload: Upload) -> None:
+        while upload.attempts:
+            await upload.changed.wait()
+        if upload.upload_id:
+            await self._have_forgotten(upload.key, upload.upload_id)
+
+    async def _have_forgotten(self, key: str, upload_id: str) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._offload.upload(self._store.abort_multipart, key, upload_id)
+                return
+            except Unavailable:
+                attempt += 1
+                await trio.sleep(backoff_seconds(attempt, random.random()))
+            except RemoteError as exc:
+                # The bucket drops unfinished uploads by itself after a week.
+                log.warning("abort failed key=%s error=%s", key, exc)
+                return
+
+    # ---- inside
+
+    async def _ask(
+        self, upload: Upload, is_worth_it: Callable[[], bool], call: Callable[..., T], *args: object
+    ) -> T:
+        """Send a request again until the bucket answers it. Raises the last error if it is not worth it any more."""
+        attempt = 0
+        while True:
+            silence_seconds = self._limit.silent_until - trio.current_time()
+            if silence_seconds > 0:
+                await trio.sleep(silence_seconds)
+            try:
+                answer = await self._offload.upload(call, *args)
+            except _WORTH_WAITING as exc:
+                if exc.asks_to_slow_down:
+                    self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
+                if upload.stopped.is_set() or not is_worth_it():
+                    raise
+                attempt += 1
+                pause = backoff_seconds(attempt, random.random())
+                log.warning(
+                    "upload waits key=%s attempt=%d seconds=%.1f error=%s", upload.key, attempt, pause, exc
+                )
+                with trio.move_on_after(pause):
+                    await upload.stopped.wait()
+                if upload.stopped.is_set() or not is_worth_it():
+                    raise
+            else:
+                self._limit.on_success(trio.current_time())
+                return answer
+
+    def _row(self, generation: Generation) -> Iterator[PutFile]:
+        """Yield the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
+        if generation.node is not None and self._tree.is_linked(generation.node):
+            yield PutFile(generation.record)
+
+
+def _is_told_by(then: PosixAttributes, now: PosixAttributes) -> bool:
+    """Say whether the metadata given at an upload's begin still tell mode, owner and, within its duration, time."""
+    if (then.mode, then.uid, then.gid) != (now.mode, now.uid, now.gid):
+        return False
+    return now.mtime_ns == then.mtime_ns or (
+        then.mtime_ns - _NATURAL_NS <= now.mtime_ns <= time.time_ns() + _NATURAL_NS
+    )
+
+
+def _sealed_first(entry: tuple[Generation, Upload]) -> tuple[bool, int]:
+    generation, upload = entry
+    return not upload.is_sealed, generation.sequence

@@ -1,0 +1,207 @@
+"""`fusecache recover`: what was written here and is not in the bucket under its name, on a mount or in a cold cache.
+
+Words, and copying to local paths; what things are and what becomes of them is the engine's.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from fusecache.control_client import Mount, converse, find_mount
+from fusecache.model.errors import AlreadyExists, FusecacheError, MountError, NotFound
+from fusecache.model.texts import count_text, size_text
+from fusecache.mounting import mount_of_this_node
+
+_COPY_BYTES = 16 << 20
+Row = dict[str, Any]
+
+
+class Source(Protocol):
+    """Where things are listed and removed."""
+
+    def listing(self) -> Row:
+        """Return `things`, their `count` and `bytes`."""
+        ...
+
+    def delete(self, number: int) -> int:
+        """Remove one for good; return the bytes freed."""
+        ...
+
+
+class LiveMount:
+    """A mount, asked through its daemon."""
+
+    def __init__(self, mount: Mount) -> None:
+        self.mount = mount
+
+    def listing(self) -> Row:
+        """Return `things`, their `count` and `bytes`."""
+        return self._ask("recover", "recover")  # type: ignore[no-any-return]
+
+    def delete(self, number: int) -> int:
+        """Remove one for good; return the bytes freed."""
+        return int(self._ask("delete", "freed_bytes", id=number))
+
+    def bring_back(self, number: int, path: str) -> str:
+        """Make one a file of the mount again; return its path inside."""
+        return str(self._ask("bring-back", "path", id=number, paths=[path]))
+
+    def _ask(self, command: str, fact: str, **words: Any) -> Any:
+        row = converse(self.mount, {"command": command, **words})
+        if row.get("result") != "ok":
+            raise MountError(str(row.get("message") or row.get("result")))
+        return row[fact]
+
+
+def recover(
+    place: str | None,
+    *,
+    restore: Sequence[int],
+    to: str | None,
+    delete: Sequence[int],
+    confirmed: bool,
+    as_json: bool,
+) -> int:
+    """List, or bring back, or remove; return the exit status: 0, or 1 if something could not be done."""
+    if to is not None and len(restore) > 1 and not os.path.isdir(to):
+        raise MountError(f"{to}: several things come back: name a directory that exists")
+    directory = Path(place) if place is not None else None
+    if directory is not None and (directory / "fusecache.json").exists():
+        from fusecache.engine.cold import ColdCache  # the other commands do without the engine
+
+        with ColdCache(directory) as cache:
+            return _run(cache, restore, to, delete, confirmed=confirmed, as_json=as_json)
+    mount, _ = find_mount(place if place is not None else mount_of_this_node(Path.cwd()), os.environ)
+    return _run(LiveMount(mount), restore, to, delete, confirmed=confirmed, as_json=as_json)
+
+
+def _run(
+    source: Source,
+    restore: Sequence[int],
+    to: str | None,
+    delete: Sequence[int],
+    *,
+    confirmed: bool,
+    as_json: bool,
+) -> int:
+    found = source.listing()
+    if not restore and not delete:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else listing_text(found))
+        return 0
+    failed = False
+    for number in restore:
+        failed |= not _try(lambda number=number: _restore(source, found, number, to))
+    for number in delete:
+        if confirmed:
+            failed |= not _try(lambda number=number: _delete(source, number))
+        else:
+            row = _row_of(found, number)
+            _tell(f"{number}: would remove {_name_of(row)}, {size_text(row['bytes'])}, for good")
+    if delete and not confirmed:
+        raise MountError("nothing was removed: say it again with --yes")
+    return int(failed)
+
+
+def _try(call: Any) -> bool:
+    try:
+        _tell(call())
+    except FusecacheError as exc:
+        sys.stderr.write(f"fusecache: error: {exc}\n")
+        return False
+    return True
+
+
+def _restore(source: Source, found: Row, number: int, to: str | None) -> str:
+    row = _row_of(found, number)
+    name = row["path"].rpartition("/")[2] or f"file-{number}"
+    target = None if to is None else Path(to) / name if os.path.isdir(to) else Path(to)
+    if isinstance(source, LiveMount):
+        inner = "" if target is None else _inside(source.mount, target)
+        if inner is not None:
+            return f"{number}: {source.mount.root / source.bring_back(number, inner)}"
+    if target is None:
+        raise MountError(f"{number}: nothing is mounted: say where its bytes go with --to PATH")
+    if not row["place"]:
+        raise NotFound(f"{number}: there are no bytes of it on this disk")
+    copy_out(Path(row["place"]), target)
+    return f"{number}: {target}: a copy, {size_text(row['bytes'])}; the original stays on the list"
+
+
+def _inside(mount: Mount, target: Path) -> str | None:
+    """Return a path inside the mount, or None if it is not in it."""
+    with suppress(MountError):
+        other, inner = find_mount(target.parent, os.environ)
+        if other.root == mount.root:
+            return f"{inner}/{target.name}".lstrip("/")
+    return None
+
+
+def copy_out(source: Path, target: Path) -> None:
+    """Copy a file to a local path that does not exist yet; it is whole and on the disk when this returns."""
+    try:
+        with open(source, "rb") as reader, open(target, "xb") as writer:
+            try:
+                shutil.copyfileobj(reader, writer, _COPY_BYTES)
+                writer.flush()
+                os.fsync(writer.fileno())
+            except BaseException:
+                target.unlink()
+                raise
+    except FileExistsError as exc:
+        raise AlreadyExists(f"{target}: exists; give another path") from exc
+
+
+def _delete(source: Source, number: int) -> str:
+    return f"{number}: removed, {size_text(source.delete(number))} freed"
+
+
+def _row_of(found: Row, number: int) -> Row:
+    row = next((row for row in found["things"] if row["id"] == number), None)
+    if row is None:
+        raise NotFound(f"{number}: there is no such thing; `fusecache recover` lists them")
+    return dict(row)
+
+
+# ---- the listing
+
+
+def listing_text(found: Row) -> str:
+    """Return a listing for people: two lines a thing, the newest last, then what can be done."""
+    things = found["things"]
+    if not things:
+        return "nothing was left behind\n"
+    lines = []
+    for row in things:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["when"])) if row["when"] else "some time"
+        lines.append(
+            f"{row['id']:>6}  {row['kind']:<8} {size_text(row['bytes']):>10}  {when}  {_name_of(row)}"
+        )
+        lines.append(f"        {_words_of(row)}")
+    if found["count"] > len(things):
+        lines.append(f"and {count_text(found['count'] - len(things), 'older thing')}")
+    lines.append(f"{count_text(found['count'], 'thing')}, {size_text(found['bytes'])}")
+    lines.append("bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes")
+    return "\n".join(lines) + "\n"
+
+
+def _name_of(row: Row) -> str:
+    return str(row["path"] or "(name not known)")
+
+
+def _words_of(row: Row) -> str:
+    """Return why a thing is on the list, and where its bytes are."""
+    if row["kind"] == "conflict":
+        ours = f"ours is {row['kept_as']}" if row["kept_as"] else "our change was given up"
+        settled = ", and ours was written again since" if row["settled"] else ""
+        return f"another client changed it first{settled}; {ours}"
+    return "; ".join(filter(None, (row["words"], row["place"] or "its bytes are gone")))
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
