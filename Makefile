@@ -31,7 +31,7 @@ DESTDIR ?=
 PIP_INSTALL ?=
 
 DAEMON_PACKAGES := e2fsprogs fuse3 gcc libc6-dev libfuse3-dev pkg-config python3 python3-dev python3-venv
-TEST_PACKAGES := attr ca-certificates openssl procps rsync
+TEST_PACKAGES := attr ca-certificates fio git openssl procps rsync unzip zip
 CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
@@ -74,9 +74,22 @@ demo: setup ## a tour on this machine; BUCKET=name and S3_ENDPOINT_URL for a buc
 
 # ---- testing
 
+# Most of a test's time is waiting for daemons and servers, of which each worker has its own.
+IN_PARALLEL ?= -n 4 --dist worksteal
+
 .PHONY: test
 test: setup ## all tests that need no other store and no systemd; PYTEST_ARGS for more
-	$(VENV)/bin/python -m pytest tests --ignore=tests/ceph --ignore=tests/systemd $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest tests --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
+	    $(IN_PARALLEL) $(PYTEST_ARGS)
+
+$(VENV)/.trainers: pyproject.toml $(VENV)/.installed
+	@echo "python packages: trainers"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[trainers]' $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
+.PHONY: test-trainers
+test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
+	$(VENV)/bin/python -m pytest tests/trainers $(PYTEST_ARGS)
 
 .PHONY: test-ceph
 test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started for them
@@ -88,6 +101,18 @@ test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started 
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
 	@$(AS_ROOT) tests/systemd/run
+
+HISTORIES ?= 10000
+
+.PHONY: fuzz
+fuzz: setup ## random histories with crashes at any commit, request and file operation; HISTORIES, SEED
+	@$(VENV)/bin/python -m tests.history --histories $(HISTORIES) $(if $(SEED),--seed $(SEED))
+
+ROUNDS ?= 200
+
+.PHONY: kill-rounds
+kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket; ROUNDS, SEED
+	@$(VENV)/bin/python -m scripts.kill_rounds --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 MINUTES ?= 10
 
@@ -115,11 +140,17 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 .PHONY: bench
-bench: bench-read ## every benchmark, beside other programs
+bench: setup $(VENV)/.bench ## every benchmark, beside other programs; both, whatever the first one finds
+	@status=0; for name in read write; do \
+	    $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS) || status=1; done; exit $$status
 
 .PHONY: bench-read
 bench-read: setup $(VENV)/.bench ## reading, beside rclone, s3fs and bounds; 20 minutes as root; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.read $(BENCH_ARGS)
+
+.PHONY: bench-write
+bench-write: setup $(VENV)/.bench ## writing, beside rclone, s3fs, boto3 and a local disk; 20 minutes as root; BENCH_ARGS
+	@$(VENV)/bin/python -m benchmarks.write $(BENCH_ARGS)
 
 # ---- installing the daemon
 

@@ -20,8 +20,8 @@ _OPERATORS = (
 )
 
 
-def import_streaming() -> ModuleType:
-    """Return the real `streaming` package. Raises ImportError if it is not installed."""
+def mend_torchvision() -> None:
+    """Let `import torchvision` succeed, whatever torch it was built for. ImportError if it is not installed."""
     # Its imports warn (deprecated modules of others), and pytest makes errors of warnings.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -34,4 +34,11 @@ def import_streaming() -> ModuleType:
             for operator in _OPERATORS:
                 library.define(operator)
             _DECLARED.append(library)
+
+
+def import_streaming() -> ModuleType:
+    """Return the real `streaming` package. Raises ImportError if it is not installed."""
+    mend_torchvision()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return importlib.import_module("streaming")

@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def whole_server() -> Iterator[ServerProcess]:
     with ServerProcess() as server:
         yield server
+        assert server.control.offences() == []
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ class Daemon:
         self.cache = directory / "cache"
         self.log_path = directory / "log"
         self.flags = ["--settle-seconds", str(SETTLE_SECONDS), "--memory", "64MiB", *flags]
+        self.program: list[str | Path] = [FUSECACHE]
         self.path.mkdir(parents=True)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -55,7 +56,7 @@ class Daemon:
     def mount(self, *flags: str) -> None:
         """Start a daemon; return when its mount answers."""
         reader, writer = os.pipe()
-        words = [FUSECACHE, *self.mount_words(*flags), "--ready-fd", str(writer)]
+        words = [*self.program, *self.mount_words(*flags), "--ready-fd", str(writer)]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 words,

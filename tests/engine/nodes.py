@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from fusecache.config import TEMP_NAMES
+from fusecache.config import ORDER_LAST, TEMP_NAMES
 from fusecache.engine.filesystem import EngineOptions, FileSystem
 from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, in_use
 from fusecache.engine.offload import InlineOffload
@@ -44,6 +44,8 @@ class Bucket:
         self._on_death: Callable[[], None] = lambda: None
         self.is_cut_off = False  # nothing is answered
         self.takes_nothing = False  # reads are answered, writes are not
+        # Told of a writing request's method and key before it takes effect.
+        self.on_request: Callable[[str, str], None] = lambda _method, _key: None
 
     def die_at(self, request: int, when: str, on_death: Callable[[], None]) -> None:
         """At the writing request of that number (from 0) the node ends, `before` or `after` it takes effect."""
@@ -82,6 +84,7 @@ class Bucket:
                 raise Unavailable("the bucket takes nothing")
             number = len(self.requests)
             self.requests.append((name, args[0] if name == "copy" else key))
+            self.on_request(name, key)
             if self._dies_at == (number, "before"):
                 self._die()
             result = call(key, *args, **options)
@@ -201,6 +204,7 @@ async def running_node(store: Any, directory: Path, **options: Any) -> AsyncIter
         "cache_bytes": 1 << 30,
         "buffer_bytes": 40 * MIB,
         "temp_names": TEMP_NAMES,
+        "order_last": ORDER_LAST,
         **options,
     }
     offload = settings.pop("offload", None) or InlineOffload()

@@ -1,20 +1,24 @@
-"""Warming, evicting and checking by path, and what the statistics say of it."""
+"""Warming, evicting and checking by path; what a person sees of it, and of what the bucket does not have yet."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.engine import looking
 from fusecache.engine.inspecting import NAMED, Check
+from fusecache.engine.looking import Pending
 from fusecache.engine.nodes import Node
 from fusecache.engine.warming import WarmState, WarmUp
-from fusecache.model.errors import NotFound, NotPermitted, Unavailable
+from fusecache.model.errors import AccessDenied, NotFound, NotPermitted, Refused, Unavailable
 from fusecache.model.nouns import MIB
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.block_caches import some_bytes
-from tests.engine.nodes import Bucket, User, running_node
+from tests.engine.nodes import Bucket, User, photograph, running_node
+from tests.engine.test_recovery import change_rows
 
 OBJECTS = {"data/a": 3 * MIB, "data/b": 10 * MIB + 1, "data/deep/er/c": 7, "database": 5, "other": 6}
 
@@ -264,3 +268,182 @@ async def test_statistics_are_plain_values_that_say_what_was_asked_and_waited_fo
         assert said["requests"]["gets"] == gets(full_bucket)
         assert said["requests"]["class_b"] == said["requests"]["gets"] + said["requests"]["heads"]
         assert [job["state"] for job in said["warming"]] == ["done"]
+
+
+# ---- what the bucket does not have yet
+
+
+async def state(user: User, path: str) -> str:
+    return await user.fs.path_state(path)
+
+
+async def test_the_state_of_a_file_is_one_word_from_the_first_write_to_the_bucket(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.mkdir("d")
+        handle = await user.open("d/small")
+        await user.fs.contents.write(handle, 0, b"1234")
+        assert [await state(user, path) for path in ("d/small", "d", "")] == ["dirty"] * 3
+        await user.close(handle)
+        assert await state(user, "d/small") == "queued"
+        await user.write("d/large", bytes(9 * MIB))
+        there = await user.fs.looking.look("d")
+        assert (there["pending_files"], there["pending_bytes"]) == (3, 9 * MIB + 4)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert [await state(user, path) for path in ("d/small", "d", "")] == ["clean"] * 3
+        with pytest.raises(NotFound):
+            await state(user, "d/nothing")
+
+
+async def test_an_upload_under_way_says_how_far_it_is(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket)  # type: ignore[arg-type]
+    store.script(Fault(Unavailable("no answer"), method="complete_multipart", key="large", times=10**6))
+    async with running_node(store, cache) as user:
+        await user.write("large", bytes(9 * MIB))
+        await trio.sleep(20)
+        assert await state(user, "large") == f"uploading:{9 * MIB}/{9 * MIB}"
+        said = user.fs.statistics()
+        assert (said["pending_bytes"], said["left_bytes"], said["seconds_left"]) == (9 * MIB, 0, None)
+        (waiting,) = said["waiting"]
+        assert (waiting["path"], waiting["cause"]) == ("large", "no answer")
+        assert waiting["way_out"]
+
+
+async def test_a_key_that_is_refused_is_an_error_that_says_what_to_do(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket)  # type: ignore[arg-type]
+    store.script(Fault(AccessDenied("revoked"), method="put", key="file", times=10**6))
+    async with running_node(store, cache) as user:
+        await user.write("file", b"1")
+        await trio.sleep(20)
+        assert await state(user, "file") == "error:auth-failed"
+        assert "renew the key" in user.fs.statistics()["waiting"][0]["way_out"]
+        assert (await user.fs.wait_durable("file", 5)).message == "revoked"
+
+
+async def test_what_only_this_node_holds_is_counted_whatever_the_reason(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket)  # type: ignore[arg-type]
+    store.script(Fault(Refused("locked"), method="put", key="refused", times=10**6))
+    async with running_node(store, cache, local_only=("tmp/",)) as user:
+        await user.mkdir("tmp")
+        await user.write("refused", bytes(1000))
+        assert await user.drained() == "error"
+        bucket.takes_nothing = True
+        await user.write("tmp/local", bytes(200))
+        await user.write("queued", bytes(30))
+        handle = await user.open("dirty")
+        await user.fs.contents.write(handle, 0, bytes(4))
+        said = user.fs.statistics()
+        assert (said["exposed_bytes"], said["pending_bytes"], said["dirty_bytes"]) == (1234, 30, 4)
+        bucket.come_back()
+        await user.close(handle)
+        assert await user.drained() == "error"
+        assert user.fs.statistics()["exposed_bytes"] == 1200
+
+
+async def test_the_age_of_what_waits_counts_from_its_close_also_after_a_restart(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        bucket.takes_nothing = True
+        await user.write("file", b"1")
+        await trio.sleep(30)
+        assert 30 <= user.fs.statistics()["oldest_pending_seconds"] < 32
+        photograph(tmp_path / "1", tmp_path / "2")
+    change_rows(tmp_path / "2", lambda row: {**row, "moment": time.time() - 5000})
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert 5000 <= user.fs.statistics()["oldest_pending_seconds"] < 5100
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert user.fs.statistics()["oldest_pending_seconds"] == 0
+    # A clock that was set back makes nothing younger than its restart.
+    change_rows(tmp_path / "1", lambda row: {**row, "moment": time.time() + 5000})
+    async with running_node(bucket, tmp_path / "1") as user:
+        assert user.fs.statistics()["oldest_pending_seconds"] >= 0
+
+
+async def test_a_long_queue_is_counted_in_pieces_and_right(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_AT_ONCE", 10)
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        for index in range(100):
+            await user.write(f"file-{index}", b"x" * index)
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_turns)
+            pending = await user.fs.looking.count()
+            seen = turns
+            nursery.cancel_scope.cancel()
+        assert (pending.files, pending.bytes) == (100, sum(range(100)))
+        assert seen >= 5
+        assert user.fs.pending().files == 100
+        await trio.sleep(10)
+        assert (user.fs.pending().files, user.fs.pending().bytes) == (100, sum(range(100)))
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert user.fs.pending() == Pending()
+
+
+@pytest.mark.case(49)
+async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_nothing_else(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket)  # type: ignore[arg-type]
+    store.script(Fault(Unavailable("no answer"), method="put", key="elsewhere", times=10**6))
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        await user.write("elsewhere", b"1")
+        for index in range(100):
+            await user.write(f"d/{index}", b"%d" % index)
+        still_open = await user.open("d/open")
+        await user.fs.contents.write(still_open, 0, b"1")
+        answer = await user.fs.wait_durable("d", 300)
+        assert (answer.result, answer.message) == ("durable", "not covered, as it is still open: d/open")
+        shown = bucket.shows()
+        assert {f"d/{index}": b"%d" % index for index in range(100)}.items() <= shown.items()
+        assert "elsewhere" not in shown
+        await user.close(still_open)
+        assert (await user.fs.wait_durable("elsewhere", 5)).result == "timeout"
+
+
+async def test_the_pace_of_uploads_and_what_is_left_are_said_while_they_last(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await trio.sleep(100)
+        assert user.fs.statistics()["upload_bytes_per_second"] == 0
+        bucket.takes_nothing = True
+        for index in range(3):
+            await user.write(f"{index}.tmp", bytes(MIB))
+        await trio.sleep(5)
+        bucket.come_back()
+        await user.rename("0.tmp", "0")
+        await user.rename("1.tmp", "1")
+        await trio.sleep(3)
+        said = user.fs.statistics()
+        assert said["left_bytes"] == MIB
+        # Two of three MiB in some eight seconds, and one to go.
+        assert 2 * MIB / 11 < said["upload_bytes_per_second"] <= 2 * MIB / 4
+        assert 2 <= said["seconds_left"] <= 6
+        assert "KiB/s, about" in user.fs.looking.line(user.fs.pending())
+        assert await user.drained() == "durable"
+        await trio.sleep(2)
+        assert user.fs.statistics()["seconds_left"] is None
+        assert user.fs.looking.line(user.fs.pending()) == "everything is in the bucket"

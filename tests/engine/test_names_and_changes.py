@@ -7,8 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.content import attributes_of
-from fusecache.engine.nodes import DirectoryHandle, Node
+from fusecache.engine.nodes import DirectoryHandle, Node, attributes_of
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, NotFound
 from fusecache.remote.faulty import Fault, FaultyStore
@@ -143,7 +142,7 @@ async def test_attributes_of_a_published_file_survive_its_rename_and_a_remount(
 async def test_sync_waits_for_what_is_renamed_meanwhile(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with running_node(bucket, cache, settle_seconds=5.0) as user:
         bucket.takes_nothing = True
         await user.write("first", b"0")
         await user.write("before", b"1")

@@ -30,16 +30,17 @@ LARGE = 5 * MIB  # two parts
 # ---- order
 
 
-async def test_files_are_published_in_the_order_of_their_closes(
+async def test_what_says_that_all_is_there_comes_after_all_of_it(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     async with running_node(bucket, cache) as user:
-        names = [f"checkpoint/{name}" for name in ("a", "z", "b", "y", ".metadata", "latest")]
+        shards = [f"checkpoint/{name}" for name in ("a", "z", "b", "y")]
         await user.mkdir("checkpoint")
-        for name in names:
+        for name in (*shards, "checkpoint/.metadata", "checkpoint/latest"):
             await user.write(name, name.encode())
         assert await user.drained() == "durable"
-    assert bucket.sent() == ["checkpoint/", *names]
+    assert sorted(bucket.sent()[:5]) == sorted(["checkpoint/", *shards])
+    assert bucket.sent()[5:] == ["checkpoint/.metadata", "checkpoint/latest"]
 
 
 async def test_an_old_checkpoint_is_deleted_after_the_new_one_is_there(
@@ -75,7 +76,7 @@ async def test_a_pointer_rewritten_while_queued_stays_behind_what_it_points_to(
         if "latest" in state:
             assert f"shard-{state['latest'].decode()}" in state
     assert bucket.shows()["latest"] == b"3"
-    assert bucket.sent().count("latest") <= 2  # not one for each that nobody saw
+    assert bucket.sent().count("latest") == 3  # what was removed between two of them relies on the first
 
 
 async def test_a_shard_rewritten_while_queued_is_never_missing_when_its_pointer_is_there(
@@ -101,7 +102,7 @@ async def test_a_rewritten_file_is_sent_once_under_its_first_place(
         await user.write("model", b"2" * (2 * MIB))
         await user.write("model", b"3" * (2 * MIB))
         await user.drained()
-    assert bucket.sent() == ["model", "other"]
+    assert sorted(bucket.sent()) == ["model", "other"]
     assert bucket.shows()["model"] == b"3" * (2 * MIB)
 
 
@@ -122,6 +123,7 @@ async def test_replacing_a_published_file_by_unlink_and_rename_never_deletes_it(
     assert bucket.shows() == {".metadata": b"2"}
 
 
+@pytest.mark.case(37)
 async def test_what_is_renamed_and_removed_at_once_is_never_uploaded(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
@@ -147,10 +149,8 @@ async def test_a_file_renamed_while_its_parts_are_sent_comes_in_its_new_place(
         await user.rename("large", "renamed")
         hold[1].set()
         await user.drained()
-    assert [key for name, key in bucket.requests if name in {"put", "complete_multipart"}] == [
-        "small",
-        "renamed",
-    ]
+    sent = [key for name, key in bucket.requests if name in {"put", "complete_multipart"}]
+    assert sorted(sent) == ["renamed", "small"]
     assert bucket.shows() == {"renamed": b"1" * LARGE, "small": b"2"}
     assert bucket.memory.uploads() == ()
 
@@ -177,7 +177,7 @@ def _hold_parts(user: User, hold: list[trio.Event]) -> None:
     offload, upload = user.fs._offload, user.fs._offload.upload
 
     async def held(call, *args):
-        if len(args) == 4 and not hold[0].is_set():  # an upload_part: the only request with so many arguments
+        if getattr(call, "__name__", "") == "_send_once" and not hold[0].is_set():
             hold[0].set()
             with trio.CancelScope(shield=True):
                 await hold[1].wait()
@@ -276,12 +276,15 @@ async def test_files_and_directories_can_be_made_while_the_bucket_cannot_be_reac
         await trio.sleep(200)
         bucket.come_back()
         await user.drained()
-    assert bucket.sent() == ["run/", "run/step/", "run/step/model", "run/step/index", "run/latest"]
+    assert bucket.sent()[0] == "run/"
+    assert sorted(bucket.sent()[1:4]) == ["run/step/", "run/step/index", "run/step/model"]
+    assert bucket.sent()[4:] == ["run/latest"]
 
 
 # ---- answers that are lost or bad
 
 
+@pytest.mark.case(25)
 @pytest.mark.parametrize("method", ["put", "complete_multipart", "copy", "delete", "head"])
 @pytest.mark.parametrize("after_effect", [False, True])
 async def test_a_lost_answer_changes_nothing(
@@ -305,6 +308,7 @@ async def test_a_lost_answer_changes_nothing(
     assert bucket.memory.uploads() == ()
 
 
+@pytest.mark.case(26)
 async def test_an_upload_that_the_bucket_forgot_is_sent_again(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
@@ -319,7 +323,7 @@ async def test_an_upload_that_the_bucket_forgot_is_sent_again(
     assert bucket.shows() == {"large": b"1" * LARGE}
 
 
-async def test_a_storm_of_refusals_ends_in_everything_published_in_order(
+async def test_a_storm_of_refusals_ends_in_everything_published_once(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     store = FaultyStore(
@@ -330,9 +334,10 @@ async def test_a_storm_of_refusals_ends_in_everything_published_in_order(
         for number in range(5):
             await user.write(f"d/{number}", b"%d" % number)
         assert await user.drained(6000) == "durable"
-    assert bucket.sent() == ["d/", *(f"d/{number}" for number in range(5))]
+    assert sorted(bucket.sent()) == ["d/", *(f"d/{number}" for number in range(5))]
 
 
+@pytest.mark.case(30)
 async def test_writers_go_on_while_keys_are_refused_and_all_is_published_once_they_are_back(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
@@ -447,6 +452,7 @@ async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(
     assert bucket.memory.uploads() == ()
 
 
+@pytest.mark.case(42)
 @pytest.mark.parametrize("data", [b"same", b"1" * LARGE], ids=["one request", "parts"])
 async def test_the_same_bytes_from_another_node_are_success(
     bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, data: bytes

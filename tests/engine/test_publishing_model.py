@@ -1,4 +1,9 @@
-"""Random programs and crashes against a dict: the bucket ends as the tree, and only shows states that the tree had."""
+"""Random programs and crashes against a dict: the bucket ends as the tree, and what it shows meanwhile keeps the order.
+
+Each name only shows what it held, never something older than before; what replaces or removes something, and a name
+that says that all the rest is there, comes after everything older in its directory's subtree; a removal after every
+older write.
+"""
 
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -47,7 +52,8 @@ class Program:
         self.is_unordered = False
         self._directory = directory
         self._lives = 0
-        self._reached = 0
+        # Of each key: the moment of the history that the bucket shows of it.
+        self._reached: dict[str, int] = {}
         self._seen = 0
 
     async def run(self, program: list[tuple]) -> None:
@@ -175,22 +181,36 @@ class Program:
     # ---- what the bucket showed
 
     def check_states(self) -> None:
-        """Each state that the bucket showed is one that the tree had, none older than the one before."""
-        new, self._seen = self.bucket.states[self._seen :], len(self.bucket.states)
-        copies = self.bucket.copied
-        for index, shown in enumerate(new, self._seen - len(new)):
-            if self.is_unordered or index in copies:
-                continue  # between copy and delete a renamed object has both names
-            state = self._strict(files_in(shown))
-            ages = range(self._reached, len(self.history))
-            found = next((age for age in ages if self._strict(self.history[age]) == state), None)
-            assert found is not None, f"{state} was never the tree's: {self.history[self._reached :]}"
-            self._reached = found
+        """Hold each change of the bucket against what the tree held, and when."""
+        states = [{}, *self.bucket.states]
+        for index in range(self._seen, len(self.bucket.states)):
+            before, after = files_in(states[index]), files_in(states[index + 1])
+            for key in {key for key in before | after if before.get(key) != after.get(key)}:
+                # Between copy and delete a renamed object has both names.
+                if not self.is_unordered and key not in self.loose and index not in self.bucket.copied:
+                    self._check_change(key, before.get(key), after)
+        self._seen = len(self.bucket.states)
         if self.is_unordered:
-            self._reached = len(self.history) - 1
+            self._reached = dict.fromkeys(PATHS, len(self.history) - 1)
 
-    def _strict(self, state: dict[str, bytes]) -> dict[str, bytes]:
-        return {key: data for key, data in state.items() if key not in self.loose}
+    def _check_change(self, key: str, before: bytes | None, after: dict[str, bytes]) -> None:
+        value, since = after.get(key), self._reached.get(key, 0)
+        found = [age for age in range(since, len(self.history)) if self.history[age].get(key) == value]
+        assert found, f"{key} = {value} was never the tree's since {since}: {self.history}"
+        lacked = [age for age in range(since, len(self.history)) if self.history[age].get(key) != before]
+        self._reached[key] = found[0]
+        tells = key.endswith("latest") or (value or b"").startswith(b"-> ")
+        if before is None and not tells:
+            return
+        folder = key.rpartition("/")[0]
+        for other in PATHS:
+            if other == key or other in self.loose:
+                continue
+            is_below = not folder or other.startswith(f"{folder}/")
+            was_there = self.history[lacked[0] - 1].get(other) is not None
+            if is_below or (value is None and was_there):
+                allowed = {state.get(other) for state in self.history[lacked[0] - 1 :]}
+                assert after.get(other) in allowed, f"{key} = {value} came before {other}: {self.history}"
 
     def _touch(self, user: User, path: str) -> None:
         if user.fs.owed.for_key(path):

@@ -36,10 +36,10 @@ class GetLog:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.memory, name)
 
-        def passed(key: Any, *args: Any, **options: Any) -> Any:
+        def passed(*args: Any, **options: Any) -> Any:
             if name == "get_into":
-                self.gets[key.key] += 1
-            return call(key, *args, **options)
+                self.gets[args[0].key] += 1
+            return call(*args, **options)
 
         return passed
 

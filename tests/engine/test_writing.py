@@ -13,8 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
-from fusecache.engine.content import attributes_of
-from fusecache.engine.nodes import FileHandle
+from fusecache.engine.nodes import FileHandle, attributes_of
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import NoSpace, NotFound, Refused, Unavailable
 from fusecache.model.nouns import MIB
@@ -125,7 +124,7 @@ async def test_a_rewrite_held_open_while_the_version_before_it_is_published_is_n
         await close_a_copy(user, handle)
         await trio.sleep(3)
         bucket.come_back()
-        await trio.sleep(120)
+        await trio.sleep(30)
         assert bucket.shows() == {"model": b"one"}
         await user.close(handle)
         assert await user.drained() == "durable"

@@ -52,6 +52,8 @@ def service() -> Iterator[Service]:
             server.control,
             server.ca_path,
         )
+        # Of all requests of the run, not of one test's.
+        assert server.control.offences() == []
 
 
 @pytest.fixture(scope="session")

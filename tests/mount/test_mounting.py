@@ -120,6 +120,7 @@ def test_a_mountpoint_of_a_dead_daemon_says_what_to_do_and_unmount_does_it(mount
     assert os.listdir(first.path) == []
 
 
+@pytest.mark.case(50)
 def test_a_cache_directory_in_use(mount, refused, bucket):
     first: Mount = mount()
     said = refused(cache=first.cache)
@@ -143,6 +144,7 @@ def test_a_misspelt_variable_and_a_misspelt_value(refused):
     assert "--settle-seconds" in refused("--settle-seconds", "soon")
 
 
+@pytest.mark.case(31)
 @pytest.mark.s3server_only
 def test_a_key_that_may_only_read_is_refused_unless_the_mount_is_read_only(mount, refused, bucket):
     bucket.put("file", b"1")

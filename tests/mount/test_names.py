@@ -39,6 +39,7 @@ def test_listing_with_sizes_asks_for_the_list_and_never_for_each_file(place: Pla
     assert not place.bucket.requests("GetObject")
 
 
+@pytest.mark.case(32)
 @pytest.mark.s3server_only
 def test_no_request_asks_for_the_bucket_itself(place: Place):
     place.bucket.put("a", b"1")
@@ -112,6 +113,7 @@ def test_a_directory_with_hidden_keys_is_not_empty(place: Place):
     assert caught.value.errno == errno.ENOTEMPTY
 
 
+@pytest.mark.case(44)
 def test_names_that_differ_only_in_normalisation_are_one_file(place: Place):
     composed, decomposed = (unicodedata.normalize(form, "Ångström é") for form in ("NFC", "NFD"))
     assert composed != decomposed
@@ -161,6 +163,7 @@ def test_a_path_that_makes_too_long_a_key_is_refused(place: Place):
     assert caught.value.errno == errno.ENAMETOOLONG
 
 
+@pytest.mark.case(48)
 @pytest.mark.s3server_only
 def test_looking_for_a_missing_file_again_and_again_costs_one_request_a_second(place: Place):
     program = """

@@ -44,6 +44,7 @@ def test_an_unpublished_file_is_renamed_without_a_trace_of_its_first_name(place:
         assert place.bucket.published() == [("PutObject", "second")]
 
 
+@pytest.mark.case(5)
 def test_an_open_dirty_file_is_renamed_and_written_further(place: Place):
     place.bucket.put("target", b"old")
     with open(place.path / ".tmpXYZ", "wb") as file:
@@ -191,6 +192,7 @@ def test_a_file_and_a_directory_do_not_replace_each_other(place: Place):
 # ---- directories
 
 
+@pytest.mark.case(39)
 def test_a_directory_with_unpublished_and_published_files_is_renamed_at_once(place: Place):
     place.bucket.put("d/old", b"old")
     place.bucket.put("d/sub/older", b"older")
@@ -212,6 +214,7 @@ def test_a_directory_with_unpublished_and_published_files_is_renamed_at_once(pla
     assert tree_of(place.second / "e") == expected
 
 
+@pytest.mark.case(39)
 def test_a_directory_of_two_hundred_files_of_both_kinds_is_renamed(place: Place):
     for index in range(200):
         place.bucket.put(f"step/p{index:03}", b"p%d" % index)
@@ -224,6 +227,14 @@ def test_a_directory_of_two_hundred_files_of_both_kinds_is_renamed(place: Place)
     names = [name for name in place.bucket.names() if not name.endswith("/")]
     assert names == [f"final/{kind}{index:03}" for kind in "pu" for index in range(200)]
     assert place.bucket.get("final/u199") == b"u199"
+    if place.bucket.service.control is not None:
+        published = place.bucket.published()
+        early = {name.removeprefix("step/") for _, name in published if name.startswith("step/u")}
+        for name in [*(f"p{index:03}" for index in range(200)), *early]:  # never neither
+            copied = published.index(("CopyObject", f"final/{name}"))
+            assert copied < published.index(("DeleteObject", f"step/{name}"))
+        put = {name for method, name in published if method == "PutObject" and name.startswith("final/u")}
+        assert put == {f"final/u{index:03}" for index in range(200)} - {f"final/{name}" for name in early}
 
 
 def test_a_directory_replaces_an_empty_one_and_no_other(place: Place):
@@ -350,6 +361,7 @@ def test_a_file_removed_before_its_upload_is_never_uploaded(place: Place):
         assert place.bucket.published() == [("PutObject", "last")]
 
 
+@pytest.mark.case(36)
 @pytest.mark.s3server_only
 def test_a_file_removed_while_its_parts_are_sent_leaves_no_upload(place: Place):
     place.bucket.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", nth=2))
@@ -386,6 +398,7 @@ def test_removing_and_renaming_into_place_is_one_put(place: Place):
 # ---- symlinks, links, attributes
 
 
+@pytest.mark.case(13)
 def test_symlinks_are_kept_relative_absolute_and_dangling(place: Place):
     place.bucket.put("file", b"bytes")
     targets = {"relative": "file", "up": "../x/y", "absolute": "/etc/hostname", "dangling": "ünïcode 日"}
@@ -402,6 +415,7 @@ def test_symlinks_are_kept_relative_absolute_and_dangling(place: Place):
         os.symlink("x", place.path / "relative")
 
 
+@pytest.mark.case(13)
 def test_a_symlink_follows_its_target_into_the_bucket_and_can_be_replaced(place: Place):
     """As Composer and Lightning do: a file, then `latest` pointing at it, again and again."""
     for turn in range(3):

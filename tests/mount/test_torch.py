@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +112,37 @@ torch.save({"weights": torch.zeros(1_000_000), "end": Poison()}, sys.argv[1])
     place.sync()
     assert torch.load(place.second / "model.pt") == {"step": 1}
     assert torch.load(place.path / "model.pt") == {"step": 1}
+
+
+def unlink_and_link(link: Path, target: str) -> None:
+    """As Composer does."""
+    link.unlink()
+    link.symlink_to(target)
+
+
+def link_and_rename(link: Path, target: str) -> None:
+    """As `ln --symbolic --force` does."""
+    beside = link.with_name("CuXQX3Z")
+    beside.symlink_to(target)
+    beside.replace(link)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("change", [unlink_and_link, link_and_rename])
+def test_a_published_link_to_the_last_checkpoint_is_changed_several_times_before_it_is_published(
+    mount, bucket, expect_log, change: Callable[[Path, str], None], times: int
+):
+    expect_log("recovered files=")
+    node: Mount = mount()
+    (node.path / "latest").symlink_to("step-0.pt")
+    node.unmount()
+    again: Mount = mount("--settle-seconds", "3600", cache=node.cache)
+    for step in range(times):
+        change(again.path / "latest", f"step-{step + 1}.pt")
+    again.kill()
+    recovered: Mount = mount(cache=node.cache)
+    assert os.readlink(recovered.path / "latest") == f"step-{times}.pt"
+    recovered.sync()
+    assert bucket.names() == ["latest"]
+    other: Mount = mount()
+    assert os.readlink(other.path / "latest") == f"step-{times}.pt"

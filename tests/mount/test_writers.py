@@ -28,6 +28,19 @@ if sys.argv[2] == "fsync":
 print("written", flush=True)
 sys.stdin.read()
 """
+WRITE_LARGE = """
+import os, select, sys
+from tests.mount.mounts import pattern
+data = pattern(512 * 2**20)
+with open(sys.argv[1], "wb", buffering=0) as file:
+    for start in range(0, len(data), 8 * 2**20):
+        file.write(data[start : start + 8 * 2**20])
+        os.fsync(file.fileno())
+        if not start:
+            print("written", flush=True)
+        if select.select([sys.stdin], [], [], 0.1)[0] and sys.stdin.readline():
+            break
+"""
 
 
 @contextmanager
@@ -44,6 +57,36 @@ def writer(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
+@pytest.mark.s3server_only
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_parts_go_up_while_a_large_file_is_written_and_none_stays_of_a_killed_writer(
+    place: Place, expect_log, end: str
+):
+    if end == "kill":
+        expect_log("kept aside an unfinished file")
+    with writer(WRITE_LARGE, place.path / "model") as process:
+        place.bucket.control.wait_requests(
+            1, operation="UploadPart", key=place.bucket.prefix + "model", timeout=60
+        )
+        assert place.bucket.names() == []
+        assert place.bucket.uploads() == ["model"]
+        if end == "kill":
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+            wait_until(lambda: place.bucket.uploads() == [], "the upload to be aborted")
+        else:
+            process.communicate("close")
+            assert process.returncode == 0
+            data = (place.path / "model").read_bytes()
+    place.sync()
+    assert place.bucket.uploads() == []
+    if end == "kill":
+        assert place.bucket.names() == []
+    else:
+        assert place.bucket.get("model") == data == pattern(len(data))
+
+
+@pytest.mark.case(51)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
 @pytest.mark.parametrize("synced", ["fsync", "buffered"])
 def test_a_writer_that_is_killed_publishes_nothing(place: Place, expect_log, how, synced: str):
@@ -113,6 +156,7 @@ int main(int count, char **words)
     assert place.bucket.get("file") == b"bytes"
 
 
+@pytest.mark.case(17)
 def test_a_forked_childs_close_publishes_nothing(place: Place):
     program = """
 import os, sys
@@ -165,6 +209,7 @@ for index in range(100):
         assert [line for line in lines if line.startswith(who)] == [f"{who} {index}" for index in range(100)]
 
 
+@pytest.mark.case(16)
 def test_np_save_and_savez_are_one_upload_each(place: Place):
     array = numpy.arange(500_000).reshape(1000, 500)
     numpy.save(place.path / "one.npy", array)
@@ -178,6 +223,7 @@ def test_np_save_and_savez_are_one_upload_each(place: Place):
         assert sorted(place.bucket.published()) == [("PutObject", "one.npy"), ("PutObject", "two.npz")]
 
 
+@pytest.mark.case(15)
 def test_pages_of_a_np_memmap_that_are_dirtied_late_are_in_the_bucket(place: Place):
     program = """
 import sys, numpy
@@ -199,6 +245,7 @@ view[2_000_000] = 9
     assert place.bucket.get("mapped") == expected
 
 
+@pytest.mark.case(52)
 def test_a_mapping_dirtied_after_the_close_is_published_with_its_bytes(place: Place):
     """Python's mmap dups the descriptor; mmap(2) itself does not, so the pages come after the last close."""
     program = """
@@ -222,6 +269,7 @@ ctypes.memmove(address + 10_000, b"late", 4)
     assert place.bucket.get("mapped") == expected
 
 
+@pytest.mark.case(14)
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 def test_sqlite_works_and_its_file_is_whole_on_another_node(place: Place, journal: str):
     with sqlite3.connect(place.path / "data.db") as database:

@@ -82,6 +82,7 @@ def test_a_write_behind_the_end_leaves_zeros_between(place: Place):
     assert place.bucket.get("file") == expected
 
 
+@pytest.mark.case(4)
 def test_ftruncate_then_half_written_has_zeros_in_the_hole(place: Place):
     with open(place.path / "file", "wb") as file:
         file.truncate(3 * MIB)
@@ -149,6 +150,7 @@ def test_the_old_object_stays_until_the_new_one_is_whole(place: Place, size: int
     assert place.bucket.get("file") == data
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize("size", [0, 1, 5 * MIB - 1, 64 * MIB])
 def test_up_to_sixty_four_mebibytes_are_one_put(place: Place, size: int):
     data = pattern(size)
@@ -160,6 +162,7 @@ def test_up_to_sixty_four_mebibytes_are_one_put(place: Place, size: int):
         assert place.bucket.published() == [("PutObject", "file")]
 
 
+@pytest.mark.case(21)
 def test_one_byte_more_goes_up_in_equal_parts(place: Place):
     data = pattern(64 * MIB + 1)
     (place.path / "file").write_bytes(data)
@@ -267,6 +270,7 @@ def test_creating_exclusively_fails_for_a_name_that_only_the_bucket_has(place: P
     assert place.bucket.get("file") == b"theirs"
 
 
+@pytest.mark.case(20)
 def test_a_file_larger_than_the_bucket_can_hold_is_refused(place: Place):
     with open(place.path / "file", "wb") as file:
         with pytest.raises(OSError) as caught:  # noqa: PT011  # its errno is checked below

@@ -277,20 +277,37 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
                 {**job, "bytes_total": 8 << 20, "bytes_done": 2 << 20, "failures": [], "message": ""}
             ],
             "waiting_for": "no network",
+            "waiting": [{"path": "run/a", "cause": "no network", "way_out": "wait"}],
+            "upload_bytes_per_second": 1 << 20,
+            "seconds_left": 4.0,
+            "exposed_bytes": 6 << 20,
+            "there": {
+                "pending_files": 1,
+                "pending_bytes": 4,
+                "oldest_pending_seconds": 90.0,
+                "dirty_files": 2,
+                "failed_files": 1,
+                "conflict_files": 3,
+            },
             "conflicts": [{"path": "run/b", "kept_as": "run/b.conflict-host-3"}],
             "orphans": 1,
             "cache": {**CACHE, "errors": 1, "stalls": 2},
             "kernel": {"applied": [], "refused": ["read_ahead_kb=1024 (Permission denied)"]},
         }
     ).splitlines()
-    assert shown[0] == "run/a       queued"
+    assert shown[0] == (
+        "run/a       queued (1 change, 4 B not in the bucket yet, the oldest for 1 min; 2 files being written; "
+        "1 failed; 3 in conflict)"
+    )
     assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
         "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
+        "1.0 MiB/s, about 4.0 s left",
+        "6.0 MiB, with what is being written, refused, or local only",
         "run/a: 1.0 MiB of 4.0 MiB",
         "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
-        "uploads wait: no network",
+        "run/a waits: no network: wait",
         "run/b: another client changed it first; ours is kept as run/b.conflict-host-3",
-        "1 unfinished file set aside in the cache directory, in orphans/",
+        "1 unfinished file kept aside: see `fusecache recover`",
         "1 request of reads failed, and was tried again",
         "2 requests went silent, and were made again",
         "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; root may set it, "
@@ -453,6 +470,101 @@ def test_a_log_gets_no_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
         for _ in range(3):
             view.show(Progress(1, 10))
     assert capsys.readouterr().err == "fusecache: uploading: 1 file, 10 B left\n"
+
+
+def test_progress_is_of_what_was_not_sent_yet_and_says_how_long_and_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProgressView(sys.stderr, verb="uploading") as view:
+        view.show(Progress(1, 10 << 20, left_bytes=5 << 20, seconds_left=90.0))
+    with ProgressView(sys.stderr, verb="uploading") as view:
+        view.show(Progress(1, 10 << 20, left_bytes=0, waiting_for="no network"))
+    assert capsys.readouterr().err.splitlines() == [
+        "fusecache: uploading: 1 file, 10.0 MiB left, about 1 min",
+        "fusecache: uploading: 1 file, 10.0 MiB left; waiting: no network",
+    ]
+
+
+# ---- recover
+
+ORPHAN: Row = {
+    "id": 7,
+    "kind": "orphan",
+    "path": "run/model",
+    "bytes": 3 << 20,
+    "when": 0,
+    "reason": "killed",
+    "words": "its writer was killed",
+    "place": "/cache/orphans/7",
+}
+CONFLICT: Row = {
+    "id": 9,
+    "kind": "conflict",
+    "path": "run/latest",
+    "bytes": 4,
+    "when": 0,
+    "reason": "",
+    "words": "412",
+    "place": "",
+    "kept_as": "run/latest.conflict-a-9",
+    "settled": False,
+}
+
+
+def test_what_was_left_behind_is_listed_with_what_can_be_done(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"things": [ORPHAN, CONFLICT], "count": 1200, "bytes": 3 << 20}
+    served = daemon(done("ok", recover=found))
+    assert main(["recover", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "     7  orphan      3.0 MiB  some time  run/model",
+        "        its writer was killed; /cache/orphans/7",
+        "     9  conflict        4 B  some time  run/latest",
+        "        another client changed it first; ours is run/latest.conflict-a-9",
+        "and 1 198 older things",
+        "1 200 things, 3.0 MiB",
+        "bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes",
+    ]
+    assert served.requests == [{"command": "recover"}]
+    assert main(["recover", str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_nothing_is_deleted_without_a_second_word(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = daemon(done("ok", recover={"things": [ORPHAN], "count": 1, "bytes": 3 << 20}, freed_bytes=5))
+    assert main(["recover", str(root), "--delete", "7"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "7: would remove run/model, 3.0 MiB, for good\n"
+    assert "--yes" in said.err
+    assert [request["command"] for request in served.requests] == ["recover"]
+    assert main(["recover", str(root), "--delete", "7", "--yes"]) == 0
+    assert served.requests[-1] == {"command": "delete", "id": 7}
+    assert main(["recover", str(root), "--delete", "8"]) == 1
+    assert "8: there is no such thing" in capsys.readouterr().err
+
+
+def test_what_comes_back_has_its_path_inside_the_mount(
+    root: Path,
+    daemon: Callable[..., FakeDaemon],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = daemon(done("ok", recover={"things": [ORPHAN], "count": 1, "bytes": 0}, path="run/model.x"))
+    monkeypatch.chdir(root / "run")
+    for flags, path in (
+        ([], ""),
+        (["--to", "new"], "run/new"),
+        (["--to", "step-1"], "run/step-1/model"),
+        (["--to", str(root / "top")], "top"),
+    ):
+        assert main(["recover", "--restore", "7", *flags]) == 0
+        assert served.requests[-1] == {"command": "bring-back", "id": 7, "paths": [path]}
+        assert capsys.readouterr().out == f"7: {root / 'run' / 'model.x'}\n"
+    assert main(["recover", str(root), "--restore", "7", "9", "--to", "new"]) == 1
+    assert "directory" in capsys.readouterr().err
 
 
 # ---- unmount

@@ -105,6 +105,11 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "attribute_seconds": "2",
         "immutable": "train/,*.mds",
         "temp_names": "*.tmp",
+        "order_last": "DONE",
+        "delete_delay": "30",
+        "fsync": "remote",
+        "local_only": "tmp/",
+        "pin": "last/,*.ckpt",
     }
     assert set(texts) == set(FIELDS)
     from_file = load(file="\n".join(f'{name} = "{text}"' for name, text in texts.items()), folder=tmp_path)

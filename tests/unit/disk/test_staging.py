@@ -1,5 +1,6 @@
 """Staging files: what is written is what is read, errors have names, nothing is overwritten by accident."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
+from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums, digests
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
 from fusecache.model.nouns import GRANULE_BYTES, MIB
 
@@ -111,3 +112,24 @@ def test_a_directory_knows_its_generations_and_moves_them_aside(tmp_path: Path) 
     directory.delete(3)
     directory.delete(3)
     assert directory.generations() == set()
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 1), (0, 3 * MIB + 5), (MIB, 2 * MIB), (2 * MIB, MIB + 5)])
+def test_one_pass_gives_the_md5_and_the_checksums_of_a_part(
+    file: StagingFile, offset: int, size: int
+) -> None:
+    data = os.urandom(3 * MIB + 5)
+    file.write(0, data)
+    md5, checksums = digests(file.path, offset, size)
+    assert md5 == hashlib.md5(data[offset : offset + size]).digest()
+    assert checksums == file.checksums(offset, size)
+    assert file.checksums() == file.checksums(0, MIB) + file.checksums(MIB, 5 * MIB)
+
+
+def test_a_part_behind_the_files_end_has_no_digests(file: StagingFile) -> None:
+    file.write(0, b"x" * 100)
+    with pytest.raises(Damaged):
+        digests(file.path, 0, 101)
+    file.delete()
+    with pytest.raises(LocalDiskError):
+        digests(file.path, 0, 1)

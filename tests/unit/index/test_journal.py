@@ -1,9 +1,11 @@
 """The journal keeps what it was given, all or nothing, and refuses what it cannot read without touching it."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -11,15 +13,24 @@ import pytest
 
 from fusecache.index import journal as journal_module
 from fusecache.index.journal import (
+    DropConflict,
     DropFile,
     DropOperation,
     Journal,
     PutAttributes,
+    PutConflict,
     PutFile,
     PutOperation,
 )
 from fusecache.model.errors import NoSpace, StateError
-from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
+from fusecache.model.records import (
+    ConflictRecord,
+    FileRecord,
+    OperationKind,
+    OperationRecord,
+    PosixAttributes,
+    Reason,
+)
 from fusecache.model.states import FileState
 
 ATTRIBUTES = PosixAttributes(0o644, 1, 2, 3)
@@ -49,6 +60,32 @@ def test_a_dropped_row_is_gone_and_dropping_it_again_is_fine(tmp_path: Path) -> 
         for _ in range(2):
             journal.apply([DropFile(1), DropOperation(2)])
         assert (journal.files(), journal.operations()) == ([], [])
+
+
+def test_conflicts_are_kept_until_they_are_dropped(tmp_path: Path) -> None:
+    conflict = ConflictRecord(4, "key", "key.conflict", 10, 1.5, "changed")
+    settled = replace(conflict, settled=True)
+    with Journal(tmp_path) as journal:
+        journal.apply([PutConflict(conflict), PutConflict(replace(conflict, number=9)), PutConflict(settled)])
+    with Journal(tmp_path) as journal:
+        assert journal.conflicts() == [settled, replace(conflict, number=9)]
+        journal.apply([DropConflict(4), DropConflict(9)])
+        assert journal.conflicts() == []
+        assert journal.highest_number() == 9
+
+
+def test_why_a_file_is_kept_aside_is_kept_and_older_rows_do_without(tmp_path: Path) -> None:
+    kept = replace(file(1), state=FileState.ORPHAN, reason=Reason.POWER_CUT, moment=1.5, error="words")
+    with Journal(tmp_path) as journal:
+        journal.apply([PutFile(kept), PutFile(file(2))])
+        assert journal.files() == [kept, file(2)]
+    with lmdb.open(str(tmp_path), max_dbs=4) as env, env.begin(write=True) as txn:
+        rows = env.open_db(b"files", txn=txn)
+        row = json.loads(txn.get((2).to_bytes(8, "big"), db=rows))
+        older = {name: value for name, value in row.items() if name not in ("reason", "moment")}
+        txn.put((2).to_bytes(8, "big"), json.dumps(older).encode(), db=rows)
+    with Journal(tmp_path) as journal:
+        assert journal.files() == [kept, file(2)]
 
 
 def test_numbers_never_go_back_even_if_their_rows_are_gone(tmp_path: Path) -> None:

@@ -3,7 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.policy.backoff import LONGEST_SECONDS, WELL_SECONDS, RequestLimit, backoff_seconds
+from fusecache.policy.backoff import (
+    LONGEST_SECONDS,
+    OUTAGE_ITEMS,
+    PROBE_SECONDS,
+    WELL_SECONDS,
+    Outage,
+    RequestLimit,
+    backoff_seconds,
+)
 
 chances = st.floats(0, 1, exclude_max=True)
 
@@ -64,3 +72,35 @@ def test_silence_lasts_as_long_as_the_bucket_asked_but_a_minute_at_most(
         if retry_after is not None:
             until = max(until, now + min(LONGEST_SECONDS, retry_after))
         assert limit.silent_until == until
+
+
+# ---- the bucket, or one item
+
+
+def test_one_item_that_fails_again_and_again_is_no_outage() -> None:
+    outage = Outage()
+    for second in range(100):
+        outage.on_failure(7, float(second), 0.5)
+        assert not outage.is_on
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 30), chances), min_size=3, max_size=100))
+def test_in_an_outage_a_try_is_never_farther_than_ten_seconds(events: list[tuple[int, float, float]]) -> None:
+    outage, now = Outage(), 0.0
+    for item, wait, chance in events:
+        now += wait
+        outage.on_failure(item, now, chance)
+        assert outage.quiet_until <= now + PROBE_SECONDS
+
+
+def test_the_first_success_ends_an_outage() -> None:
+    outage = Outage()
+    for item in range(OUTAGE_ITEMS):
+        assert not outage.is_on
+        outage.on_failure(item, 1.0, 0.5)
+    assert outage.is_on
+    assert outage.quiet_until > 1.0
+    assert outage.on_success(2.0)
+    assert not outage.is_on
+    assert outage.quiet_until < 2.0
+    assert not outage.on_success(3.0)

@@ -18,6 +18,7 @@ def test_a_small_file_is_one_request(size: int) -> None:
     assert choose_part_bytes(size) == 0
 
 
+@pytest.mark.case(19)
 @pytest.mark.parametrize(
     ("size", "count", "part_bytes"),
     [
@@ -33,12 +34,14 @@ def test_a_large_file_is_cut_into_equal_parts(size: int, count: int, part_bytes:
     assert len(part_extents(size, part_bytes)) == count
 
 
+@pytest.mark.case(20)
 @pytest.mark.parametrize("size", [OBJECT_BYTES_MAX + 1, 5 * TIB])
 def test_a_file_larger_than_the_largest_object_is_refused(size: int) -> None:
     with pytest.raises(TooLarge):
         choose_part_bytes(size)
 
 
+@pytest.mark.case(19)
 @given(st.integers(64 * MIB + 1, OBJECT_BYTES_MAX))
 def test_every_cut_keeps_the_buckets_rules(size: int) -> None:
     extents = part_extents(size, choose_part_bytes(size))

@@ -11,6 +11,7 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.nouns import KIB, Extent, ObjectId
+from fusecache.remote import remotes
 from fusecache.remote.answers import error_of_answer
 from fusecache.remote.faulty import Fault, FaultyStore
 from fusecache.remote.headers import multipart_etag
@@ -160,3 +161,43 @@ def test_an_answer_s_error_names_request_cause_and_way_out() -> None:
 def test_the_etag_of_an_upload_follows_from_its_parts() -> None:
     # As Ceph's HEAD tells it for one part of 100 times `x`.
     assert multipart_etag(["aed563ecafb4bcc5654c597a421547b2"]) == "bccb8986cc6b395e4f045d410c776698-1"
+
+
+# ---- since when the keys are refused
+
+DENIED = AccessDenied("403")
+
+
+@pytest.mark.case(30)
+def test_refused_keys_are_noted_until_something_is_granted(
+    bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(remotes.time, "monotonic", lambda: clock[0])
+    store = FaultyStore(bucket)
+    remote = Remote([store], store)
+    for method, denial, call in (
+        ("head", remote.reads_denied, lambda: remote.head("a")),
+        ("delete", remote.writes_denied, lambda: remote.delete("b")),
+    ):
+        call()
+        assert denial.seconds() == 0
+        store.script(Fault(DENIED, method), Fault(DOWN, method), Fault(DENIED, method))
+        for _ in range(3):
+            with pytest.raises(RemoteError):
+                call()
+            clock[0] += 45
+        assert denial.seconds() == 135
+        call()
+        assert denial.seconds() == 0
+
+
+def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> None:
+    store = FaultyStore(bucket, Fault(DENIED, "head"))
+    remote = Remote([store], None)
+    with pytest.raises(AccessDenied):
+        remote.head("a")
+    assert remote.reads_denied.seconds() > 0
+    with pytest.raises(ObjectMissing):
+        remote.head("missing")
+    assert remote.reads_denied.seconds() == 0

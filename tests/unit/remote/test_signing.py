@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from datetime import UTC, datetime
+from urllib.parse import quote
 
 import botocore.auth
 import botocore.awsrequest
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.remote.ranged_get import Form, form_of, parse_head, quoted_key
-from fusecache.remote.signing import Keys, Signer
+from fusecache.remote.signing import UNSIGNED, Keys, Signer
 
 NOW = 1_790_000_000.0
 KEYS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60)
+# An UploadId may hold anything that a header can.
+KEYS_OF_UPLOADS = st.characters(min_codepoint=33, max_codepoint=126)
 AWKWARD_KEYS = [
     "a//b/../c/./d",
     "/leading",
@@ -133,3 +136,27 @@ def test_a_header_that_came_twice_is_no_number_any_more() -> None:
     status, headers = parse_head(b'HTTP/1.1 206 OK\r\nContent-Length: 5\r\ncontent-length: 6\r\nETag:  "e" ')
     assert status == 206
     assert headers == {"content-length": "5, 6", "etag": '"e"'}
+
+
+@given(key=KEYS, number=st.integers(1, 10_000), upload_id=st.text(KEYS_OF_UPLOADS, min_size=1, max_size=80))
+def test_any_part_is_signed_as_botocore_signs_it(
+    signer: Signer, key: str, number: int, upload_id: str
+) -> None:
+    path = f"/bucket/{quoted_key(key)}"
+    query = f"partNumber={number}&uploadId={quote(upload_id, safe='-_.~')}"
+    signed = {"content-length": "5", "content-md5": "1B2M2Y8AsgTpgAmY7PhCfg=="}
+    # Over TLS botocore leaves the hash of a body that has a Content-MD5 out.
+    request = botocore.awsrequest.AWSRequest(
+        "PUT", f"https://host.example:8333{path}?{query}", headers=dict(signed)
+    )
+    request.context["has_streaming_input"] = True
+    with pytest.MonkeyPatch.context() as patch:
+        moment = datetime.fromtimestamp(NOW, UTC)
+        patch.setattr(botocore.auth, "get_current_datetime", lambda *_: moment)
+        credentials = botocore.credentials.Credentials("key", "secret", None)
+        botocore.auth.S3SigV4Auth(credentials, "s3", "auto").add_auth(request)
+    headers = signer.headers(
+        path, signed, Keys("key", "secret"), NOW, method="PUT", query=query, payload=UNSIGNED
+    )
+    assert request.headers["X-Amz-Content-SHA256"] == UNSIGNED
+    assert headers["authorization"] == request.headers["Authorization"]

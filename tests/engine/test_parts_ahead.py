@@ -1,0 +1,394 @@
+"""Parts of a large file are sent while it is being written: never seen too early, never wrong, never left behind."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.engine.nodes import FileHandle, attributes_of
+from fusecache.model.errors import Refused, Unavailable
+from fusecache.model.nouns import MIB
+from fusecache.policy import parts
+from fusecache.remote.faulty import Fault, FaultyStore
+from tests.engine.nodes import Bucket, User, photograph, running_node
+
+PART = 4 * MIB  # as `conftest.py` has it
+ROW = MIB
+
+
+def body(count: int, letter: bytes = b"1") -> bytes:
+    """Return `count` parts, each of its own bytes."""
+    return b"".join((letter + b"%07d" % index) * (PART // 8) for index in range(count))
+
+
+async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
+    """Write as the kernel does: 1 MiB at a time, with time in between for others."""
+    for start in range(0, len(data), ROW):
+        await user.fs.contents.write(handle, offset + start, data[start : start + ROW])
+        await trio.sleep(0.5)
+
+
+def parts_of(bucket: Bucket) -> int:
+    """Return how many parts were sent."""
+    return len(bucket.sent("upload_part"))
+
+
+# ---- what is sent when
+
+
+async def test_parts_behind_the_writer_are_sent_and_nothing_is_visible_before_the_close(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    data = body(5) + b"tail"
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, data)
+        await trio.sleep(30)
+        assert parts_of(bucket) == 4  # the last ones may still change
+        assert bucket.shows() == {}
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        assert await user.read("model") == data
+    assert bucket.shows() == {"model": data}
+    assert parts_of(bucket) == 6
+    assert [name for name, _ in bucket.requests].count("create_multipart") == 1
+    assert bucket.memory.uploads() == ()
+
+
+@pytest.mark.parametrize("name", [".tmp123", "model.tmp", ".model.Xy12ab"])
+async def test_a_file_under_a_temporary_name_is_not_sent_before_it_has_its_own(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str
+) -> None:
+    data = body(4)
+    async with running_node(bucket, cache) as user:
+        handle = await user.open(name)
+        await write(user, handle, data)
+        assert bucket.requests == []
+        await user.rename(name, "model")
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"model": data}
+    assert {key for _, key in bucket.requests} == {"model"}
+
+
+async def test_a_file_that_ends_small_is_one_put(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, body(3))
+        await trio.sleep(5)
+        assert bucket.memory.uploads() == ("model",)
+        await user.fs.contents.truncate(handle.node, 100)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    assert bucket.shows() == {"model": body(1)[:100]}
+    assert len(bucket.sent("put")) == 1
+    assert bucket.memory.uploads() == ()
+
+
+async def test_a_writer_at_random_places_sends_little_twice(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("database")
+        await write(user, handle, body(4))
+        for number in range(40):
+            await user.fs.contents.write(handle, number % 4 * PART + number, b"x")
+            await trio.sleep(5)
+        sent = parts_of(bucket)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert sent <= 6
+    wanted = bytearray(body(4))
+    for number in range(40):
+        wanted[number % 4 * PART + number] = ord("x")
+    assert bucket.shows() == {"database": bytes(wanted)}
+
+
+async def test_a_file_that_outgrows_its_parts_begins_anew_with_larger_ones(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_PARTS_AIM", 4)
+    data = body(20)
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, data)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    assert bucket.shows() == {"model": data}
+    assert len(bucket.sent("create_multipart")) == 2
+    assert bucket.memory.uploads() == ()
+
+
+# ---- bytes that change behind the writer
+
+
+@pytest.mark.parametrize("moment", ["sent", "under way"])
+async def test_a_part_that_is_written_again_is_sent_again(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, moment: str
+) -> None:
+    data = bytearray(body(4))
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+
+        def change(method: str, _key: str) -> None:
+            generation = handle.node.generation
+            if method == "upload_part" and parts_of(bucket) == 1 and generation is not None:
+                generation.file.write(5, b"new")
+                generation.note_written(5, 8)
+
+        if moment == "under way":
+            bucket.on_request = change
+        await write(user, handle, bytes(data))
+        await trio.sleep(5)
+        if moment == "sent":
+            await user.fs.contents.write(handle, 5, b"new")
+        data[5:8] = b"new"
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        assert await user.read("model") == data
+    assert bucket.shows() == {"model": bytes(data)}
+    assert parts_of(bucket) == 5
+
+
+async def test_a_file_that_is_cut_and_written_on_holds_what_it_says(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, body(4))
+        await trio.sleep(5)
+        await user.fs.contents.truncate(handle.node, PART + 7)
+        await user.fs.contents.truncate(handle.node, 3 * PART)
+        await write(user, handle, body(1, b"2"), offset=3 * PART)
+        await trio.sleep(5)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    wanted = (body(4)[: PART + 7]).ljust(3 * PART, b"\0") + body(1, b"2")
+    assert bucket.shows() == {"model": wanted}
+
+
+async def test_a_file_begun_anew_while_its_parts_are_sent_holds_only_the_new_bytes(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, body(4))
+        again = await user.open("model")
+        await write(user, again, body(4, b"2"))
+        await user.close(handle)
+        await user.close(again)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"model": body(4, b"2")}
+    assert bucket.memory.uploads() == ()
+
+
+# ---- what is not wanted is aborted
+
+
+@pytest.mark.parametrize("end", ["unlink", "rename", "killed", "failed"])
+async def test_an_upload_that_nobody_will_complete_is_aborted(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, end: str
+) -> None:
+    data = body(4)
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, data)
+        await trio.sleep(5)
+        assert bucket.memory.uploads() == ("model",)
+        generation = handle.node.generation
+        assert generation is not None
+        match end:
+            case "unlink":
+                await user.unlink("model")
+                await trio.sleep(5)
+                assert bucket.memory.uploads() == ()
+            case "rename":
+                await user.rename("model", "other")
+            case "killed":
+                generation.killed_writer = handle
+            case "failed":
+                user.fs.contents._fail(generation, Refused("broken"))
+        if end in {"killed", "failed"}:
+            await user.fs.contents.release(handle)
+        else:
+            await user.close(handle)
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    assert bucket.shows() == ({"other": data} if end == "rename" else {})
+    assert bucket.memory.uploads() == ()
+
+
+async def test_an_upload_that_is_aborted_while_it_is_created_leaves_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        for start in range(0, 2 * PART, ROW):
+            await user.fs.contents.write(handle, start, body(2)[start : start + ROW])
+        await user.unlink("model")
+        await user.close(handle)
+        await trio.sleep(5)
+    assert bucket.memory.uploads() == ()
+
+
+# ---- the bucket fails, the node ends
+
+
+async def test_a_bucket_that_cannot_be_reached_holds_no_writer_up(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    data = body(4)
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        bucket.takes_nothing = True
+        with trio.fail_after(20):  # of which the writer itself waits 8 s
+            await write(user, handle, data)
+            await user.close(handle)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"model": data}
+
+
+@pytest.mark.parametrize("error", [Refused("no"), Unavailable("not now")], ids=["refused", "unavailable"])
+@pytest.mark.parametrize("after_effect", [False, True])
+@pytest.mark.parametrize("method", ["create_multipart", "upload_part"])
+async def test_a_request_ahead_that_fails_changes_nothing_in_the_end(
+    bucket: Bucket,
+    cache: Path,
+    autojump_clock: MockClock,
+    error: Refused | Unavailable,
+    after_effect: bool,  # noqa: FBT001
+    method: str,
+) -> None:
+    store = FaultyStore(bucket, Fault(error, method=method, after_effect=after_effect))
+    data = body(4)
+    async with running_node(store, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, data)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    assert bucket.shows() == {"model": data}
+
+
+async def test_an_upload_that_the_bucket_forgot_while_the_file_was_written_begins_anew(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    data = body(5)
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("log")
+        await write(user, handle, data[: 3 * PART])
+        await trio.sleep(5)
+        bucket.memory.lose_uploads()
+        await write(user, handle, data[3 * PART :], offset=3 * PART)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"log": data}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_node_that_ends_while_a_file_is_written_publishes_and_leaves_nothing(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, when: str
+) -> None:
+    """At each request before the close: create, and each part."""
+    for number in range(4):
+        bucket, place, after = Bucket(), tmp_path / f"{number}", tmp_path / f"{number}-after"
+        died = trio.Event()
+
+        def die(place: Path = place, after: Path = after, died: trio.Event = died) -> None:
+            photograph(place, after)
+            died.set()
+
+        bucket.die_at(number, when, die)
+        async with running_node(bucket, place) as user:
+            handle = await user.open("model")
+            await write(user, handle, body(5))
+            with trio.fail_after(60):
+                await died.wait()
+        bucket.come_back()
+        async with running_node(bucket, after) as user:
+            assert await user.tree() == {}
+            assert user.fs.recovered.orphans == 1
+            await trio.sleep(5)
+        assert bucket.shows() == {}
+        if (number, when) != (0, "after"):
+            assert bucket.memory.uploads() == ()  # of that one nobody here ever heard
+        shutil.rmtree(place)
+        shutil.rmtree(after)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_node_that_ends_after_the_close_publishes_every_byte_once(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, when: str
+) -> None:
+    """At each request after the close: the parts that are left, and the completion. One part was changed meanwhile."""
+    data = bytearray(body(5))
+    data[5:8] = b"new"
+    for number in range(3, 12):
+        bucket, place, after = Bucket(), tmp_path / f"{number}", tmp_path / f"{number}-after"
+        died = trio.Event()
+
+        def die(place: Path = place, after: Path = after, died: trio.Event = died) -> None:
+            photograph(place, after)
+            died.set()
+
+        async with running_node(bucket, place) as user:
+            handle = await user.open("model")
+            await write(user, handle, body(4))
+            await trio.sleep(5)
+            ahead = len(bucket.requests)
+            bucket.die_at(number - 3, when, die)
+            await user.fs.contents.write(handle, 5, b"new")
+            for start in range(4 * PART, 5 * PART, ROW):
+                await user.fs.contents.write(handle, start, bytes(data[start : start + ROW]))
+            await user.close(handle)
+            with trio.move_on_after(100):
+                await died.wait()
+            if not died.is_set():
+                assert number - 3 >= len(bucket.requests) - ahead
+                break
+        bucket.come_back()
+        async with running_node(bucket, after) as user:
+            shown = await user.tree()
+            if shown:
+                assert shown == {"model": bytes(data)}
+                assert await user.drained() == "durable"
+                assert bucket.shows() == {"model": bytes(data)}
+                assert user.fs.publisher.conflicts == []
+            else:  # it ended while the file was still being written
+                assert bucket.shows() == {}
+            await trio.sleep(5)
+        assert bucket.memory.uploads() == ()
+        shutil.rmtree(place)
+        shutil.rmtree(after)
+    else:
+        raise AssertionError("the program has more requests than were tried")
+
+
+# ---- what the object tells
+
+
+async def test_an_explicit_time_goes_with_the_object_although_its_parts_went_before(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """As cp -a and tar do: contents first, then utimensat(2)."""
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, body(4))
+        await trio.sleep(5)
+        old = replace(attributes_of(handle.node), mtime_ns=1_000_000_000)
+        user.fs.contents.set_attributes(handle.node, old)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    metadata = bucket.memory.head("model").metadata
+    assert metadata is not None
+    assert float(metadata["mtime"]) == 1.0
+    assert bucket.memory.uploads() == ()

@@ -1,0 +1,75 @@
+"""What is pinned stays in the cache, whatever is read or written beside it, while it is the version that is there."""
+
+from pathlib import Path
+
+from trio.testing import MockClock
+
+from fusecache.model.nouns import MIB
+from tests.engine.nodes import Bucket, User, running_node
+
+CACHE = 100 * MIB
+PINNED = 20 * MIB
+
+
+async def gets_of(user: User, bucket: Bucket, path: str) -> int:
+    """Return how many GETs it costs to read a file."""
+    before = bucket.statistics().gets
+    await user.read(path)
+    return bucket.statistics().gets - before
+
+
+async def write_pinned(user: User) -> None:
+    await user.write("model.ckpt", b"p" * PINNED)
+    assert await user.drained() == "durable"
+
+
+async def test_a_pinned_checkpoint_outlives_reads_of_much_more_than_the_cache_holds(
+    bucket: Bucket, cache: Path
+) -> None:
+    for number in range(60):
+        bucket.memory.put_bytes(f"data-{number}", bytes([number]) * (4 * MIB))
+    async with running_node(bucket, cache, cache_bytes=CACHE, buffer_bytes=24 * MIB, pin=("*.ckpt",)) as user:
+        await write_pinned(user)
+        for _ in range(20):
+            for number in range(60):
+                await user.read(f"data-{number}")
+            if user.fs.cache.statistics().evicted_bytes > CACHE // 2:
+                break
+        assert user.fs.cache.statistics().evicted_bytes > CACHE // 2
+        assert await gets_of(user, bucket, "model.ckpt") == 0
+
+
+async def test_what_is_written_takes_the_room_of_others_first(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    for number in range(15):
+        bucket.memory.put_bytes(f"data-{number}", bytes([number]) * (4 * MIB))
+    async with running_node(bucket, cache, cache_bytes=CACHE, buffer_bytes=24 * MIB, pin=("*.ckpt",)) as user:
+        await write_pinned(user)
+        for number in range(15):
+            await user.read(f"data-{number}")
+        bucket.takes_nothing = True
+        for number in range(5):
+            await user.write(f"file-{number}", bytes(8 * MIB))
+        assert user.fs.cache.statistics().evicted_bytes > 0
+        assert await gets_of(user, bucket, "model.ckpt") == 0
+        bucket.come_back()
+        assert await user.drained() == "durable"
+
+
+async def test_a_version_that_was_replaced_or_removed_holds_no_room(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, cache_bytes=CACHE, pin=("*.ckpt",)) as user:
+        for _ in range(3):
+            await write_pinned(user)
+            await user.write("other.ckpt", b"o" * MIB)
+            assert await user.drained() == "durable"
+            await user.write("model.ckpt", b"q" * PINNED)
+            await user.unlink("other.ckpt")
+            assert await user.drained() == "durable"
+            await user.rename("model.ckpt", "moved.ckpt")
+            assert await user.drained() == "durable"
+            await user.unlink("moved.ckpt")
+            assert await user.drained() == "durable"
+        assert user.fs.cache.statistics().used_bytes < MIB

@@ -1,0 +1,168 @@
+"""What a bucket may show, and when: the order rules of the contract, held against what the tree was promised.
+
+1. A name shows what the tree held under it, never something older than it showed before.
+2. Ordering points (an overwrite, a rename, a symlink, a removal, a name that is published last) come after everything
+   with a smaller sequence in their directory's subtree; a rename counts in both parents' subtrees.
+3. A removed file's object goes after every earlier write of the whole mount.
+4. A rename never leaves neither name; what a directory's rename moves appears in its original order.
+5. A file under a temporary name stays away for 60 seconds after its close.
+New files that are none of these may come in any order. The position of an overwrite is that of the oldest change of
+its name that the bucket lacks, as newer content takes the place of the older.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fusecache.config import ORDER_LAST, TEMP_NAMES
+from fusecache.policy.names import matches_any
+from tests.history.past import NOTHING, Cause, Entry, Link, Past, Value
+
+TEMPORARY_SECONDS = 60.0
+
+
+class Violation(BaseException):
+    """The bucket shows, or lacks, what it must not. No Exception: the engine must not take it for its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One request that changed the bucket. method: of the store; value: what `key` shows from now on."""
+
+    method: str
+    key: str
+    value: Value
+
+
+class Rules:
+    """Holds every effect against the past. Raises Violation."""
+
+    def __init__(self, past: Past, now: Callable[[], float]) -> None:
+        self._past = past
+        self._now = now
+        self.shown: dict[str, Value] = {}
+        self._matched: dict[str, int] = {}
+
+    def see(self, effect: Effect) -> None:
+        """The bucket changed: is it a state that it may show?"""
+        if effect.key.endswith("/"):
+            self._see_marker(effect)
+            return
+        before = self.shown.get(effect.key)
+        if effect.value == before:
+            return
+        found = list(self._candidates(effect))
+        if not found:
+            raise Violation(f"{_words(effect)}: its name never held that, or only before what it showed last")
+        reasons = []
+        for index, entry in found:
+            reason = self._objection(effect, before, index, entry)
+            if not reason:
+                self._matched[effect.key] = index
+                self.shown[effect.key] = effect.value
+                return
+            reasons.append(reason)
+        raise Violation(f"{_words(effect)}: {reasons[0]}")
+
+    def _candidates(self, effect: Effect) -> Iterator[tuple[int, Entry]]:
+        entries = self._past.files.get(effect.key, [])
+        for index in range(self._matched.get(effect.key, 0), len(entries)):
+            if effect.value in entries[index].values:
+                yield index, entries[index]
+
+    def _objection(self, effect: Effect, before: Value, index: int, entry: Entry) -> str:
+        """Return what forbids the effect, if it is that of this entry; "": nothing."""
+        key, value, folder = effect.key, effect.value, _folder(effect.key)
+        if value is None:
+            return self._objection_to_removal(key, entry)
+        if effect.method == "copy":
+            return self._before(entry.step, (folder, _folder(entry.other)), {key, entry.other})
+        if isinstance(value, bytes) and before is None and _is_temporary(key):
+            age = self._now() - entry.closed_at
+            return f"a temporary name, closed {age:.1f} s ago" if age < TEMPORARY_SECONDS - 0.001 else ""
+        if isinstance(value, Link) or matches_any(key.rpartition("/")[2], ORDER_LAST):
+            return self._before(entry.step, (folder,), {key}) or self._moved_after(key, entry)
+        if before is not None:
+            oldest = self._past.files[key][min(index, self._matched.get(key, 0) + 1)].step
+            return self._before(oldest, (folder,), {key})
+        return ""
+
+    def _objection_to_removal(self, key: str, entry: Entry) -> str:
+        if entry.cause in {Cause.RENAME, Cause.FOLDER_RENAME} and entry.other:
+            if self.shown.get(entry.other) not in self._past.since(entry.other, entry.step):
+                return f"its content was moved to {entry.other}, which does not show it yet"
+            return self._before(entry.step, (_folder(key), _folder(entry.other)), {key, entry.other})
+        return self._before(entry.step, (_folder(key),), {key}) or self._before(
+            entry.step, ("",), {key}, writes_only=True
+        )
+
+    def _before(
+        self, step: int, folders: tuple[str, ...], exempt: set[str], *, writes_only: bool = False
+    ) -> str:
+        """Return which name below the folders is older than right before the promise; "": none."""
+        for path in sorted(self._past.files):
+            if path in exempt or _is_temporary(path) or not path.startswith(folders):
+                continue
+            held, since = self._past.at(path, step - 1), self._past.since(path, step - 1)
+            if writes_only and None in held:
+                continue
+            if None in since and since != NOTHING:
+                # Removed since: what it held is dropped, and its DELETE has a place of its own. Or made again since:
+                # its DELETE collapses into the request that puts the new content in its place.
+                continue
+            if self.shown.get(path) not in since:
+                return f"promise {step}, but {path} still shows what it held before"
+        return ""
+
+    def _moved_after(self, key: str, entry: Entry) -> str:
+        """Return what a directory's rename moved with `key`, was older, and is not there yet; "": nothing."""
+        if entry.cause is not Cause.FOLDER_RENAME:
+            return ""
+        for path, entries in sorted(self._past.files.items()):
+            if path == key or not path.startswith(_folder(key)) or _is_temporary(path):
+                continue
+            for other in entries:
+                if other.step != entry.step or other.values == NOTHING or other.origin >= entry.origin:
+                    continue
+                if self.shown.get(path) not in self._past.since(path, entry.step):
+                    return f"it was moved with {path}, which is older and not there yet"
+        return ""
+
+    def _see_marker(self, effect: Effect) -> None:
+        path = effect.key.rstrip("/")
+        entries = self._past.folders.get(path, [])
+        if effect.value is not None:
+            self.shown[effect.key] = effect.value
+            if not any(is_there for _, is_there, _ in entries):
+                raise Violation(f"{_words(effect)}: there never was such a directory")
+        elif self.shown.pop(effect.key, None) is not None:
+            reasons = [
+                # A directory renamed onto an empty one: that one's marker goes before the other's comes.
+                self._before(step, (_folder(path),), set())
+                for step, is_there, cause in entries
+                if step and (not is_there or cause is Cause.FOLDER_RENAME)
+            ]
+            if not reasons:
+                raise Violation(f"{_words(effect)}: the directory was never removed")
+            if all(reasons):
+                raise Violation(f"{_words(effect)}: {reasons[0]}")
+
+
+def _folder(key: str) -> str:
+    folder, slash, _ = key.rpartition("/")
+    return folder + slash
+
+
+def _is_temporary(key: str) -> bool:
+    return matches_any(key.rpartition("/")[2], TEMP_NAMES)
+
+
+def _words(effect: Effect) -> str:
+    value = effect.value
+    shown = (
+        "nothing"
+        if value is None
+        else f"{len(value)} bytes {value[:24]!r}"
+        if isinstance(value, bytes)
+        else value
+    )
+    return f"{effect.method} {effect.key} = {shown}"

@@ -1,0 +1,162 @@
+"""Random and chosen programs, their node ended at any commit, request and file operation: no promise is ever broken."""
+
+import os
+import re
+
+import pytest
+
+from tests.history.crashes import COMMIT, FILE, REQUEST, Moment
+from tests.history.programs import Program, Step, every_moment
+from tests.history.runs import Findings, raise_failed, run_histories, run_one, run_program, seeds_from
+
+# Of random programs; `make fuzz` is for more.
+HISTORIES = int(os.environ.get("FUSECACHE_TEST_HISTORIES", "320"))
+CHUNKS = 4
+LARGE = 150_000  # sent in three parts here
+
+CHECKPOINTS: tuple[Step, ...] = (
+    ("checkpoint", "d", 100),
+    ("drain",),
+    ("checkpoint", "e", LARGE),
+    ("remove_all", "d"),
+    ("symlink", "last.ckpt", "e"),
+)
+RENAMES: tuple[Step, ...] = (
+    ("checkpoint", "d", 7),
+    ("drain",),
+    ("save", "d/b", LARGE),
+    ("rename", "d/a", "a"),
+    ("rename_folder", "d", "e"),
+    ("safetensors", "latest", 100),
+)
+REWRITES: tuple[Step, ...] = (
+    ("save", "a", LARGE),
+    ("wait", 1.2),
+    ("save", "a", 5),
+    ("open", 0, "a", "keep"),
+    ("write", 0, "end", LARGE),
+    ("close", 0),
+    ("open", 1, "b", "truncate"),
+    ("write", 1, "end", LARGE),
+    ("flush", 1),
+    ("wait", 3.0),
+    ("late", 1, 0.5),
+    ("unlink", "a"),
+    ("replace", "a", 100),
+)
+
+
+@pytest.mark.case(34)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_histories(chunk: int) -> None:
+    findings = Findings()
+    run_histories(seeds_from(1 + chunk * 100_000), HISTORIES // CHUNKS, findings)
+    assert findings.histories >= HISTORIES // CHUNKS
+
+
+@pytest.mark.case(34)
+@pytest.mark.parametrize(
+    "steps", [CHECKPOINTS, RENAMES, REWRITES], ids=["checkpoints", "renames", "rewrites"]
+)
+@pytest.mark.parametrize("kind", [COMMIT, REQUEST])
+def test_a_node_that_ends_at_any_commit_or_request(steps: tuple[Step, ...], kind: str) -> None:
+    whole = run_program(Program(1, steps))
+    if whole.why:
+        raise_failed(Program(1, steps), whole.why)
+    findings = Findings()
+    for moment in every_moment(whole.counts, [kind]):
+        run_one(Program(1, steps, (moment,)), findings)
+    assert findings.histories >= 2 * whole.counts[kind] - 4
+
+
+@pytest.mark.case(34)
+def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
+    """Write, FLUSH, Create, part k, all parts, Complete sent and answered, Copy, Delete."""
+    steps: tuple[Step, ...] = (
+        ("save", "a", LARGE), ("drain",), ("rename", "a", "b"), ("drain",), ("unlink", "b")
+    )  # fmt: skip
+    whole = run_program(Program(2, steps))
+    assert not whole.why
+    findings = Findings()
+    for moment in every_moment(whole.counts):
+        run_one(Program(2, steps, (moment,)), findings)
+    ended = " ".join(findings.labels)
+    for label in (
+        "file write after", "commit flushed.* after", "create_multipart after", "upload_part before",
+        "upload_part after",
+        "complete_multipart before", "complete_multipart after", "copy before", "copy after", "delete before",
+        "delete after", "commit .*stored.* after", "file sync before", "commit .*publishing.* after",
+    ):  # fmt: skip
+        assert re.search(label, ended), f"no node ended at {label!r}: {ended}"
+    assert findings.labels["upload_part after"] == 3  # after part 1, 2, and all
+
+
+# ---- what was broken once
+
+
+@pytest.mark.parametrize(
+    ("steps", "moments"),
+    [
+        pytest.param([("checkpoint", "d", 7), ("rename_folder", "d", "e")], [], id="order in a renamed directory"),
+        pytest.param(
+            [("checkpoint", "d", 7), ("drain",), ("rename_folder", "d", "e")], [], id="order in a renamed published one"
+        ),
+        pytest.param(
+            [("save", "b", 1), ("save", "b", 2), ("save", ".metadata", 3), ("save", "b", 4), ("save", ".metadata", 5)],
+            [],
+            id="the second of three versions that wait",
+        ),
+        pytest.param(
+            [("save", "a", 7), ("drain",), ("open", 0, "a", "keep"), ("write", 0, "end", 5), ("rename", "a", "b"),
+             ("wait", 10.0), ("look",)],
+            [],
+            id="a published file renamed while it is written",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("save", "a", 0), ("symlink", "b", "a"), ("drain",), ("rename", "a", "d/a"),
+             ("rename", "b", "d/b")],
+            [Moment(REQUEST, 3, "before")],
+            id="a renamed empty file and a renamed symlink, not published yet",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("save", "latest", 100), ("drain",), ("safetensors", "b", LARGE),
+             ("rename", "latest", "d/a")],
+            [Moment(REQUEST, 1, "before"), Moment(REQUEST, 0, "after"), Moment(REQUEST, 6, "before")],
+            id="a rename behind an upload under way",
+        ),
+        pytest.param(
+            [("save", "latest", 5000), ("checkpoint", "d", 7), ("save", "latest", 100), ("rename", "latest", "b")],
+            [],
+            id="a rename with two versions that wait",
+        ),
+        pytest.param(
+            [("checkpoint", "d", 7), ("drain",), ("rename_folder", "d", "e")],
+            [Moment(REQUEST, 9, "after")],
+            id="a file published while its directory is read",
+        ),
+        pytest.param(
+            [("mkdir", "e"), ("save", "latest", 1), ("wait", 1.2), ("rename", "latest", "e/b"),
+             ("save", "latest", 5000)],
+            [],
+            id="a name that comes back at once",
+        ),
+    ],
+)  # fmt: skip
+def test_programs_that_once_broke_a_promise(steps: list[Step], moments: list[Moment]) -> None:
+    assert run_program(Program(1, tuple(steps), tuple(moments))).why == ""
+
+
+def test_local_bytes_go_only_after_the_row_that_lets_them_go() -> None:
+    steps: tuple[Step, ...] = (("save", "a", 7), ("save", "a", LARGE), ("save", "a", 9), ("unlink", "a"))
+    for seed in range(5):  # of the order in which tasks have their turns
+        moments = every_moment(run_program(Program(seed, steps)).counts, [COMMIT, FILE])
+        assert {run_program(Program(seed, steps, (moment,))).why for moment in moments} == {""}
+
+
+def test_a_close_that_is_taken_back_leaves_the_closed_version_before_it() -> None:
+    """One program closed the file; another, which holds it twice, closes it once and goes on writing."""
+    steps: tuple[Step, ...] = (
+        ("save", "a", 7), ("open", 0, "a", "keep"), ("write", 0, "end", LARGE), ("flush", 0), ("write", 0, "start", 5),
+    )  # fmt: skip
+    moments = every_moment(run_program(Program(1, steps)).counts, [COMMIT])
+    assert {run_program(Program(1, steps, (moment,))).why for moment in moments} == {""}

@@ -1,0 +1,256 @@
+"""`status`, `sync` and `recover` by the real command line: what is said of bytes that the bucket does not have."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount.buckets import Bucket
+from tests.mount.mounts import Mount, run, wait_until
+from tests.mount.test_commands import fusecache
+
+pytestmark = pytest.mark.s3server_only
+
+HALF = b"half a checkpoint " * 5000
+KILLED_WRITER = """
+import os, signal, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+os.write(file, b"half a checkpoint " * 5000)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_a_writer(path: Path, mount: Mount) -> None:
+    """Have a process killed in the middle of writing; return when its bytes lie aside."""
+    before = len(things(mount.path))
+    done = subprocess.run([sys.executable, "-c", KILLED_WRITER, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: len(things(mount.path)) > before, "the orphan")
+
+
+def things(place: Path) -> list[dict[str, Any]]:
+    return list(json.loads(fusecache("recover", place, "--json").stdout)["things"])
+
+
+def status(mount: Mount) -> dict[str, Any]:
+    return dict(json.loads(fusecache("status", mount.path, "--json").stdout))
+
+
+# ---- on a mount
+
+
+def test_an_unfinished_file_is_listed_brought_back_and_published(
+    mount: Callable[..., Mount], bucket: Bucket, expect_log: Any
+) -> None:
+    expect_log("kept aside an unfinished file")
+    one = mount()
+    (one.path / "step").mkdir()
+    kill_a_writer(one.path / "step" / "model", one)
+    said = fusecache("recover", one.path).stdout
+    (thing,) = things(one.path)
+    first, second, *_ = said.splitlines()
+    assert re.match(rf" *{thing['id']}  orphan +87\.9 KiB  \d{{4}}-\d\d-\d\d [\d:]+  step/model$", first)
+    assert second.strip() == f"its writer was killed before it closed the file; {thing['place']}"
+    assert (status(one)["orphans"], status(one)["aside_bytes"]) == (1, len(HALF))
+    assert "1 unfinished file kept aside" in fusecache("status", one.path).stdout
+
+    with pytest.raises(FileNotFoundError):
+        (one.path / "step" / "model.recovered-1").stat()  # the kernel remembers this for a second
+    back = one.path / "step" / "model.recovered-1"
+    done = fusecache("recover", one.path, "--restore", str(thing["id"]))
+    assert done.stdout == f"{thing['id']}: {back}\n"
+    assert back.read_bytes() == HALF
+    assert fusecache("recover", one.path).stdout == "nothing was left behind\n"
+    assert status(one)["orphans"] == 0
+    fusecache("sync", one.path)
+    assert bucket.get("step/model.recovered-1") == HALF
+    assert "step/model" not in bucket.names()
+
+
+def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
+    mount: Callable[..., Mount], tmp_path: Path, expect_log: Any
+) -> None:
+    expect_log("kept aside an unfinished file")
+    one = mount()
+    (one.path / "there").mkdir()
+    kill_a_writer(one.path / "model", one)
+    (thing,) = things(one.path)
+    number = str(thing["id"])
+    (one.path / "taken").write_bytes(b"mine")
+    done = fusecache("recover", one.path, "--restore", number, "--to", one.path / "taken", status=1)
+    assert "exists" in done.stderr
+    done = fusecache("recover", one.path, "--restore", number, "--to", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == HALF
+    assert (
+        "exists"
+        in fusecache("recover", one.path, "--restore", number, "--to", tmp_path / "copy", status=1).stderr
+    )
+    assert len(things(one.path)) == 1
+    done = fusecache("recover", one.path, "--restore", number, "--to", one.path / "there")
+    assert done.stdout == f"{number}: {one.path / 'there' / 'model'}\n"
+    assert (one.path / "there" / "model").read_bytes() == HALF
+    assert (one.path / "taken").read_bytes() == b"mine"
+    assert "no such thing" in fusecache("recover", one.path, "--restore", number, status=1).stderr
+
+
+def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
+    mount: Callable[..., Mount], expect_log: Any
+) -> None:
+    expect_log("kept aside an unfinished file")
+    one = mount()
+    kill_a_writer(one.path / "a", one)
+    kill_a_writer(one.path / "b", one)
+    first, second = things(one.path)
+    done = fusecache("recover", one.path, "--delete", str(first["id"]), status=1)
+    assert f"would remove a, {'87.9 KiB'}" in done.stdout
+    assert "--yes" in done.stderr
+    assert status(one)["orphans"] == 2
+    done = fusecache("recover", one.path, "--delete", str(first["id"]), "--yes")
+    assert done.stdout == f"{first['id']}: removed, 87.9 KiB freed\n"
+    assert not Path(first["place"]).exists()
+    expect_log.seen += one.new_alarms()
+    one.unmount()
+    one.start()
+    assert [thing["path"] for thing in things(one.path)] == ["b"]
+    said = status(one)
+    assert (said["orphans"], said["cache"]["staging_bytes"]) == (1, len(HALF))
+    fusecache("recover", one.path, "--delete", str(second["id"]), "--yes")
+    said = status(one)
+    assert (said["orphans"], said["aside_bytes"], said["cache"]["staging_bytes"]) == (0, 0, 0)
+
+
+def test_a_conflict_ends_sync_with_3_until_somebody_has_seen_to_it(
+    mount: Callable[..., Mount], bucket: Bucket, expect_log: Any
+) -> None:
+    expect_log("conflict key=")
+    one = mount("--settle-seconds", "2")
+    bucket.put("file", b"theirs")
+    wait_until(lambda: (one.path / "file").exists(), "the file")
+    (one.path / "file").write_bytes(b"ours")
+    bucket.put("file", b"theirs, newer")
+    wait_until(lambda: status(one)["conflict_files"], "the conflict")
+    for _ in range(2):
+        done = fusecache("sync", one.path / "file", status=3)
+        assert "compare them, then remove or rename the copy" in done.stderr
+    (thing,) = things(one.path)
+    copy = one.path / thing["kept_as"]
+    first = fusecache("status", one.path / "file").stdout.splitlines()[0]
+    assert first.split(maxsplit=1) == ["file", "conflict (1 in conflict)"]
+    fusecache("sync", copy)
+    assert copy.read_bytes() == b"ours"
+    expect_log.seen += one.new_alarms()
+    one.unmount()  # both versions are in the bucket: nothing to wait for
+    one.start()
+    fusecache("sync", one.path, status=3)
+    done = fusecache("recover", one.path, "--delete", str(thing["id"]), "--yes")
+    fusecache("sync", one.path)
+    assert bucket.names() == ["file"]
+    assert things(one.path) == []
+
+
+@pytest.mark.case(49)
+def test_sync_of_a_directory_of_a_hundred_dirty_files(mount: Callable[..., Mount], bucket: Bucket) -> None:
+    one = mount()
+    (one.path / "d").mkdir()
+    for index in range(100):
+        (one.path / "d" / f"{index}").write_bytes(b"%d" % index * 100)
+    assert fusecache("sync", one.path / "d").stderr.count("\n") <= 2
+    shown = {key: bucket.get(key) for key in bucket.names() if not key.endswith("/")}
+    assert shown == {f"d/{index}": b"%d" % index * 100 for index in range(100)}
+    assert fusecache("status", one.path / "d").stdout.splitlines()[0].split() == ["d", "clean"]
+
+
+def test_sync_that_runs_out_of_time_ends_with_1(mount: Callable[..., Mount], bucket: Bucket) -> None:
+    one = mount("--settle-seconds", "30")
+    (one.path / "file").write_bytes(b"1")
+    done = fusecache("sync", one.path / "file", "--timeout", "1", status=1)
+    assert "timeout: uploads are still under way" in done.stderr
+    said = fusecache("status", one.path / "file").stdout
+    assert re.match(r"file +queued \(1 change, 1 B not in the bucket yet, the oldest for", said)
+    one.unmount()
+    assert bucket.get("file") == b"1"
+
+
+# ---- without one
+
+
+def test_a_cache_directory_without_a_mount_gives_its_files_back(
+    mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path, expect_log: Any
+) -> None:
+    expect_log("recovered files=")
+    one = mount("--settle-seconds", "30")
+    assert "in use" in fusecache("recover", one.cache, status=1).stderr
+    unfinished = os.open(one.path / "unfinished", os.O_CREAT | os.O_WRONLY)
+    os.write(unfinished, HALF)
+    os.fsync(unfinished)
+    (one.path / "closed").write_bytes(b"closed")
+    one.kill()
+    with pytest.raises(OSError, match="not connected"):
+        os.close(unfinished)
+    found = {thing["path"]: thing for thing in things(one.cache)}
+    assert {path: thing["kind"] for path, thing in found.items()} == {
+        "unfinished": "orphan",
+        "closed": "waiting",
+    }
+    for path, content in (("closed", b"closed"), ("unfinished", HALF)):
+        number = str(found[path]["id"])
+        assert "--to" in fusecache("recover", one.cache, "--restore", number, status=1).stderr
+        fusecache("recover", one.cache, "--restore", number, "--to", tmp_path)
+        assert (tmp_path / path).read_bytes() == content
+    waiting, orphan = str(found["closed"]["id"]), str(found["unfinished"]["id"])
+    assert "on the mount" in fusecache("recover", one.cache, "--delete", waiting, "--yes", status=1).stderr
+    fusecache("recover", one.cache, "--delete", orphan, "--yes")
+    one.start()
+    fusecache("sync", one.path)
+    assert bucket.names() == ["closed"]
+    assert things(one.path) == []
+
+
+def test_a_read_only_mount_over_unpublished_files_is_refused_with_the_way_out(
+    mount: Callable[..., Mount], bucket: Bucket, expect_log: Any
+) -> None:
+    expect_log("recovered files=")
+    one = mount("--settle-seconds", "30")
+    (one.path / "file").write_bytes(b"1")
+    one.kill()
+    environment = bucket.service.environment()
+    done = run(*one.command("--read-only"), env=environment, check=False)
+    assert done.returncode == 1
+    for words in ("1 change, 1 B", "read-write once", f"fusecache recover {one.cache}", "--cache-dir"):
+        assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    one.start()
+    fusecache("sync", one.path)
+    expect_log.seen += one.new_alarms()
+    one.unmount()
+    one.start("--read-only")
+    assert (one.path / "file").read_bytes() == b"1"
+
+
+def test_sockets_of_killed_daemons_go_at_the_next_start_of_any_mount(
+    mount: Callable[..., Mount], tmp_path: Path
+) -> None:
+    one, two = mount(), mount()
+    stale = Path((one.path / ".fusecache" / "socket").read_text().strip())
+    alive = Path((two.path / ".fusecache" / "socket").read_text().strip())
+    one.kill()
+    assert stale.is_socket()
+    os.utime(stale, (1, 1))
+    with socket.socket(socket.AF_UNIX) as bound:  # one that has not begun to listen
+        fresh = stale.parent / f"{os.getpid()}-test.sock"
+        bound.bind(str(fresh))
+        three = mount()
+        assert not stale.exists()
+        assert fresh.exists()
+        fresh.unlink()
+    assert alive.is_socket()
+    fusecache("status", two.path)
+    fusecache("status", three.path)

@@ -1,0 +1,42 @@
+"""The mounts of `tests/mount`, workers for trainers, and nodes that die."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.buckets import Bucket
+from tests.mount.conftest import (
+    ExpectedLog,
+    bucket,
+    expect_log,
+    mount,
+    mounts,
+    quiet_daemons,
+    service,
+    whole_bucket,
+)
+from tests.mount.mounts import Mount
+from tests.trainers.kills import Kills
+
+__all__ = ["bucket", "expect_log", "mount", "mounts", "quiet_daemons", "service", "whole_bucket"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs FUSE, and looks at the requests of the project's own server."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.fuse)
+            item.add_marker(pytest.mark.s3server_only)
+
+
+@pytest.fixture
+def kills(
+    bucket: Bucket, mount: Callable[..., Mount], expect_log: ExpectedLog, tmp_path: Path
+) -> Iterator[Kills]:
+    """A node that is killed at each of its requests; says so in the log once it is used."""
+    made = Kills(bucket, mount, tmp_path)
+    yield made
+    if made.frozen:
+        expect_log("recovered files=")

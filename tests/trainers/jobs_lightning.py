@@ -1,0 +1,82 @@
+"""A tiny model under Lightning's Trainer and its ModelCheckpoint."""
+
+import hashlib
+import os
+import tempfile
+from typing import Any, Literal
+
+import torch
+
+from tests.real_streaming import mend_torchvision
+from tests.trainers.workers import serve
+
+# What Lightning imports uses torchvision wherever it finds it.
+mend_torchvision()
+import lightning  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
+
+class Model(lightning.LightningModule):
+    """One linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layer = torch.nn.Linear(16, 16)
+
+    def training_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
+        return (self.layer(batch) - batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            found.update(name.encode() + tensor.numpy().tobytes())
+        return found.hexdigest()
+
+
+def train(
+    *,
+    directory: str,
+    steps: int,
+    temporary: str | None = None,
+    save_last: bool | Literal["link"] | None = None,
+    keep: int = -1,
+    resume: str | None = None,
+) -> str:
+    """Train up to a step, saving every second one into `directory`; return the digest of the weights.
+
+    temporary: TMPDIR. keep: save_top_k, of the newest.
+    """
+    if temporary is not None:
+        os.environ["TMPDIR"] = temporary
+        tempfile.tempdir = None
+    rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(3))
+    checkpoints = ModelCheckpoint(
+        directory,
+        filename="{step}",
+        every_n_train_steps=2,
+        save_top_k=keep,
+        monitor=None if keep < 0 else "step",
+        mode="max",
+        save_last=save_last,
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[checkpoints],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Model()
+    trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=4), ckpt_path=resume)
+    return model.digest()
+
+
+FUNCTIONS: dict[str, Any] = {"train": train}
+
+if __name__ == "__main__":
+    serve(FUNCTIONS)
