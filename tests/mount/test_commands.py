@@ -101,8 +101,11 @@ def test_an_interrupt_stops_the_warm_up(mount, full: Bucket):
     one: Mount = mount()
     full.control.set(bandwidth=500_000)
     try:
+        # A shell has what it starts in the background ignore interrupts, and all below inherits that.
         with subprocess.Popen(
-            [FUSECACHE, "warm", "--wait", one.path / "data"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ["env", "--default-signal=INT", FUSECACHE, "warm", "--wait", one.path / "data"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         ) as process:
             wait_until(lambda: gets(full), "a GET")
             process.send_signal(signal.SIGINT)
