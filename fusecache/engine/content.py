@@ -220,7 +220,10 @@ class Contents(Promises):
                     await self._reserve(node, generation, stop)
                 await self._note_change(generation)
             except FusecacheError as exc:
-                self._fail(generation, exc)
+                if generation.is_mutable:
+                    self._fail(generation, exc)
+                else:  # published as it was, meanwhile: that is whole without these bytes
+                    node.write_error = exc
                 raise
             if generation.is_mutable and stop <= generation.reserved:
                 return generation

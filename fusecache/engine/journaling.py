@@ -67,7 +67,8 @@ class JournalWriter:
         self._nap.deadline = min(self._nap.deadline, trio.current_time() + LAZY_SECONDS)
 
     async def settled(self) -> None:
-        """Return when everything that was submitted, lazily apart, is on disk."""
+        """Return when everything that was submitted, lazily apart, is on disk. Raises ReadOnly if it cannot be."""
+        self.check_writable()
         if self._is_awaited or self._committing:
             await self.commit()
 

@@ -174,9 +174,8 @@ class Preparer:
     async def _discard(self, generation: Generation) -> None:
         if generation.prepared is not None:
             await generation.prepared.done.wait()
-        await self._journal.settled()  # its bytes go only after the row that lets them go
-        await self._no_readers(generation)
         try:
+            await self._no_readers(generation)
             await self._journal.settled()  # a crash must not find the row of a file that is gone
         except FusecacheError:
             return

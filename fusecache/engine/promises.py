@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import trio
 
@@ -20,7 +20,7 @@ from fusecache.disk.staging import StagingDirectory, checksum_of_checksums
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import FileHandle, Generation, Node, Operation, attributes_of
+from fusecache.engine.nodes import FileHandle, Generation, Item, Node, Operation, attributes_of
 from fusecache.engine.offload import Offload
 from fusecache.engine.owed import Owed
 from fusecache.engine.processes import was_killed
@@ -93,6 +93,7 @@ class Promises:
             return
         _raise_failure(generation)
         if not generation.is_mutable or not generation.changed_since_flush:
+            await self._journal.settled()  # another's close may be on its way to the disk
             return
         if not self.is_local(node):
             if self.before_close is not None:
@@ -116,8 +117,14 @@ class Promises:
                 generation.record, size=generation.size, attributes=attributes_of(handle.node)
             )
         ticket = self._journal.submit(*self._row(generation))
-        with bytes_in_use(generation):
-            await self._sync(generation)
+        try:
+            with bytes_in_use(generation):
+                await self._sync(generation)
+        except FusecacheError as exc:
+            # The kernel tells it once: what is read back later need not be what was written.
+            if generation.is_mutable:
+                self._fail(generation, exc)
+            raise
         await ticket.wait()
 
     async def _sync(self, generation: Generation) -> None:
@@ -150,6 +157,7 @@ class Promises:
             elif now - item.flushed_at >= settle_seconds and item.node is not None and item.node.writers:
                 self._owed.discard(item)
                 item.go(FileState.OPEN)
+                item.changed_since_flush = True  # its writer's own close is still to come
                 # Its sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals it
                 # under that.
                 self._journal.submit(PutFile(item.record))
@@ -169,7 +177,8 @@ class Promises:
         """
         generation = node.generation
         while generation is not None and generation.writes:
-            generation.idle = trio.Event()
+            if generation.idle is None or generation.idle.is_set():
+                generation.idle = trio.Event()
             await generation.idle.wait()
             generation = node.generation
         if generation is None or generation.state not in {FileState.OPEN, FileState.FLUSHED}:
@@ -221,6 +230,7 @@ class Promises:
             self._dirty.add(generation)
             self.on_dirty()
             # Under its new name it is as new as the rename: a release without another flush seals it under that.
+            generation.changed_since_flush = True
             return [PutFile(generation.go(FileState.OPEN, key=key, sequence=self._journal.next_number()))]
         changes = [*self._promised(node, generation), *self._sealed(generation)]
         self.on_sealed()
@@ -390,7 +400,7 @@ class Promises:
                 FileState.LOCAL, key=key, size=generation.size, sequence=0, attributes=attributes
             )
             return [*changes, PutFile(record)]
-        sequence, base_etag = self._place(node, generation, key, changes)
+        sequence, base_etag = self._place(node, generation, key)
         record = generation.go(
             FileState.FLUSHED,
             key=key,
@@ -428,30 +438,27 @@ class Promises:
         self._owed.add(generation)
         await self._journal.commit(PutFile(record))
 
-    def _place(
-        self,
-        node: Node,
-        generation: Generation,
-        key: str,
-        changes: list[Change],
-    ) -> tuple[int, str | None]:
+    def _place(self, node: Node, generation: Generation, key: str) -> tuple[int, str | None]:
         """Return sequence and base for new content of `key`, behind what is queued of it."""
         sequence = self._journal.next_number()
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
         generation.follows = last is not None and self._owed.ends_with(last)
-        base = node.published_etag(key)
-        collapsed = self.collapse_delete(key, changes)
-        return sequence, self._owed.base_for(key, base if collapsed is None else collapsed)
+        return sequence, self._owed.base_for(key, node.published_etag(key))
 
     def _take_place(self, generation: Generation) -> list[Change]:
         """Give sealed content the place of the queued version that it makes needless; return what is to be journaled.
 
-        Not before: a promise that is taken back must leave the closed version before it in the queue.
+        Or have it take the place of a removed object. Not before: a promise that is taken back must leave the closed
+        version before it, or its removal, in the queue.
         """
         key = generation.record.key
         queued = [item for item in self._owed.for_key(key) if item.sequence < generation.sequence]
         last = queued[-1] if queued else None
+        if _is_delete(last) and not last.in_flight:
+            self._owed.remove(last)  # what it knew of the bucket passes on
+            self._tree.unhide(key, gone=False)
+            return [DropOperation(last.sequence)]
         if not isinstance(last, Generation) or last.node is not generation.node or last.in_flight:
             return []
         # A small file may speak of what was written since: the newer content comes after that, and the oldest stays
@@ -461,8 +468,11 @@ class Promises:
         most = _POINTER_VERSIONS if self._owed.tells(key) else 2
         if generation.size <= _SMALL_BYTES and not generation.follows and versions < most:
             return []
-        # A file rewritten again and again must not keep everything behind it waiting for ever.
-        if trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id:
+        # A file rewritten again and again must not keep everything behind it waiting for ever: its oldest version goes.
+        is_overdue = (
+            trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id != ""
+        )
+        if is_overdue and versions == 1:
             return []
         # Who waits for this very content in the bucket must not be told of later content that may never come.
         if last.awaited:
@@ -478,7 +488,10 @@ class Promises:
         return changes
 
     def _seal(self, generation: Generation) -> None:
-        self._journal.submit_lazily(*self._sealed(generation))
+        rows = self._sealed(generation)
+        # What was replaced goes with its row: that is not put off.
+        submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
+        submit(*rows)
         self.on_sealed()
 
     def _sealed(self, generation: Generation) -> list[Change]:
@@ -496,6 +509,10 @@ class Promises:
         if generation.reserved > generation.size:
             self._cache.release_staging(generation.reserved - generation.size)
             generation.reserved = generation.size
+
+
+def _is_delete(item: Item | None) -> TypeGuard[Operation]:
+    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
 
 
 def _raise_failure(generation: Generation) -> None:

@@ -15,7 +15,7 @@ from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_ch
 from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, Journal, PutFile
+from fusecache.index.journal import Change, DropFile, Journal, PutFile, PutOperation
 from fusecache.model.errors import LocalDiskError, Refused
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import (
@@ -27,7 +27,7 @@ from fusecache.model.records import (
     Reason,
     without_upload,
 )
-from fusecache.model.states import FileState
+from fusecache.model.states import OWED, FileState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,9 @@ class Recovery:
         records = self._journal.files()
         changes: list[Change] = []
         for record in records:
-            changes += self._recover_file(record, found)
+            if record.state not in OWED:
+                changes += self._recover_file(record, found)
+        changes += self._recover_queue([record for record in records if record.state in OWED], found)
         without_row = self._staging.generations() | self._staging.aside().keys()
         for number in sorted(without_row - {record.generation for record in records}):
             # Made, but killed before its row was written: nothing was promised.
@@ -117,8 +119,8 @@ class Recovery:
                 return []
             case FileState.REJECTED:
                 return self._recover_refused(record, found)
-            case FileState.FLUSHED | FileState.SEALED | FileState.PUBLISHING:
-                return self._recover_owed(record, found)
+            case _:
+                raise ValueError(f"{record.state} is queued: `_recover_queue` takes it")
 
     def _recover_refused(self, record: FileRecord, found: Recovered) -> list[Change]:
         generation = self._open(record, found)
@@ -128,6 +130,40 @@ class Recovery:
         generation.error = Refused(record.error)
         found.rejected.append(generation)
         return []
+
+    def _recover_queue(self, records: list[FileRecord], found: Recovered) -> list[Change]:
+        """Look at what is queued, in order: what is set aside passes on what it knew of the bucket."""
+        changes: list[Change] = []
+        operations, found.operations = found.operations, []
+        bases: dict[str, str | None] = {}
+        queue: list[FileRecord | OperationRecord] = [*records, *operations]
+        for item in sorted(queue, key=lambda item: item.sequence):
+            if isinstance(item, FileRecord):
+                record = item
+                if record.key in bases:
+                    record = replace(record, base_etag=bases.pop(record.key))
+                rows = self._recover_owed(record, found)
+                if rows:
+                    bases[record.key] = record.base_etag
+                elif record is not item:
+                    rows = [PutFile(record)]
+                changes += rows
+                continue
+            operation = item
+            if operation.key in bases:
+                base = bases.pop(operation.key)
+                known = (
+                    {"source_etag": base or ""}
+                    if operation.kind is OperationKind.RENAME
+                    else {"base_etag": base}
+                )
+                operation = replace(operation, **known)
+            if operation.kind is OperationKind.RENAME and operation.target in bases:
+                operation = replace(operation, base_etag=bases.pop(operation.target))
+            if operation is not item:
+                changes.append(PutOperation(operation))
+            found.operations.append(operation)
+        return changes
 
     def _recover_owed(self, record: FileRecord, found: Recovered) -> list[Change]:
         # Stays PUBLISHING: the request may have been sent, so that only the bucket can tell what it did.

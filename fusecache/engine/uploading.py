@@ -133,6 +133,9 @@ class PartUploads:
                 raise failure
             if upload.upload_id and upload.parts.is_complete(generation.size):
                 self._active.pop(generation, None)
+                # Of a file that was cut, the table knows parts behind its end.
+                etags = upload.parts.etags()[: upload.ready]
+                generation.record = replace(generation.record, part_etags=etags)
                 return
             await upload.changed.wait()
 
@@ -246,7 +249,11 @@ class PartUploads:
                 continue
             at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
             while self._under_way < most and upload.attempts < at_once:
-                index = upload.parts.next_unsent(upload.ready)
+                # The file may have been cut since.
+                whole = generation.size // upload.parts.part_bytes
+                index = upload.parts.next_unsent(
+                    upload.ready if upload.is_sealed else min(upload.ready, whole)
+                )
                 if index is None:
                     break
                 self._under_way += 1

@@ -65,5 +65,5 @@ async def test_a_kill_in_the_middle_of_writing_leaves_right_bytes(tmp_path: Path
 
 
 async def test_a_kill_some_seconds_later_loses_nothing(tmp_path: Path) -> None:
-    _run_and_kill(tmp_path, 1, 3)
+    _run_and_kill(tmp_path, 1, 10)
     assert await _check(tmp_path) == 0

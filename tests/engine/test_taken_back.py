@@ -1,0 +1,127 @@
+"""A close may be taken back by who still writes: what was closed, removed or cut before it is not lost by that."""
+
+from pathlib import Path
+
+import trio
+from trio.testing import MockClock
+
+from fusecache.model.nouns import MIB
+from tests.engine.nodes import Bucket, photograph, running_node
+from tests.engine.test_parts_ahead import PART, body, write
+from tests.engine.test_recovery import change_rows
+
+
+async def test_a_removed_file_that_is_written_anew_by_a_shell_is_no_conflict(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """A shell closes one of its two descriptors before the command writes."""
+    async with running_node(bucket, cache) as user:
+        await user.write("log", b"old")
+        assert await user.drained() == "durable"
+        await user.unlink("log")
+        handle = await user.open("log")
+        await user.fs.contents.flush(handle)
+        await user.fs.contents.write(handle, 0, b"new")
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"log": b"new"}
+
+
+async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        await user.write("log", b"old")
+        assert await user.drained() == "durable"
+        await user.unlink("log")
+        handle = await user.open("log")
+        await user.fs.contents.flush(handle)
+        await user.fs.contents.write(handle, 0, b"new")
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert await user.drained() == "durable"
+        assert await user.tree() == {}
+    assert bucket.shows() == {}
+
+
+async def test_a_close_after_a_childs_is_journaled_when_it_returns(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"whole")
+        await user.fs.contents.flush(handle)  # a forked child ends
+        await trio.sleep(3)
+        await user.fs.contents.flush(handle)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"whole"}
+
+
+async def test_a_large_file_that_is_cut_while_its_parts_go_ahead_ends_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("model")
+        await write(user, handle, body(8))
+        await user.fs.contents.truncate(handle.node, 0)
+        await trio.sleep(5)
+        await write(user, handle, body(6, b"2"))
+        await user.fs.contents.truncate(handle.node, 3 * PART + 5)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+    assert bucket.shows() == {"model": body(4, b"2")[: 3 * PART + 5]}
+    assert bucket.memory.uploads() == ()
+
+
+async def test_versions_of_a_file_that_is_rewritten_in_an_outage_do_not_pile_up(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        for number in range(6):
+            await user.write("last.bin", b"%d" % number * (2 * MIB))
+            await user.write(f"other-{number}", b"-")
+            await trio.sleep(30)
+        queued = [item for item in user.fs.owed.items() if item.changed_keys() == ("last.bin",)]
+        assert len(queued) <= 2
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.shows()["last.bin"] == b"5" * (2 * MIB)
+
+
+async def test_what_a_suspect_knew_of_the_bucket_passes_to_the_next_version(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        await user.write("latest", b"1")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        for number in (b"2", b"3"):
+            await user.write("latest", number)
+            await user.write(b"shard-".decode() + number.decode(), number)
+        await trio.sleep(20)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    seen: list[str] = []
+
+    def unsync(row: dict) -> dict:
+        if row["key"] == "latest" and not seen:
+            seen.append(row["key"])
+            return {**row, "synced": False, "checksum": ""}
+        return row
+
+    change_rows(tmp_path / "2", lambda row: {**row, "boot_id": "an earlier boot"})
+    change_rows(tmp_path / "2", unsync)
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert user.fs.recovered.suspects == 1
+        assert await user.drained() == "durable"
+        assert not user.fs.publisher.conflicts
+    assert bucket.shows()["latest"] == b"3"
