@@ -95,7 +95,7 @@ test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerat
 test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started for them
 	@$(if $(APT),$(APT) $(CEPH_PACKAGES))
 	$(VENV)/bin/python tests/ceph/ceph.py run -- \
-	    $(VENV)/bin/python -m pytest tests/contract tests/mount -m "not s3server_only" $(PYTEST_ARGS)
+	    $(VENV)/bin/python -m pytest tests/contract tests/mount -m "not s3server_only" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-systemd
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
