@@ -11,7 +11,7 @@ from tests.engine.block_caches import new_bucket, read_all, running_cache, some_
 
 SIZE = 30 * MIB + 1234
 ROOT = Path(__file__).resolve().parents[2]
-# Reads the object again and again, forgetting it in between, until it is killed.
+# Reads the object and says so; goes on forgetting and reading it, or keeps it, until it is killed.
 CHILD = """
 import sys, trio
 from pathlib import Path
@@ -26,15 +26,17 @@ async def main():
             await read_all(cache, object_id, len(data))
             await trio.sleep({pause})
             print("read", flush=True)
+            if {keeps}:
+                await trio.sleep_forever()
             await cache.forget(object_id)
 
 trio.run(main)
 """
 
 
-def _run_and_kill(directory: Path, reads: int, pause_seconds: float) -> None:
+def _run_and_kill(directory: Path, reads: int, pause_seconds: float, *, keeps: bool = False) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(size=SIZE, pause=pause_seconds), str(directory)],
+        [sys.executable, "-c", CHILD.format(size=SIZE, pause=pause_seconds, keeps=keeps), str(directory)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -65,5 +67,5 @@ async def test_a_kill_in_the_middle_of_writing_leaves_right_bytes(tmp_path: Path
 
 
 async def test_a_kill_some_seconds_later_loses_nothing(tmp_path: Path) -> None:
-    _run_and_kill(tmp_path, 1, 10)
+    _run_and_kill(tmp_path, 1, 10, keeps=True)
     assert await _check(tmp_path) == 0

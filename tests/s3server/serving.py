@@ -270,6 +270,16 @@ def _end_body(request: Request, connection: Connection) -> bool:
     return (request.header("connection") or "").lower() != "close"
 
 
+def _send_head(head: Answer, extra: list[tuple[str, str]], connection: Connection, entry: LogEntry) -> None:
+    """Send a head; the log has the status before the client can have read it, and 0 if it never can."""
+    entry.status = head.status
+    try:
+        connection.send_head(head, extra)
+    except BaseException:
+        entry.status = 0
+        raise
+
+
 def _send(
     answer: Answer,
     request: Request,
@@ -306,11 +316,9 @@ def _send(
             extra.append(("Connection", "close"))
         if request.method == "HEAD" or not answer.length:
             around.wait(stall_seconds)
-            connection.send_head(head, extra)
-            entry.status = answer.status
+            _send_head(head, extra, connection, entry)
             return
-        connection.send_head(head, extra)
-        entry.status = answer.status
+        _send_head(head, extra, connection, entry)
         body.send(connection, answer.start, first_bytes)
         if fault is not None and fault.action is FaultAction.SHORT_BODY:
             raise ConnectionEnded("body cut by script")
