@@ -11,6 +11,7 @@ from fusecache.model.errors import (
     BucketMissing,
     ObjectChanged,
     ObjectMissing,
+    PartsRefused,
     Refused,
     RemoteError,
     Throttled,
@@ -23,6 +24,9 @@ ERROR_BY_CODE: dict[str, type[RemoteError]] = {
     "NoSuchKey": ObjectMissing,
     "NoSuchBucket": BucketMissing,
     "NoSuchUpload": UploadLost,
+    "EntityTooSmall": PartsRefused,
+    "InvalidPart": PartsRefused,
+    "InvalidPartOrder": PartsRefused,
     "PreconditionFailed": ObjectChanged,
     # A GET always names a version and an extent inside it: a version too short for it is another version.
     "InvalidRange": ObjectChanged,

@@ -8,6 +8,7 @@ from typing import Self
 
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.nouns import MIB
+from fusecache.remote.connections import FileRange
 from fusecache.remote.store import FileSlice
 
 HASH_BYTES = MIB  # hashlib releases the GIL above 2 KiB; a larger piece only falls out of the L2 cache
@@ -56,6 +57,25 @@ class SliceBody:
             )
         self._position += len(piece)
         return piece
+
+    def whole(self) -> bytes:
+        """Return all bytes of the slice; for small ones only."""
+        self.seek(0)
+        return b"".join(iter(self.read, b""))
+
+    def file_range(self, seconds: float) -> FileRange:
+        """Return the slice as what a connection can send, within so many seconds. Valid in the `with` block only."""
+        return FileRange(self._descriptor, self._slice.offset, self._slice.size, seconds)
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._slice.path
+
+    @property
+    def known_md5(self) -> bytes:
+        """The MD5 of the slice, if it needs no reading; else empty."""
+        return self._slice.md5
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move inside the slice (a retried request starts again at 0); return the new position."""

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections for the large bodies: a pool, and what one of them can do. Only the standard library.
+"""HTTP/1.1 connections: a pool, and what one of them can do. Only the standard library.
 
 Invariants:
 1. A connection is lent to one thread at a time; only `interrupt` may come from another.
@@ -6,6 +6,7 @@ Invariants:
 """
 
 import os
+import re
 import select
 import socket
 import ssl
@@ -23,6 +24,8 @@ IDLE_SECONDS = 60.0
 # An answer's head is some 500 bytes; what comes with it of the body is copied once more.
 HEAD_BYTES = 16384
 END_OF_HEAD = b"\r\n\r\n"
+# An interim answer may come unasked, and the answer follows it (RFC 9110, 15.2); 101 is none.
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d")
 # What has come is not kept from its readers for longer, whatever else was asked for with it.
 PATIENCE_SECONDS = 0.2
 # What one call sends from the page cache, and through a buffer, which should stay in the L2 cache.
@@ -91,9 +94,7 @@ class Connection:
         sock = self._socket or self._connect()
         was_used, self._used, self.is_clean = self._used, True, False
         try:
-            (self._tls or sock).sendall(request)
-            if body is not None:
-                self._send_file(sock, body)
+            self._send(sock, request, body)
             count = self._receive(memoryview(self._head), 0)
         except (ConnectionError, ssl.SSLError) as exc:
             if was_used and not self._interrupted:
@@ -103,7 +104,15 @@ class Connection:
             raise StaleConnection
         view, filled = memoryview(self._head), count
         deadline = time.monotonic() + self._peer.read_timeout
-        while (end := self._head.find(END_OF_HEAD, 0, filled)) < 0:
+        while True:
+            end = self._head.find(END_OF_HEAD, 0, filled)
+            rest = end + len(END_OF_HEAD)
+            if end >= 0 and not _INTERIM.match(self._head):
+                return bytes(view[:end]), bytes(view[rest:filled])
+            if end >= 0:
+                filled -= rest
+                view[:filled] = bytes(view[rest : rest + filled])
+                continue
             if count == 0:
                 raise ConnectionError("the connection ended before an answer")
             if filled == HEAD_BYTES:
@@ -112,10 +121,12 @@ class Connection:
                 raise TimeoutError("timed out: the answer's head does not end")
             count = self._receive(view[filled:], 0)
             filled += count
-        return bytes(view[:end]), bytes(view[end + len(END_OF_HEAD) : filled])
 
-    def _send_file(self, sock: socket.socket, body: FileRange) -> None:
+    def _send(self, sock: socket.socket, request: bytes, body: FileRange | None) -> None:
         try:
+            (self._tls or sock).sendall(request)
+            if body is None:
+                return
             if self._tls is None and not isinstance(sock, ssl.SSLSocket):
                 _send_pages(sock, body)
             else:

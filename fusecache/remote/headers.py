@@ -1,7 +1,7 @@
 """S3's headers in small: ETags, conditions, and the event handlers that set what boto3 itself cannot."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,12 @@ def condition_arguments(condition: Condition | None) -> dict[str, Any]:
     if condition is None:
         return {}
     return {"IfNoneMatch": "*"} if condition.etag is None else {"IfMatch": quoted_etag(condition.etag)}
+
+
+def condition_headers(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers that boto3's arguments for a condition become."""
+    names = {"IfMatch": "if-match", "IfNoneMatch": "if-none-match"}
+    return {names[name]: str(value) for name, value in arguments.items()}
 
 
 def copy_condition_headers(condition: Condition) -> dict[str, str]:

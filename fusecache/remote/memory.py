@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fusecache.model.errors import (
     ObjectChanged,
     ObjectMissing,
+    PartsRefused,
     Refused,
     RemoteError,
     Unavailable,
@@ -195,7 +196,7 @@ class MemoryStore:
             for number, etag in enumerate(part_etags, 1):
                 digest = hashlib.md5(upload.parts.get(number, b""), usedforsecurity=False)
                 if number not in upload.parts or digest.hexdigest() != etag:
-                    raise Refused(f"InvalidPart: part {number} of {key} is not {etag}")
+                    raise PartsRefused(f"InvalidPart: part {number} of {key} is not {etag}")
             self._check_part_sizes(
                 key, [len(upload.parts[number]) for number in range(1, len(part_etags) + 1)]
             )
@@ -272,9 +273,11 @@ class MemoryStore:
         if not sizes:
             raise Refused(f"an upload of {key} needs at least one part")
         if any(size < self._part_minimum_bytes for size in sizes[:-1]):
-            raise Refused(f"EntityTooSmall: a part of {key} is below {self._part_minimum_bytes} bytes")
+            raise PartsRefused(f"EntityTooSmall: a part of {key} is below {self._part_minimum_bytes} bytes")
         if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
-            raise Refused(f"InvalidPart: all parts of {key} but the last must be equal, the last not larger")
+            raise PartsRefused(
+                f"InvalidPart: all parts of {key} but the last must be equal, the last not larger"
+            )
 
     def _store(self, key: str, data: bytes, etag: str, metadata: Mapping[str, str]) -> str:
         _check_names(key, metadata)

@@ -4,23 +4,32 @@ R2 decodes RFC 2047 words in values and S3 allows ASCII only, so a value leaves 
 Values which others wrote come back as they are, unless they happen to be valid percent-encoding.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import quote, unquote
 
 # Not in the list: `%` (ours), `=` and `?` (RFC 2047 words), space (proxies trim it at the ends).
 SAFE_CHARACTERS = "/:+,;@!$&'()*~"
+METADATA_PREFIX = "x-amz-meta-"
+# A header's name (RFC 9110, 5.6.2), in lower case.
+_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def encode_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the values as ASCII; names must be lower-case ASCII already.
 
-    Raises ValueError for a name that a header would change.
+    Raises ValueError for a name that a header would change or cannot have.
     """
     for name in metadata:
-        if not name.isascii() or name != name.lower():
-            raise ValueError(f"a metadata name is lower-case ASCII, not {name!r}")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a metadata name is lower-case ASCII that a header can have, not {name!r}")
     return {name: quote(value, safe=SAFE_CHARACTERS) for name, value in metadata.items()}
+
+
+def metadata_headers(encoded: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers in which encoded metadata travels."""
+    return {f"{METADATA_PREFIX}{name}": value for name, value in encoded.items()}
 
 
 def decode_metadata(headers: Mapping[str, str]) -> dict[str, str]:

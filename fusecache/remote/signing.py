@@ -1,4 +1,4 @@
-"""Signature version 4 of a GET or a PUT: what botocore would sign, at a tenth of its cost.
+"""Signature version 4 of a request for an object: what botocore would sign, at a tenth of its cost.
 
 Follows the AWS General Reference, "Create a signed AWS API request"; `tests/unit/remote/test_signing.py` holds it
 against botocore's own. Not here: the hash of a body, presigned URLs.
@@ -7,6 +7,7 @@ against botocore's own. Not here: the hash of a body, presigned URLs.
 import hashlib
 import hmac
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -36,7 +37,7 @@ class Signer:
     def headers(
         self,
         path: str,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         keys: Keys,
         now: float,
         *,

@@ -4,6 +4,7 @@ FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY and _SECRET_KEY add one; R2's own 
 """
 
 import os
+import ssl
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_
 from fusecache.remote.memory import MemoryStore
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.store import FileSlice, Store
+from tests.contract.peer import MakePeer, Peer, Script, openssl_trust
 from tests.s3server import S3Server
+from tests.s3server.certificate import make_certificate
 
+# One attempt: what a single answer does, without botocore's pause before the second.
+ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
 # Small enough to see the copy in parts without moving gigabytes; parts as small as buckets allow.
 SMALL_COPIES = Transport(single_copy_bytes=6 * 2**20, copy_part_bytes=5 * 2**20)
 
@@ -45,6 +50,44 @@ def shared_server() -> Iterator[S3Server]:
         server.control.set_rules(write_interval_seconds=0.0)
         yield server
         assert server.control.offences() == []
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["http", "tls"])
+def both_servers(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    """A plain test server, then one with TLS, each for all tests of `server`."""
+    with S3Server(tls=request.param) as server:
+        yield server
+        assert server.control.offences() == []
+
+
+@pytest.fixture
+def server(both_servers: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A server as new, and trusted."""
+    if both_servers.ca_path is not None:
+        monkeypatch.setenv("AWS_CA_BUNDLE", both_servers.ca_path)
+    both_servers.control.reset()
+    both_servers.control.drop_connections()  # what a test left on its way has taken effect by then
+    both_servers.control.reset()
+    both_servers.control.set_rules(write_interval_seconds=0.0)
+    return both_servers
+
+
+@pytest.fixture(scope="session")
+def both_stores(both_servers: S3Server) -> Iterator[S3Store]:
+    """A client of each server, which asks once."""
+    with pytest.MonkeyPatch.context() as patch:
+        if both_servers.ca_path is not None:
+            patch.setenv("AWS_CA_BUNDLE", both_servers.ca_path)
+        yield s3_store(both_servers, ONCE)
+
+
+@pytest.fixture
+def store(server: S3Server, both_stores: S3Store) -> S3Store:
+    """A store that has shown that it may write, as every mount has: its writes go the short way, on new connections."""
+    both_stores.probe_write("")
+    server.control.drop_connections()
+    server.control.clear_log()
+    return both_stores
 
 
 def s3_store(server: S3Server, transport: Transport | None = None) -> S3Store:
@@ -99,3 +142,29 @@ def body(tmp_path: Path) -> Callable[[bytes], FileSlice]:
         return FileSlice(str(path), len(b"before"), len(data))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for loopback, and a server's context with it."""
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(params=["plain", "openssl", "ssl"])
+def peer(request: pytest.FixtureRequest, certificate: tuple[Path, ssl.SSLContext]) -> Iterator[MakePeer]:
+    """Make peers: plain, and with the TLS of either library."""
+    peers: list[Peer] = []
+    context, tls = None, None
+    if request.param != "plain":
+        path, context = certificate
+        tls = openssl_trust(path)
+        if request.param == "ssl":
+            tls = ssl.create_default_context(cafile=path)
+
+    def make(script: Script) -> Peer:
+        peers.append(Peer(script, context, tls))
+        return peers[-1]
+
+    yield make
+    for each in peers:
+        each.close()

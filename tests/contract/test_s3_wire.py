@@ -148,6 +148,8 @@ def test_a_small_body_follows_an_empty_one_on_the_same_connection_at_once(
     server: S3Server, body: MakeBody
 ) -> None:
     store = s3_store(server, ONCE)
+    store.probe_write("")
+    server.control.clear_log()
     for turn in range(5):
         store.put(f"empty-{turn}", body(b""), metadata={})
         store.put(f"small-{turn}", body(DATA[:1024]), metadata={})

@@ -1,11 +1,9 @@
 """The short way of reads, `RangedGets`: against the strict server, and a peer that says exactly what it is told."""
 
-import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,14 +12,13 @@ import pytest
 from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
 from fusecache.model.nouns import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.openssl import TlsContext, library
-from fusecache.remote.ranged_get import Form, Get, RangedGets
+from fusecache.remote.ranged_get import Get, RangedGets
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.signing import Keys
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import s3_store
+from tests.contract.peer import HANG_UP, PAUSE, MakePeer, Peer
 from tests.s3server import Account, Fault, FaultAction, S3Server
-from tests.s3server.certificate import make_certificate
 
 ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
 PATIENT = Transport(attempts=1, connect_timeout_seconds=20, read_timeout_seconds=20)
@@ -32,98 +29,10 @@ GOOD = (
     + OBJECT.etag.encode()
     + b'"\r\n\r\n12345'
 )
-Script = list[list[bytes]]
-Trust = TlsContext | ssl.SSLContext | None
-
-
-HANG_UP = b""
-# What follows it is sent a moment later.
-PAUSE = b"<pause>"
-
-
-class Peer:
-    """Accepts connections; on the nth, answers its requests with the nth list of answers.
-
-    Behind the last answer it waits for one more request, then closes; with HANG_UP it closes without waiting.
-    """
-
-    def __init__(self, script: Script, context: ssl.SSLContext | None, tls: Trust) -> None:
-        """context: to speak TLS by; tls: how a client trusts it."""
-        self._context = context
-        self.tls = tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.requests: list[bytes] = []
-        self._connection: socket.socket | None = None
-        self._thread = threading.Thread(target=self._serve, args=(script,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._listener.close()
-        if self._connection is not None:
-            with suppress(OSError):  # a client that keeps its connection would let the thread wait for long
-                socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
-        self._thread.join(10)
-
-    def _serve(self, script: Script) -> None:
-        for answers in script:
-            with suppress(OSError):
-                connection, _ = self._listener.accept()
-                if self._context is not None:
-                    connection = self._context.wrap_socket(connection, server_side=True)
-                self._connection = connection
-                with connection:
-                    self._answer(connection, answers)
-
-    def _answer(self, connection: socket.socket, answers: list[bytes]) -> None:
-        connection.settimeout(10)
-        for answer in answers:
-            if answer == HANG_UP or not self._receive(connection):
-                return
-            for late, part in enumerate(answer.split(PAUSE)):
-                if late:
-                    threading.Event().wait(0.1)
-                connection.sendall(part)
-        self._receive(connection)
-
-    def _receive(self, connection: socket.socket) -> bool:
-        request = b""
-        while not request.endswith(b"\r\n\r\n") and (piece := connection.recv(65536)):
-            request += piece
-        if request:
-            self.requests.append(request)
-        return bool(request)
-
-
-def openssl_trust(certificate: Path) -> TlsContext:
-    openssl = library()
-    assert openssl is not None, "the tests' machine has OpenSSL as a shared library"
-    return TlsContext(openssl, cafile=str(certificate), capath=None)
-
-
-@pytest.fixture(params=["plain", "openssl", "ssl"])
-def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Script], Peer]]:
-    peers: list[Peer] = []
-    context, tls = None, None
-    if request.param != "plain":
-        certificate, context = make_certificate(tmp_path)
-        tls = openssl_trust(certificate)
-        if request.param == "ssl":
-            tls = ssl.create_default_context(cafile=certificate)
-
-    def make(script: Script) -> Peer:
-        peers.append(Peer(script, context, tls))
-        return peers[-1]
-
-    yield make
-    for each in peers:
-        each.close()
 
 
 def gets_from(peer: Peer) -> RangedGets:
-    form = Form("http", "127.0.0.1", peer.port, f"127.0.0.1:{peer.port}", "/bucket/", "auto", "tests")
-    return RangedGets(form, peer.tls, ONCE, lambda count: None)
+    return RangedGets(peer.wire(ONCE), lambda count: None)
 
 
 def ask(gets: RangedGets, size: int = 5) -> bytes:
@@ -152,7 +61,7 @@ def server(shared_server: S3Server) -> Iterator[S3Server]:
 
 
 def test_a_connection_that_the_peer_has_closed_meanwhile_is_replaced_at_once(
-    peer: Callable[[Script], Peer],
+    peer: MakePeer,
 ) -> None:
     # The first connection closes without a word when its second request has arrived: too late for a look at it.
     there = peer([[GOOD], [GOOD]])
@@ -161,7 +70,7 @@ def test_a_connection_that_the_peer_has_closed_meanwhile_is_replaced_at_once(
     assert len(there.requests) == 3
 
 
-def test_a_new_connection_that_ends_without_an_answer_is_an_error(peer: Callable[[Script], Peer]) -> None:
+def test_a_new_connection_that_ends_without_an_answer_is_an_error(peer: MakePeer) -> None:
     there = peer([[], [GOOD]])
     with pytest.raises(Unavailable, match="GET it: the connection ended before an answer"):
         ask(gets_from(there))
@@ -183,9 +92,7 @@ def test_dropped_idle_connections_cost_no_read(server: S3Server) -> None:
         GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"),
     ],
 )
-def test_a_connection_with_an_unclear_end_is_not_used_again(
-    peer: Callable[[Script], Peer], answer: bytes
-) -> None:
+def test_a_connection_with_an_unclear_end_is_not_used_again(peer: MakePeer, answer: bytes) -> None:
     there = peer([[answer], [GOOD]])
     gets = gets_from(there)
     assert [ask(gets), ask(gets)] == [b"12345"] * 2
@@ -207,7 +114,7 @@ ERROR = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>a &lt; b</Me
     ],
 )
 def test_an_error_answer_is_understood_however_it_is_framed(
-    peer: Callable[[Script], Peer], framing: bytes, body: bytes
+    peer: MakePeer, framing: bytes, body: bytes
 ) -> None:
     answer = b"HTTP/1.1 503 Slow\r\nRetry-After: 7\r\n" + framing + b"\r\n\r\n" + body
     gets = gets_from(peer([[answer, HANG_UP]]))
@@ -218,9 +125,7 @@ def test_an_error_answer_is_understood_however_it_is_framed(
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: %d" % len(ERROR), b"Transfer-Encoding: chunked"])
-def test_an_error_answer_is_known_as_soon_as_its_body_has_come(
-    peer: Callable[[Script], Peer], framing: bytes
-) -> None:
+def test_an_error_answer_is_known_as_soon_as_its_body_has_come(peer: MakePeer, framing: bytes) -> None:
     body = ERROR if framing.startswith(b"Content") else b"%x\r\n%b\r\n0\r\n\r\n" % (len(ERROR), ERROR)
     gets = gets_from(peer([[b"HTTP/1.1 503 Slow\r\n" + framing + b"\r\n\r\n" + PAUSE + body]]))
     began = time.monotonic()
@@ -230,7 +135,7 @@ def test_an_error_answer_is_known_as_soon_as_its_body_has_come(
 
 
 def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
-    peer: Callable[[Script], Peer],
+    peer: MakePeer,
 ) -> None:
     reported, done = threading.Event(), threading.Event()
     gets = gets_from(peer([[GOOD.removesuffix(b"12345") + PAUSE + b"123" + PAUSE * 6 + b"45"]]))
@@ -275,9 +180,7 @@ def test_what_botocore_asks_for_hears_the_same_of_slowing_down() -> None:
         (GOOD.replace(b"Content-Length: 5", b"Content-Length: -5"), "announces None"),
     ],
 )
-def test_an_answer_that_is_no_clear_http_is_refused(
-    peer: Callable[[Script], Peer], answer: bytes, words: str
-) -> None:
+def test_an_answer_that_is_no_clear_http_is_refused(peer: MakePeer, answer: bytes, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
         ask(gets_from(peer([[answer]])))
 

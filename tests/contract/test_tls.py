@@ -14,7 +14,7 @@ import pytest
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.nouns import MIB, Extent, ObjectId
-from fusecache.remote import s3
+from fusecache.remote import s3_access
 from fusecache.remote.endpoints import Transport
 from fusecache.remote.openssl import TlsContext, library
 from tests.contract.conftest import s3_store
@@ -85,7 +85,7 @@ def test_reads_go_on_where_the_library_is_not_found(monkeypatch: pytest.MonkeyPa
     with S3Server(tls=True) as server:
         object_id = ObjectId("a", server.control.put("a", DATA))
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
-        monkeypatch.setattr(s3, "library", lambda: None)
+        monkeypatch.setattr(s3_access, "library", lambda: None)
         store = s3_store(server, ONCE)
         for _ in range(2):
             buffer = bytearray(len(DATA))
