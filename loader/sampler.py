@@ -11,24 +11,30 @@ delivers them. So the loop says so, by `record_step()` after each step, or by
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loader.course import Course
 from loader.errors import OrderError, StateError
 from loader.order import (
     DEFAULT_SEED,
-    Line,
+    BatchPlan,
+    OrderCache,
     OrderSpec,
-    epoch_ids,
-    rank_positions,
-    samples_per_rank,
+    StreamTable,
+    Tracks,
+    Weight,
+    batch_plan,
 )
+from loader.order.state import check_settings, count_of, settings_of, streaming_position
 from loader.world import World
 
 STATE_VERSION = 1
-STREAMING_KEYS = {"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}
 
 
 @runtime_checkable
@@ -42,15 +48,29 @@ class Shards(Protocol):
     def fingerprint(self) -> str: ...
 
 
+@runtime_checkable
+class Streams(Shards, Protocol):
+    """A dataset of several streams, whose shards follow each other, with the weight of each."""
+
+    @property
+    def shards_per_stream(self) -> Sequence[int]: ...
+
+    @property
+    def weights(self) -> Sequence[Weight]: ...
+
+
 class ElasticBatchSampler:
     """Yields, for this rank, one list of ids a step; pass it to a DataLoader as `batch_sampler`.
 
     dataset: an MDSDataset, or the sizes of its shards. global_batch_size: samples a step over all ranks, a
-    multiple of their number. order, seed, canonical_nodes, block_size (0: the default), epoch_size: see
-    loader.order; all of them, and the dataset, are part of the state and checked on load. drop_last: leave
-    out the incomplete last global batch; else its samples, filled up by repeats to the same number a rank,
-    come as a smaller last batch. consumed_when_yielded: for loaders that ask for the state at the moment they
-    take a batch (torchdata's StatefulDataLoader): then a batch counts as consumed once it is handed out.
+    multiple of their number. order: its name, with seed, canonical_nodes, block_size (0: the default) and
+    epoch_size; or an OrderSpec, which has these and all else (loader.order), in place of them. All of it, and
+    the dataset, is part of the state and checked on load. drop_last: leave out the incomplete last global
+    batch; else its samples come as a smaller last batch, filled up by repeats to the same number a rank (the
+    native order repeats none: some ranks get one more). consumed_when_yielded: for loaders that ask for the
+    state at the moment they take a batch (torchdata's StatefulDataLoader): then a batch counts as consumed once
+    it is handed out. cache_folder: where the first rank of each machine writes an epoch's order for the others
+    to map, worth it from 10 million samples up; None: each process holds its own.
 
     Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
     iteration that was broken off begins again where it began.
@@ -63,30 +83,27 @@ class ElasticBatchSampler:
         *,
         global_batch_size: int,
         seed: int = DEFAULT_SEED,
-        order: str = "py1e",
-        canonical_nodes: int = 8,
+        order: str | OrderSpec = "py1e",
+        canonical_nodes: int | None = None,
         world: World | None = None,
         epoch_size: int | None = None,
         block_size: int = 0,
         drop_last: bool = True,
         consumed_when_yielded: bool = False,
+        cache_folder: str | Path | None = None,
     ) -> None:
-        if isinstance(dataset, Shards):
-            self._sizes = np.asarray(dataset.shard_sizes, np.int64)
-            self._fingerprint = dataset.fingerprint
-        else:
-            self._sizes = np.asarray(dataset, np.int64)
-            self._fingerprint = hashlib.blake2b(
-                self._sizes.astype("<i8").tobytes(), digest_size=16
-            ).hexdigest()
-        if (
-            self._sizes.ndim != 1
-            or self._sizes.size == 0
-            or int(self._sizes.min()) < 0
-            or not self._sizes.any()
-        ):
-            raise OrderError("there is no sample to order: the dataset is empty")
-        self._spec = OrderSpec(order, seed, canonical_nodes, block_size, epoch_size)
+        sizes, fingerprint = _shards(dataset)
+        spec = OrderSpec(
+            order if isinstance(order, str) else "py1e", seed, canonical_nodes, block_size, epoch_size
+        )
+        if isinstance(order, OrderSpec):
+            if spec != OrderSpec():
+                raise OrderError(
+                    "an OrderSpec holds seed, canonical_nodes, block_size and epoch_size: set them there"
+                )
+            spec = order
+        spec, shards_per_stream = _with_streams(spec, dataset, sizes.size)
+        self._fingerprint, self._spec = fingerprint, spec
         self._world = World.detect() if world is None else world
         if global_batch_size < 1:
             raise OrderError(f"global_batch_size is {global_batch_size}: a step takes at least 1 sample")
@@ -98,17 +115,18 @@ class ElasticBatchSampler:
         self._global_batch_size = global_batch_size
         self._drop_last = drop_last
         self._consumed_when_yielded = consumed_when_yielded
-        self._samples_per_epoch = epoch_size or int(self._sizes.sum())
+        table = StreamTable.of(sizes, shards_per_stream, spec)
+        cache = None if cache_folder is None else self._cache(Path(cache_folder), table)
+        self._tracks = Tracks(table, spec, cache)
+        self._plan = self._make_plan()
         self._epoch = 0
         self._start = 0  # samples of the epoch consumed before the current iteration
         self._recorded = 0  # steps that the training loop has told of, in the current iteration
         self._yielded = 0  # batches handed out in the current iteration
         self._exhausted = False
-        self._ids: tuple[int, NDArray[np.int64]] | None = None
-        self._line()  # numbers that contradict each other shall fail here, not in the first step
         if len(self) == 0:
             raise OrderError(
-                f"global_batch_size {global_batch_size} is more than the epoch's {self._samples_per_epoch} "
+                f"global_batch_size {global_batch_size} is more than the epoch's {table.samples} "
                 f"samples, and drop_last leaves out incomplete batches: there would be none. Lower it, or set "
                 f"drop_last=False or a larger epoch_size."
             )
@@ -122,6 +140,16 @@ class ElasticBatchSampler:
     def batch_size(self) -> int:
         """Samples a step of this rank."""
         return self._global_batch_size // self._world.ranks
+
+    @property
+    def course(self) -> Course:
+        """The steps of the whole machine, for who plans ahead; it makes the orders of its epochs anew."""
+        return Course(copy(self._tracks), self._world, self._global_batch_size, self._drop_last)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, batches of it that were handed out, by this run or before it)."""
+        return self._epoch, self._start // self._global_batch_size + self._yielded
 
     @property
     def remaining_batches(self) -> int:
@@ -191,32 +219,33 @@ class ElasticBatchSampler:
                 f"to begin anew, load none"
             )
         if "sample_in_epoch" in state:
-            self._move(*self._streaming_position(state))
+            self._move(*streaming_position(state, self._spec))
             return
         if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):
             raise StateError(
                 f"this is no state of a sampler (version {STATE_VERSION}, with settings); it holds "
                 f"{', '.join(sorted(map(str, state))) or 'nothing'}"
             )
-        settings = self._settings()
-        saved = state["settings"]
-        differences = [
-            f"{name} was {saved.get(name)!r} and is {settings.get(name)!r}"
-            for name in sorted({*settings, *saved}, key=str)
-            if saved.get(name) != settings.get(name)
-        ]
-        if differences:
-            raise StateError(
-                f"the saved position belongs to another order: {'; '.join(differences)}. "
-                f"Continue with the saved settings, or start a new epoch without the state."
-            )
-        self._move(_count(state, "epoch"), _count(state, "samples"))
+        check_settings(state["settings"], self._settings())
+        self._move(count_of(state, "epoch"), count_of(state, "samples"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ids": None}
+        return {**self.__dict__, "_plan": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._plan = self._make_plan()
+
+    def _make_plan(self) -> BatchPlan:
+        return batch_plan(self._tracks, self._world, self._global_batch_size, drop_last=self._drop_last)
+
+    def _cache(self, folder: Path, table: StreamTable) -> OrderCache:
+        what = repr((self._fingerprint, self._spec, table.borders, table.choose))
+        identity = hashlib.blake2b(what.encode() + table.sizes.tobytes(), digest_size=16).hexdigest()
+        return OrderCache(folder, identity, writes=self._world.rank_of_node == self._world.replica == 0)
 
     def _move(self, epoch: int, samples: int) -> None:
-        length = Line(self._samples_per_epoch, self._spec.canonical_nodes).length_of_any_world
+        length = self._plan.length
         batch = self._global_batch_size
         if samples > -(-length // batch) * batch:
             raise StateError(f"sample {samples} is beyond the epoch's {length}")
@@ -233,32 +262,15 @@ class ElasticBatchSampler:
         if self.remaining_batches == 0:
             self._epoch, self._start = epoch + 1, 0
 
-    def _streaming_position(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        missing = STREAMING_KEYS - set(state)
-        if missing:
-            raise StateError(f"this StreamingDataset state lacks {', '.join(sorted(missing))}")
-        saved = {"seed": state["shuffle_seed"], "canonical_nodes": state["num_canonical_nodes"]}
-        differences = [
-            f"{name} was {value!r} and is {getattr(self._spec, name)!r}"
-            for name, value in saved.items()
-            if value != getattr(self._spec, name)
-        ]
-        if differences:
-            raise StateError(f"the StreamingDataset run had another order: {'; '.join(differences)}")
-        return _count(state, "epoch"), _count(state, "sample_in_epoch")
-
     def _settings(self) -> dict[str, Any]:
-        spec = self._spec
-        return {
-            "order": spec.order,
-            "seed": spec.seed,
-            "canonical_nodes": spec.canonical_nodes,
-            "block_size": spec.block_size,
-            "epoch_size": self._samples_per_epoch,
-            "global_batch_size": self._global_batch_size,
-            "drop_last": self._drop_last,
-            "dataset": self._fingerprint,
-        }
+        return settings_of(
+            self._spec,
+            samples=self._tracks.samples(),
+            global_batch_size=self._global_batch_size,
+            drop_last=self._drop_last,
+            fingerprint=self._fingerprint,
+            world=self._world,
+        )
 
     def _state(self, batches: int) -> dict[str, Any]:
         epoch, samples = self._epoch, self._start + batches * self._global_batch_size
@@ -266,32 +278,12 @@ class ElasticBatchSampler:
             epoch, samples = epoch + 1, 0
         return {"version": STATE_VERSION, "epoch": epoch, "samples": samples, "settings": self._settings()}
 
-    def _line(self) -> tuple[Line, World]:
-        """The epoch's line, and the world as it divides it."""
-        world = self._world
-        spread = (
-            max(world.nodes, self._spec.canonical_nodes) % min(world.nodes, self._spec.canonical_nodes) == 0
-        )
-        if not spread:
-            # These nodes do not divide the rows between them, so count all ranks as one node: same global
-            # batches.
-            world = World(world.rank, world.ranks)
-        return Line(self._samples_per_epoch, self._spec.canonical_nodes, world.nodes), world
-
     def _batches(self, start: int) -> int:
-        remaining = Line(self._samples_per_epoch, self._spec.canonical_nodes).length_of_any_world - start
-        complete, rest = divmod(remaining, self._global_batch_size)
-        return complete + (rest > 0 and not self._drop_last)
+        return self._plan.batches(start, drop_last=self._drop_last)
 
     def _batch(self, epoch: int, start: int, number: int) -> list[int]:
         """The ids of this rank in the given global batch past `start`."""
-        if self._ids is None or self._ids[0] != epoch:
-            self._ids = epoch, epoch_ids(self._sizes, self._spec, epoch)
-        line, world = self._line()
-        first = number * self.batch_size
-        stop = min(first + self.batch_size, samples_per_rank(line.length, world, start))
-        positions = rank_positions(line.length, world, first, stop, start)
-        found: list[int] = self._ids[1][line.indices(positions)].tolist()
+        found: list[int] = self._plan.batch(epoch, start, number).tolist()
         return found
 
 
@@ -315,8 +307,24 @@ class BatchIterator(Iterator[list[int]]):
         return batch
 
 
-def _count(state: Mapping[str, Any], name: str) -> int:
-    value = state.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise StateError(f"{name} of the saved state is {value!r}, not a count")
-    return value
+def _shards(dataset: Shards | Sequence[int] | NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], str]:
+    """(shards,) samples of each, and the dataset's fingerprint."""
+    given = dataset.shard_sizes if isinstance(dataset, Shards) else dataset
+    sizes = np.asarray(given, np.int64)
+    if sizes.ndim != 1 or sizes.size == 0 or int(sizes.min()) < 0 or not sizes.any():
+        raise OrderError("there is no sample to order: the dataset is empty")
+    if isinstance(dataset, Shards):
+        return sizes, dataset.fingerprint
+    return sizes, hashlib.blake2b(sizes.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def _with_streams(spec: OrderSpec, dataset: object, shards: int) -> tuple[OrderSpec, Sequence[int]]:
+    """The spec with the dataset's weights, and the shards of each of its streams."""
+    if not isinstance(dataset, Streams):
+        return spec, [shards]
+    weights = tuple(dataset.weights)
+    if spec.weights and spec.weights != weights and any(weight != Weight() for weight in weights):
+        raise OrderError(
+            "the dataset's streams and the OrderSpec have different weights: set them in one place"
+        )
+    return replace(spec, weights=spec.weights or weights), dataset.shards_per_stream

@@ -4,13 +4,23 @@ Not a process group: it starts nothing, and waits for nobody. It imports torch a
 torch.distributed is up, its module is loaded already.
 """
 
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from loader.errors import OrderError
+
+
+class Mesh(Protocol):
+    """torch.distributed's DeviceMesh, as far as it is needed here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def get_coordinate(self) -> Sequence[int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +28,15 @@ class World:
     """The data-parallel ranks, and this one among them.
 
     rank: 0 <= rank < ranks, node by node. ranks_per_node: 0 stands for "all on one node".
-    Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here.
+    Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here, and
+    may number themselves by `replica`: work done once for all is replica 0's.
     Raises OrderError for numbers that contradict each other.
     """
 
     rank: int = 0
     ranks: int = 1
     ranks_per_node: int = 0
+    replica: int = 0
 
     def __post_init__(self) -> None:
         if self.ranks_per_node == 0:
@@ -33,6 +45,8 @@ class World:
             raise OrderError(f"rank {self.rank} of {self.ranks} ranks does not exist")
         if self.ranks_per_node < 1 or self.ranks % self.ranks_per_node:
             raise OrderError(f"{self.ranks} ranks do not fill nodes of {self.ranks_per_node} ranks")
+        if self.replica < 0:
+            raise OrderError(f"replica {self.replica} is negative")
 
     @property
     def nodes(self) -> int:
@@ -55,26 +69,54 @@ class World:
         *,
         dp_rank: int | None = None,
         dp_size: int | None = None,
+        mesh: Mesh | None = None,
+        replication: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
         """Find out from torch.distributed if it is initialised, else from RANK and WORLD_SIZE, else one rank.
 
-        LOCAL_WORLD_SIZE gives the ranks of a node; without it, all ranks count as one node. dp_rank and
-        dp_size (both or neither) replace rank and size where tensor or pipeline peers must see the same
-        samples. Raises OrderError if the environment is incomplete or not made of numbers.
+        LOCAL_WORLD_SIZE gives the ranks of a node; without it, all ranks count as one node. Where tensor,
+        sequence or pipeline peers must see the same samples, one of these says who they are: dp_rank and
+        dp_size (both or neither); mesh, the data-parallel part of a DeviceMesh, such as `mesh["dp"]` or
+        `mesh["replicate", "shard"]`; or replication, the number of consecutive ranks that are peers. Raises
+        OrderError if they contradict each other or the environment, or that is incomplete.
         """
         variables = os.environ if environment is None else environment
         rank, ranks = _distributed() or _from_environment(variables)
         ranks_per_node = _number(variables, "LOCAL_WORLD_SIZE") or ranks
         if (dp_rank is None) != (dp_size is None):
             raise OrderError("dp_rank and dp_size go together: give both or neither")
+        if (dp_rank is not None) + (mesh is not None) + (replication != 1) > 1:
+            raise OrderError(
+                "dp_rank with dp_size, mesh and replication say the same thing: give one of them"
+            )
+        if mesh is not None:
+            dp_rank, dp_size = _place_in(mesh)
+        elif replication != 1:
+            if replication < 1 or ranks % replication:
+                raise OrderError(f"{ranks} ranks do not divide into {replication} consecutive ones each")
+            dp_rank, dp_size = rank // replication, ranks // replication
         if dp_rank is None or dp_size is None:
             return cls(rank, ranks, ranks_per_node)
         if dp_size < 1 or ranks % dp_size:
             raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
         nodes = max(ranks // ranks_per_node, 1)
         # A replica that spans nodes leaves no whole node to a data-parallel rank: count them all as one node.
-        return cls(dp_rank, dp_size, dp_size // nodes if dp_size % nodes == 0 else dp_size)
+        dp_per_node = dp_size // nodes if dp_size % nodes == 0 else dp_size
+        # Peers follow each other nearly always (the mesh's last dimension); where not, only who does the
+        # common work differs.
+        return cls(dp_rank, dp_size, dp_per_node, rank % (ranks // dp_size))
+
+
+def _place_in(mesh: Mesh) -> tuple[int, int]:
+    """(rank, ranks) within a mesh, counted along its last dimension first."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise OrderError(f"this process is not in the mesh of shape {tuple(mesh.shape)}")
+    rank = 0
+    for place, size in zip(coordinate, mesh.shape, strict=True):
+        rank = rank * size + place
+    return rank, math.prod(mesh.shape)
 
 
 def _distributed() -> tuple[int, int] | None:

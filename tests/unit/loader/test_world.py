@@ -1,8 +1,14 @@
 """Finding out which rank this is."""
 
-import pytest
+from collections.abc import Iterator
+from itertools import chain
 
-from loader import OrderError, World
+import pytest
+import torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from loader import ElasticBatchSampler, OrderError, World
 
 
 def test_a_lone_process_is_one_rank() -> None:
@@ -20,9 +26,9 @@ def test_without_a_local_size_all_ranks_are_one_node() -> None:
 
 def test_data_parallel_ranks_replace_all_ranks() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert World.detect(dp_rank=2, dp_size=4, environment=environment) == World(2, 4, 2)
+    assert World.detect(dp_rank=2, dp_size=4, environment=environment) == World(2, 4, 2, replica=1)
     # one replica over both nodes: no node has a rank of its own
-    assert World.detect(dp_rank=0, dp_size=1, environment=environment) == World(0, 1, 1)
+    assert World.detect(dp_rank=0, dp_size=1, environment=environment) == World(0, 1, 1, replica=5)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,60 @@ def test_half_of_a_data_parallel_place_is_an_error() -> None:
 def test_an_impossible_world_is_an_error(rank: int, ranks: int, per_node: int) -> None:
     with pytest.raises(OrderError):
         World(rank, ranks, per_node)
+
+
+def test_consecutive_ranks_can_be_replicas_of_each_other() -> None:
+    worlds = [
+        World.detect(
+            replication=2, environment={"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+        )
+        for rank in range(8)
+    ]
+    assert [world.rank for world in worlds] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [world.replica for world in worlds] == [0, 1] * 4
+    assert {(world.ranks, world.nodes) for world in worlds} == {(4, 2)}
+    batches = [
+        list(ElasticBatchSampler([500] * 4, global_batch_size=40, canonical_nodes=4, world=world))
+        for world in worlds
+    ]
+    assert batches[::2] == batches[1::2]
+    single = ElasticBatchSampler([500] * 4, global_batch_size=40, canonical_nodes=4, world=World())
+    shared = [sorted(chain.from_iterable(parts)) for parts in zip(*batches[::2], strict=True)]
+    assert shared == [sorted(batch) for batch in single]
+
+
+def test_replication_that_does_not_divide_the_ranks_is_an_error() -> None:
+    for replication in (0, 3):
+        with pytest.raises(OrderError, match="consecutive"):
+            World.detect(replication=replication, environment={"RANK": "0", "WORLD_SIZE": "8"})
+
+
+@pytest.fixture
+def rank_five_of_eight() -> Iterator[None]:
+    """torch.distributed as rank 5 of 8, of which the others do not exist."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("rank_five_of_eight")
+def test_a_device_mesh_tells_the_data_parallel_rank() -> None:
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+    environment = {"LOCAL_WORLD_SIZE": "4"}
+    assert World.detect(environment=environment) == World(5, 8, 4)
+    assert World.detect(mesh=mesh["dp"], environment=environment) == World(2, 4, 2, replica=1)
+    assert World.detect(mesh=mesh["tp"], environment=environment) == World(1, 2, 1, replica=1)
+    assert World.detect(mesh=mesh, environment=environment) == World(5, 8, 4)
+    sharded = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    assert World.detect(mesh=sharded["replicate", "shard"], environment=environment).rank == 2
+    with pytest.raises(OrderError, match="give one of them"):
+        World.detect(mesh=mesh["dp"], replication=2)
+    with pytest.raises(OrderError, match="give one of them"):
+        World.detect(mesh=mesh["dp"], dp_rank=1, dp_size=4)
+
+
+@pytest.mark.usefixtures("rank_five_of_eight")
+def test_a_process_outside_the_mesh_is_an_error() -> None:
+    mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0, 1])
+    with pytest.raises(OrderError, match="not in the mesh"):
+        World.detect(mesh=mesh)

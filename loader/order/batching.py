@@ -1,0 +1,392 @@
+"""Batchings: which samples make global batch b, and which of them this rank reads.
+
+`random` cuts the line of all streams. `stratified` gives each stream the same part of every global batch, and
+`per_stream` a global batch at a time, both from a line a stream. `device_per_stream` gives each stream batches
+of a single rank: what those hold follows from the number of ranks, so this one is not elastic.
+
+A plan knows lengths without ordering anything, and asks `Tracks` for ids when it is asked for a batch.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from loader.errors import OrderError
+from loader.order.epochs import Tracks
+from loader.order.lines import Line, rank_positions, repeated_at_the_end, samples_per_rank
+from loader.order.spec import NATIVE, Ids, OrderSpec
+from loader.world import World
+
+# Computed together, this many ids of a rank cost little more than a batch of a few.
+AHEAD_SAMPLES = 4096
+
+
+class BatchPlan(Protocol):
+    """How an epoch is cut into global batches, and these into ranks."""
+
+    @property
+    def length(self) -> int:
+        """Positions of an epoch that belong to batches, on any world."""
+        ...
+
+    def batches(self, start: int, *, drop_last: bool) -> int:
+        """Global batches past position `start`; drop_last: the complete ones."""
+        ...
+
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """This rank's ids in the given global batch past `start`."""
+        ...
+
+
+def batch_plan(tracks: Tracks, world: World, global_batch_size: int, *, drop_last: bool) -> BatchPlan:
+    """Return the plan for one rank. global_batch_size: samples, a multiple of the ranks.
+
+    Raises OrderError if the settings, streams and world do not go together.
+    """
+    spec = tracks.spec
+    if spec.batching == "stratified":
+        return StratifiedPlan(tracks, world, global_batch_size)
+    if spec.batching == "per_stream":
+        return PerStreamPlan(tracks, world, global_batch_size)
+    if spec.batching == "device_per_stream":
+        if not drop_last:
+            raise OrderError("device_per_stream leaves ranks uneven at the end: it needs drop_last=True")
+        return DevicePlan(tracks, world, global_batch_size)
+    plan = NativePlan if spec.order == NATIVE else RandomPlan
+    return plan(tracks, world, global_batch_size, drop_last=drop_last)
+
+
+def even_world(world: World, rows: int) -> World:
+    """The world as it divides the rows of a line; all ranks on one node where its nodes would share rows unevenly.
+
+    The global batches are the same either way.
+    """
+    most, least = max(world.nodes, rows), min(world.nodes, rows)
+    return world if most % least == 0 else World(world.rank, world.ranks)
+
+
+class RandomPlan:
+    """Batches of the line of all streams, as StreamingDataset cuts them."""
+
+    def __init__(self, tracks: Tracks, world: World, global_batch_size: int, *, drop_last: bool) -> None:
+        rows, samples = tracks.spec.rows, tracks.samples()
+        if samples <= rows:
+            # StreamingDataset tiles so few samples over the rows differently for more nodes than rows.
+            world = World(world.rank, world.ranks)
+        self._tracks, self._world, self._global = tracks, even_world(world, rows), global_batch_size
+        self._line = Line(samples, rows, self._world.nodes)
+        self._ahead = _Ahead()
+
+    @property
+    def length(self) -> int:
+        """Positions whose samples are the same on any world."""
+        return self._line.length_of_any_world
+
+    def batches(self, start: int, *, drop_last: bool) -> int:
+        """Global batches past position `start`."""
+        return _count(self.length - start, self._global, drop_last=drop_last)
+
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """This rank's ids; an incomplete last batch is filled up by repeats to the same number a rank."""
+        length, world = self._line.length, self._world
+        size = self._global // world.ranks
+        samples = samples_per_rank(length, world, start)
+
+        def make(first: int, stop: int) -> Ids:
+            positions = rank_positions(length, world, first * size, min(stop * size, samples), start)
+            return self._tracks.get(epoch).at(positions, world.nodes)
+
+        if (number + 1) * size > samples:
+            return make(number, number + 1)
+        return self._ahead.get((epoch, start), number, samples // size, size, make)
+
+
+class NativePlan:
+    """Batches of the native line of all streams, which ends where the samples end.
+
+    The last, incomplete global batch is dealt out as it is: some ranks get a sample more than others.
+    """
+
+    def __init__(self, tracks: Tracks, world: World, global_batch_size: int, *, drop_last: bool) -> None:
+        self._tracks, self._global = tracks, global_batch_size
+        self._world = even_world(world, tracks.spec.rows)
+        rest = self.length % global_batch_size
+        if not drop_last and 0 < rest < world.ranks:
+            raise OrderError(
+                f"the last global batch would have {rest} samples for {world.ranks} ranks, and the native order "
+                f"repeats none: set drop_last=True, or another global_batch_size or epoch_size"
+            )
+        tracks.native_run(epoch=0)
+        self._ahead = _Ahead()
+
+    @property
+    def length(self) -> int:
+        """All samples of the epoch."""
+        return self._tracks.samples()
+
+    def batches(self, start: int, *, drop_last: bool) -> int:
+        """Global batches past position `start`."""
+        return _count(self.length - start, self._global, drop_last=drop_last)
+
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """This rank's ids, none of them twice in an epoch that takes each sample once."""
+        # Counted from the epoch's beginning, so that what is made ahead serves after a resume, too.
+        before, first = divmod(start, self._global)
+        places = first + _interleaved(self._world, self._global)
+        number += before
+
+        def make(begin: int, stop: int) -> Ids:
+            return self._tracks.get(epoch).at(_repeated(places, self._global, begin, stop))
+
+        complete = (self.length - first) // self._global
+        if number < complete:
+            return self._ahead.get((epoch, first), number, complete, places.size, make)
+        positions = places + number * self._global
+        return self._tracks.get(epoch).at(positions[positions < self.length])
+
+
+class StratifiedPlan:
+    """Batches with the same part of each stream; the stream that is used up first ends the epoch."""
+
+    def __init__(self, tracks: Tracks, world: World, global_batch_size: int) -> None:
+        self._tracks, self._world, self._global = tracks, world, global_batch_size
+        self._portions = stratified_portions(tracks.table.proportions, global_batch_size)
+        # StreamingDataset's lines are those of one node here, whatever the number of nodes.
+        self._lines = [
+            FilledLine(tracks.samples(stream), tracks.spec, (1, tracks.spec.tail_layout[1]))
+            for stream in range(tracks.table.streams)
+        ]
+        self._batches = min(
+            line.length // portion for line, portion in zip(self._lines, self._portions, strict=True)
+        )
+        self._ahead = [_Ahead() for _ in self._lines]
+
+    @property
+    def length(self) -> int:
+        """Positions of the complete batches, there are no others."""
+        return self._batches * self._global
+
+    def batches(self, start: int, *, drop_last: bool) -> int:
+        """Global batches past position `start`."""
+        return _count(self.length - start, self._global, drop_last=drop_last)
+
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """This rank's ids: consecutive places of the batch, in which streams follow each other."""
+        size = self._global // self._world.ranks
+        first = self._world.rank * size
+        number += start // self._global
+        found = [np.empty(0, np.int64)]
+        begin = 0
+        for stream, portion in enumerate(self._portions):
+            low, high = max(first - begin, 0), min(first + size - begin, portion)
+            if low < high:
+                make = self._maker(epoch, stream, np.arange(low, high))
+                found.append(self._ahead[stream].get((epoch,), number, self._batches, high - low, make))
+            begin += portion
+        return np.concatenate(found)
+
+    def _maker(self, epoch: int, stream: int, places: Ids) -> Callable[[int, int], Ids]:
+        line, portion = self._lines[stream], self._portions[stream]
+        return lambda first, stop: line.ids(
+            self._tracks, epoch, stream, _repeated(places, portion, first, stop)
+        )
+
+
+class PerStreamPlan:
+    """Batches of one stream each, streams taking turns at random; what fills no whole batch is left out."""
+
+    def __init__(self, tracks: Tracks, world: World, global_batch_size: int) -> None:
+        spec = tracks.spec
+        self._tracks, self._world, self._global = tracks, even_world(world, spec.rows), global_batch_size
+        self._lines = [
+            FilledLine(tracks.samples(stream), spec, spec.tail_layout)
+            for stream in range(tracks.table.streams)
+        ]
+        self._counts = [line.length // global_batch_size for line in self._lines]
+        _refuse_empty_streams(self._counts, f"global batch of {global_batch_size}")
+        self._ahead = [_Ahead() for _ in self._lines]
+        self._turns: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+
+    @property
+    def length(self) -> int:
+        """Positions of the complete batches, there are no others."""
+        return sum(self._counts) * self._global
+
+    def batches(self, start: int, *, drop_last: bool) -> int:
+        """Global batches past position `start`."""
+        return _count(self.length - start, self._global, drop_last=drop_last)
+
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """This rank's ids."""
+        if self._turns[0] != epoch:
+            generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
+            self._turns = (epoch, *_turns(self._counts, generator))
+        _, origins, turns = self._turns
+        number += start // self._global
+        stream = int(origins[number])
+        places = _interleaved(self._world, self._global)
+
+        def make(first: int, stop: int) -> Ids:
+            positions = _repeated(places, self._global, first, stop)
+            return self._lines[stream].ids(self._tracks, epoch, stream, positions)
+
+        return self._ahead[stream].get((epoch,), int(turns[number]), self._counts[stream], places.size, make)
+
+
+class DevicePlan:
+    """Batches in which each rank's part is of one stream. Another world has other batches: not elastic."""
+
+    def __init__(self, tracks: Tracks, world: World, global_batch_size: int) -> None:
+        spec, ranks = tracks.spec, world.ranks_per_node
+        if spec.order == NATIVE:
+            raise OrderError("device_per_stream is StreamingDataset's; the native order has per_stream")
+        if spec.rows % world.nodes:
+            raise OrderError(
+                f"device_per_stream needs as many whole canonical nodes on each node: {spec.rows} canonical "
+                f"nodes do not divide by {world.nodes} nodes"
+            )
+        for stream, share in enumerate(tracks.table.proportions):
+            if spec.is_shuffled and spec.block_size * share < 1:
+                raise OrderError(
+                    f"stream {stream} has a proportion of {share:.3g}, less than a sample of a block of "
+                    f"{spec.block_size}: raise block_size or the stream's weight"
+                )
+        self._tracks, self._world, self._global = tracks, world, global_batch_size
+        self._size = global_batch_size // world.ranks
+        self._rows_of_node = spec.rows // world.nodes
+        self._widths = [
+            Line(tracks.samples(stream), spec.rows).width for stream in range(tracks.table.streams)
+        ]
+        self._counts = [
+            -(-width // ranks) * ranks * self._rows_of_node // self._size for width in self._widths
+        ]
+        _refuse_empty_streams(self._counts, f"batch of {self._size} for each rank")
+        self._turns: tuple[int, list[tuple[Ids, Ids]]] = (-1, [])
+
+    @property
+    def length(self) -> int:
+        """Positions of the complete batches, there are no others."""
+        return sum(self._counts) // self._world.ranks_per_node * self._global
+
+    def batches(self, start: int, *, drop_last: bool) -> int:
+        """Global batches past position `start`."""
+        return _count(self.length - start, self._global, drop_last=drop_last)
+
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """This rank's ids: all of one stream."""
+        world, ranks = self._world, self._world.ranks_per_node
+        if self._turns[0] != epoch:
+            generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
+            self._turns = epoch, [_turns(self._counts, generator) for _ in range(world.nodes)]
+        # Batches of single ranks in the order of StreamingDataset: one of each node in turn, though the ranks
+        # that then read them follow each other.
+        turn, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
+        origins, turns = self._turns[1][node]
+        stream = int(origins[turn])
+        places = int(turns[turn]) * self._size + np.arange(self._size, dtype=np.int64)
+        row = node * self._rows_of_node + places // ranks % self._rows_of_node
+        column = places // (ranks * self._rows_of_node) * ranks + places % ranks
+        column = repeated_at_the_end(column, self._widths[stream], ranks)
+        rows = self._tracks.spec.rows
+        return self._tracks.get(epoch, stream).at(column * rows + row, rows)
+
+
+class FilledLine:
+    """The line of one stream, filled up by repeats to the same number for each rank of a layout.
+
+    samples: of the stream in an epoch. layout: (nodes, ranks a node); (1, 1) fills nothing up, nor does the
+    native order.
+    """
+
+    def __init__(self, samples: int, spec: OrderSpec, layout: tuple[int, int]) -> None:
+        self._nodes, self._ranks = layout
+        if max(spec.rows, self._nodes) % min(spec.rows, self._nodes):
+            raise OrderError(f"tail_layout has {self._nodes} nodes, which do not divide {spec.rows} rows")
+        line = Line(samples, spec.rows, self._nodes)
+        self._of_node = (samples if spec.order == NATIVE else line.length) // self._nodes
+
+    @property
+    def length(self) -> int:
+        """Positions, with the repeats."""
+        return -(-self._of_node // self._ranks) * self._ranks * self._nodes
+
+    def ids(self, tracks: Tracks, epoch: int, stream: int, positions: Ids) -> Ids:
+        """Return the ids at these positions, each < length."""
+        of_node, node = np.divmod(positions, self._nodes)
+        of_node = repeated_at_the_end(of_node, self._of_node, self._ranks)
+        return tracks.get(epoch, stream).at(of_node * self._nodes + node, self._nodes)
+
+
+class _Ahead:
+    """Equal pieces of a line's ids, of which several are made together."""
+
+    def __init__(self) -> None:
+        self._of: tuple[int, ...] = ()
+        self._first = 0
+        self._held: Ids = np.empty((0, 0), np.int64)
+
+    def get(
+        self, of: tuple[int, ...], number: int, pieces: int, size: int, make: Callable[[int, int], Ids]
+    ) -> Ids:
+        """Return the piece of this number. of: what they are pieces of. make: ids of pieces first up to stop."""
+        if of != self._of or not 0 <= number - self._first < len(self._held):
+            stop = min(number + max(AHEAD_SAMPLES // size, 1), pieces)
+            self._of, self._first = of, number
+            self._held = make(number, stop).reshape(stop - number, size)
+        found: Ids = self._held[number - self._first].copy()
+        return found
+
+
+def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) -> tuple[int, ...]:
+    """Return how many samples of each stream a global batch has.
+
+    Rounded down; what is missing then goes to the streams that lost most by it, the later one first where
+    they lost the same. Raises OrderError if a stream gets none.
+    """
+    portions = np.array([int(share * global_batch_size) for share in proportions], np.int64)
+    missing = global_batch_size - int(portions.sum())
+    lost = global_batch_size * np.array(proportions) - portions
+    portions[np.flip(np.argsort(lost, kind="stable"))[:missing]] += 1
+    for stream, portion in enumerate(portions.tolist()):
+        if portion == 0:
+            raise OrderError(
+                f"stream {stream} has a proportion of {proportions[stream]:.3g}, which is no sample in a global "
+                f"batch of {global_batch_size}: raise global_batch_size or the stream's weight"
+            )
+    return tuple(portions.tolist())
+
+
+def _turns(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
+    """Shuffle the batches of all streams: (batches,) the stream of each, and which of its batches it is."""
+    origins = np.repeat(np.arange(len(counts)), counts)
+    generator.shuffle(origins)
+    turns = np.empty_like(origins)
+    turns[np.argsort(origins, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+    return origins, turns
+
+
+def _interleaved(world: World, samples: int) -> Ids:
+    """This rank's places in a global batch of so many samples: dealt to nodes in turn, and there to ranks."""
+    return np.arange(world.rank_of_node * world.nodes + world.node, samples, world.ranks, dtype=np.int64)
+
+
+def _repeated(places: Ids, step: int, first: int, stop: int) -> Ids:
+    """The same places in pieces first up to stop, `step` positions apart, one piece after another."""
+    pieces = np.arange(first, stop, dtype=np.int64)[:, None]
+    found: Ids = (pieces * step + places).ravel()
+    return found
+
+
+def _count(positions: int, global_batch_size: int, *, drop_last: bool) -> int:
+    complete, rest = divmod(positions, global_batch_size)
+    return complete + (rest > 0 and not drop_last)
+
+
+def _refuse_empty_streams(counts: list[int], what: str) -> None:
+    for stream, count in enumerate(counts):
+        if count == 0:
+            raise OrderError(
+                f"stream {stream} of {len(counts)} has too few samples in an epoch for a single {what}: raise its "
+                f"weight, or lower global_batch_size"
+            )

@@ -1,0 +1,200 @@
+"""The native order: any position of an epoch in O(1), of any number of samples, with nothing stored by sample.
+
+1. The shards (the *units* of the epoch) stand in an order that a key of the run decides, one after another.
+2. This row of samples is cut into lanes of equal length, at most one sample apart: a lane's shards stay its own
+   for the run, so a node that reads some of the lanes reads their shards only.
+3. Within a lane, a key of the epoch reorders the pieces of shards (*spans*).
+4. Each lane is cut into blocks of `block_size`, shifted by another phase in each lane, so that their borders do
+   not fall together; within a block, a key of the epoch mixes the samples.
+5. The line takes one sample of each lane in turn: position p is sample p // lanes of lane p % lanes. The longer
+   lanes come first, so the line ends exactly where the samples end: no repeats, nothing left out.
+
+Permutations are `loader.order.bijection`'s; memory is a few numbers a shard. An epoch that takes only part of a
+stream takes the same share of each shard, to within one sample, and draws it anew each epoch ("balanced").
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from loader.order.bijection import Keys, key_of, keyed_order, permuted, restored, subkeys
+from loader.order.spec import Ids, OrderSpec
+from loader.order.streams import StreamTable
+
+# Products of two counts below this fit into 64 bits.
+_SAFE_FACTOR = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
+    """Passes over shards, whole or in part.
+
+    firsts: (units,) the id of the shard's first sample. sizes: (units,) samples taken. of: (units,) samples
+    that the shard has. draws: (units,) keys that choose the samples of a part.
+    """
+
+    firsts: Ids
+    sizes: Ids
+    of: Ids
+    draws: Keys
+
+
+def native_units(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None) -> Units:
+    """Return the units of an epoch: of one stream, or of all.
+
+    Each stream is passed over whole as often as its samples ask for; the rest is the same share of each shard,
+    rounded so that the sum is exact.
+    """
+    key = key_of("draw", spec.seed, epoch if spec.sampling == "balanced" else "")
+    if stream is None and table.is_whole:
+        held = np.flatnonzero(table.sizes)
+        sizes = table.sizes[held]
+        return Units(table.first_ids()[held], sizes, sizes, np.broadcast_to(np.uint64(0), sizes.shape))
+    firsts, chosen = table.first_ids(), np.zeros_like(table.sizes)
+    for number in range(table.streams) if stream is None else [stream]:
+        shards = slice(table.borders[number], table.borders[number + 1])
+        chosen[shards] = _chosen(table.sizes[shards], table.choose[number], key)
+    times, parts = np.divmod(chosen, np.maximum(table.sizes, 1))
+    shards_of = np.repeat(np.arange(chosen.size), times + (parts > 0))
+    sizes = table.sizes[shards_of]
+    last = np.flatnonzero(np.diff(shards_of, append=-1))
+    partial = last[parts[shards_of[last]] > 0]
+    taken = sizes.copy()
+    taken[partial] = parts[shards_of[partial]]
+    return Units(firsts[shards_of], taken, sizes, subkeys(key, shards_of))
+
+
+def _chosen(sizes: Ids, choose: int, key: int) -> Ids:
+    """(shards,) samples of each, with sum `choose`."""
+    total = int(sizes.sum())
+    passes, rest = divmod(choose, total)
+    if rest == 0:
+        return sizes * passes
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    if total >= _SAFE_FACTOR:
+        ends = ends.astype(object)
+    # The key decides where roundings go up.
+    shares = ((ends * rest + key % total) // total).astype(np.int64)
+    found: Ids = sizes * passes + np.diff(shares)
+    return found
+
+
+class NativeRun:
+    """What stays the same for a run: the order of its units, and which of them, or parts of them, a lane has.
+
+    A *place* counts through the row of all lanes, here in the order of the run.
+    """
+
+    def __init__(self, units: Units, spec: OrderSpec) -> None:
+        self.units = units
+        self.lanes = spec.rows
+        self.samples = int(units.sizes.sum())
+        self._least, self._longer = divmod(self.samples, self.lanes)
+        # (units,) which of them is next, and where it ends
+        self.unit_of = keyed_order(units.sizes.size, key_of("run", spec.seed))
+        self.unit_ends = np.cumsum(units.sizes[self.unit_of])
+        starts = self.starts(np.arange(self.lanes))
+        # (spans,) where each begins; (lanes + 1,) the first span of each
+        self.span_begins = self._cut(starts)
+        self.borders = [*np.searchsorted(self.span_begins, starts).tolist(), self.span_begins.size]
+
+    def _cut(self, starts: Ids) -> Ids:
+        """Where spans begin: with each unit, and within units where a lane begins."""
+        begins = np.concatenate([[0], self.unit_ends[:-1]])
+        starts = starts[starts < self.samples]
+        at = np.searchsorted(begins, starts)
+        new = begins[np.minimum(at, begins.size - 1)] != starts
+        found: Ids = np.insert(begins, at[new], starts[new])
+        return found
+
+    def span_ends(self, span: Ids) -> Ids:
+        """Where these spans end."""
+        following = np.minimum(span + 1, self.span_begins.size - 1)
+        found: Ids = np.where(span + 1 < self.span_begins.size, self.span_begins[following], self.samples)
+        return found
+
+    def ids(self, places: Ids) -> Ids:
+        """The ids at these places."""
+        units = self.units
+        number = np.searchsorted(self.unit_ends, places, side="right")
+        unit = self.unit_of[number]
+        within = places - (self.unit_ends[number] - units.sizes[unit])
+        parts = np.flatnonzero(units.sizes[unit] != units.of[unit])
+        if parts.size:
+            drawn = unit[parts]
+            within[parts] = permuted(within[parts], units.of[drawn], units.draws[drawn])
+        found: Ids = units.firsts[unit] + within
+        return found
+
+    def places(self, ids: Ids) -> Ids:
+        """Where these samples are, in a run that takes each sample once."""
+        firsts = self.units.firsts[self.unit_of]
+        by_id = np.argsort(firsts)
+        number = by_id[np.searchsorted(firsts, ids, side="right", sorter=by_id) - 1]
+        found: Ids = self.unit_ends[number] - self.units.sizes[self.unit_of[number]] + ids - firsts[number]
+        return found
+
+    def lengths(self, lane: Ids) -> Ids:
+        """Samples of these lanes."""
+        return self._least + (lane < self._longer)
+
+    def starts(self, lane: Ids) -> Ids:
+        """The first place of these lanes."""
+        found: Ids = lane * self._least + np.minimum(lane, self._longer)
+        return found
+
+
+class NativeLine:
+    """The samples of one epoch of a run, by their position on the line."""
+
+    def __init__(self, run: NativeRun, spec: OrderSpec, epoch: int) -> None:
+        self._run, self._block = run, spec.block_size
+        self.samples = run.samples
+        lanes = np.arange(run.lanes)
+        self._key = key_of("block", spec.seed, epoch)
+        phase_key = key_of("phase", spec.seed, epoch)
+        phases = (subkeys(phase_key, lanes) % np.uint64(self._block)).astype(np.int64)
+        # A lane of a single block stays whole.
+        self._phases = np.where(run.lengths(lanes) > self._block, phases, 0)
+        # (spans,) which of the run's is next, and the place where it ends, in the order of the epoch
+        self._span_of = self._reordered(key_of("spans", spec.seed, epoch))
+        self._ends = np.cumsum(np.diff(run.span_begins, append=run.samples)[self._span_of])
+
+    def _reordered(self, key: int) -> Ids:
+        """The spans in the order of the epoch, each within its lane."""
+        found = np.empty(self._run.span_begins.size, np.int64)
+        for lane, lane_key in enumerate(subkeys(key, np.arange(self._run.lanes)).tolist()):
+            first, stop = self._run.borders[lane : lane + 2]
+            found[first:stop] = keyed_order(stop - first, lane_key)
+            found[first:stop] += first
+        return found
+
+    def at(self, positions: Ids) -> Ids:
+        """Return the ids at these positions of the line, each 0 <= position < samples."""
+        run = self._run
+        lane, column = positions % run.lanes, positions // run.lanes
+        begins, sizes, keys = self._blocks(lane, column)
+        places = run.starts(lane) + begins + permuted(column - begins, sizes, keys)
+        number = np.searchsorted(self._ends, places, side="right")
+        # counted from the span's end, as that is what is stored of the epoch
+        return run.ids(places + run.span_ends(self._span_of[number]) - self._ends[number])
+
+    def position_of(self, ids: Ids) -> Ids:
+        """Return where these samples stand, in an epoch that takes each sample once: the inverse of `at`."""
+        run = self._run
+        places = run.places(ids)
+        span = np.searchsorted(run.span_begins, places, side="right") - 1
+        places += self._ends[np.argsort(self._span_of)[span]] - run.span_ends(span)
+        lane = np.searchsorted(run.starts(np.arange(run.lanes)), places, side="right") - 1
+        place = places - run.starts(lane)
+        begins, sizes, keys = self._blocks(lane, place)
+        found: Ids = (begins + restored(place - begins, sizes, keys)) * run.lanes + lane
+        return found
+
+    def _blocks(self, lane: Ids, column: Ids) -> tuple[Ids, Ids, Keys]:
+        """The first column, size and key of the block that each column of a lane is in."""
+        phase = self._phases[lane]
+        block = (column + phase) // self._block
+        begins = np.maximum(block * self._block - phase, 0)
+        stops = np.minimum((block + 1) * self._block - phase, self._run.lengths(lane))
+        return begins, stops - begins, subkeys(self._key, lane, block)

@@ -1,0 +1,43 @@
+"""Sorting by keys of 32 bits, several times faster than numpy's general argsort, and stable on every machine."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Below this, several passes cost more than they save.
+FEW = 4096
+_KEYS = 2.0**32 - 2**10  # a little less than there are, as products are rounded
+
+
+def order_of_keys(keys: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """Return the order that sorts the keys, equal ones by index.
+
+    numpy sorts 16 bits stably by counting, so two passes, the low half first, make a radix sort.
+    """
+    by_low = np.argsort(keys.astype(np.uint16), kind="stable")
+    found: NDArray[np.intp] = by_low[np.argsort((keys >> 16).astype(np.uint16)[by_low], kind="stable")]
+    return found
+
+
+def order_of_places(places: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the order that sorts the places, equal ones by index. places: (n,) finite, n > 0.
+
+    Sorts by 32 bits of where each lies between the least and the greatest, then puts right the few that these
+    do not tell apart. Fast for places that are spread out evenly, right for all.
+    """
+    if places.size < FEW:
+        return np.argsort(places, kind="stable")
+    least, most = float(places.min()), float(places.max())
+    scale = _KEYS / (most - least) if most > least else 0.0
+    keys = ((places - least) * scale).astype(np.uint32)
+    order = order_of_keys(keys)
+    ordered = places[order]
+    wrong = np.flatnonzero(ordered[1:] < ordered[:-1])
+    if wrong.size > places.size // 64:
+        return np.argsort(places, kind="stable")
+    if wrong.size:
+        keys = keys[order]
+        doubtful = np.unique(keys[wrong])
+        firsts, stops = (np.searchsorted(keys, doubtful, side=side).tolist() for side in ("left", "right"))
+        for first, stop in zip(firsts, stops, strict=True):
+            order[first:stop] = order[first:stop][np.argsort(ordered[first:stop], kind="stable")]
+    return order

@@ -1,0 +1,264 @@
+"""StreamingDataset's shuffles: units in, a permutation of their positions out, bit by bit that of version 0.13.
+
+All but `naive` and `py2s` begin alike: units in an order fixed for the run, cut at the borders of the canonical
+nodes into *spans*, and these shuffled within each node anew every epoch. The generator's draws come one
+after another in a fixed sequence, so a shuffle is always of the whole epoch.
+
+Invariants: 1. The same call gives the same array on every machine: equal places in py1e's sort, which numpy's
+leaves open, go by position. 2. Apart from the result, memory is bounded by the block size and `CHUNK_SAMPLES`
+(py2s: by the result once more).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.errors import OrderError
+from loader.order.radix import order_of_places
+from loader.order.spec import STREAMING_ORDERS, Ids, Stored
+from loader.order.streams import CHUNK_SAMPLES, id_type
+
+
+def shuffle_units(
+    order: str,
+    units: Ids,
+    canonical_nodes: int,
+    seed: int,
+    epoch: int,
+    block_size: int,
+    out: Stored | None = None,
+) -> Stored:
+    """Return the positions 0..sum(units) in shuffled order.
+
+    units: (units,) sizes, all positive. `naive` mixes everything; the others keep a canonical node's samples
+    within its share, `py1s` and `py2s` within a unit, `py1b`, `py1br` and `py1e` within about `block_size`
+    samples. out: (sum(units),) where to put them, if not into memory of their own. Raises OrderError for an
+    unknown name, a block too small for its shuffle, or (py1e only) a canonical node without samples.
+    """
+    total = int(units.sum())
+    ids = np.empty(total, id_type(total)) if out is None else out
+    if order not in STREAMING_ORDERS:
+        raise OrderError(f"order {order!r} is unknown: choose one of {', '.join(STREAMING_ORDERS)}")
+    smallest = SMALLEST_BLOCKS.get(order, 0)
+    if block_size < smallest:
+        raise OrderError(
+            f"{order} cannot shuffle in blocks of {block_size} samples, only of {smallest} or more: raise "
+            f"block_size (a stream has its proportion of it)"
+        )
+    if order in SHUFFLES:
+        generator = np.random.default_rng(seed + epoch)
+        spans = _epoch_spans(units, canonical_nodes, seed, generator)
+        SHUFFLES[order](spans, generator, block_size, ids)
+    elif order == "py2s":
+        _shuffle_py2s(units, canonical_nodes, seed, epoch, ids)
+    else:
+        for first in range(0, total, CHUNK_SAMPLES):
+            ids[first : first + CHUNK_SAMPLES] = np.arange(first, min(first + CHUNK_SAMPLES, total))
+        if order == "naive":
+            np.random.default_rng(seed + epoch).shuffle(ids)
+    return ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spans:
+    """Runs of positions, none empty; those of canonical node c are [borders[c], borders[c + 1])."""
+
+    starts: Ids  # (spans,)
+    sizes: Ids  # (spans,)
+    borders: Ids  # (canonical nodes + 1,)
+
+    def fill(self, ids: Stored) -> None:
+        """Write all positions, span after span, to ids: (sum of sizes,)."""
+        ends = np.cumsum(self.sizes)
+        offsets = self.starts - (ends - self.sizes)
+        spans = np.searchsorted(ends, np.arange(0, ids.size, CHUNK_SAMPLES), side="right").tolist()
+        spans.append(self.sizes.size - 1)
+        for part, first in enumerate(range(0, ids.size, CHUNK_SAMPLES)):
+            stop = min(first + CHUNK_SAMPLES, ids.size)
+            of = slice(spans[part], spans[part + 1] + 1)
+            lengths = np.minimum(ends[of], stop) - np.maximum(ends[of] - self.sizes[of], first)
+            ids[first:stop] = np.repeat(offsets[of], np.maximum(lengths, 0)) + np.arange(first, stop)
+
+    def nodes(self) -> Iterator[Ids]:
+        """The span sizes of each canonical node."""
+        for first, stop in zip(self.borders[:-1], self.borders[1:], strict=True):
+            yield self.sizes[first:stop]
+
+
+def _epoch_spans(units: Ids, canonical_nodes: int, seed: int, generator: np.random.Generator) -> _Spans:
+    """The spans in the order of the epoch: units in that of the run, cut, and shuffled within each node."""
+    order_of_units = np.arange(units.size)
+    np.random.default_rng(seed).shuffle(order_of_units)
+    ends = np.cumsum(units)
+    starts, sizes, borders = _cut(
+        ends[order_of_units] - units[order_of_units], units[order_of_units], canonical_nodes
+    )
+    for node in range(canonical_nodes):
+        part = np.arange(borders[node], borders[node + 1])
+        generator.shuffle(part)
+        starts[borders[node] : borders[node + 1]] = starts[part]
+        sizes[borders[node] : borders[node + 1]] = sizes[part]
+    return _Spans(starts, sizes, borders)
+
+
+def _cut(starts: Ids, sizes: Ids, parts: int) -> tuple[Ids, Ids, Ids]:
+    """Cut spans at the borders of `parts` equal shares of their samples.
+
+    Returns ((spans,) starts, (spans,) sizes, (parts + 1,) the first span of each part).
+    """
+    ends = np.cumsum(sizes)
+    total = int(ends[-1])
+    borders = np.arange(parts + 1) * total // parts
+    cuts = np.unique(np.concatenate([[0], ends, borders]))  # also the offsets at which the new spans begin
+    owner = np.searchsorted(ends, cuts[:-1], side="right")
+    new_starts = starts[owner] + (cuts[:-1] - (ends[owner] - sizes[owner]))
+    return new_starts, np.diff(cuts), np.searchsorted(cuts, borders)
+
+
+def _shuffle_slices(ids: Stored, sizes: Ids, generator: np.random.Generator) -> None:
+    """Shuffle consecutive slices of the given sizes, each for itself, in place."""
+    offset = 0
+    for size in sizes.tolist():
+        generator.shuffle(ids[offset : offset + size])
+        offset += size
+
+
+def _shuffle_py1s(spans: _Spans, generator: np.random.Generator, _block_size: int, ids: Stored) -> None:
+    spans.fill(ids)
+    _shuffle_slices(ids, spans.sizes, generator)
+
+
+def _shuffle_py1b(spans: _Spans, generator: np.random.Generator, block_size: int, ids: Stored) -> None:
+    spans.fill(ids)
+    stop = 0
+    for sizes in spans.nodes():
+        start, stop = stop, stop + int(sizes.sum())
+        for block in range(start, stop, block_size):
+            generator.shuffle(ids[block : min(block + block_size, stop)])
+
+
+def _shuffle_py1br(spans: _Spans, generator: np.random.Generator, block_size: int, ids: Stored) -> None:
+    spans.fill(ids)
+    shortest, longest = int(0.75 * block_size), int(1.25 * block_size)
+    staggers = generator.integers(0, shortest, (spans.borders.size - 1,)).tolist()
+    stop = 0
+    for stagger, sizes in zip(staggers, spans.nodes(), strict=True):
+        start, stop = stop, stop + int(sizes.sum())
+        blocks: list[tuple[int, int]] = []
+        end = start
+        while end < stop:
+            length = int(generator.integers(shortest, longest))
+            block = max(end - stagger, start), min(end + length - stagger, stop)
+            blocks.append(block)
+            end += block[1] - block[0]
+        for first, last in blocks:
+            generator.shuffle(ids[first:last])
+
+
+def _shuffle_py1e(spans: _Spans, generator: np.random.Generator, block_size: int, ids: Stored) -> None:
+    spans.fill(ids)
+    stop = 0
+    for node, sizes in enumerate(spans.nodes()):
+        start, stop = stop, stop + int(sizes.sum())
+        if start == stop:
+            raise OrderError(
+                f"canonical node {node} of {spans.borders.size - 1} gets no sample: the epoch has only "
+                f"{ids.size}. Lower canonical_nodes, or enlarge the dataset or epoch_size."
+            )
+        part = ids[start:stop]
+        _shuffle_slices(part, sizes, generator)
+        _sort_by_place(part, _places(sizes, generator, block_size), block_size)
+
+
+def _places(sizes: Ids, generator: np.random.Generator, block_size: int) -> Iterator[NDArray[np.float64]]:
+    """Draw where each sample of a node goes, as runs of at most CHUNK_SAMPLES places, in order.
+
+    A sample moves at most so far that its span stays within one block, and never out of its node.
+    """
+    shortest, longest = int(0.75 * block_size), int(1.25 * block_size)
+    count = int(sizes.sum())
+    run: list[NDArray[np.float64]] = []
+    held = offset = 0
+    for size in sizes.tolist():
+        reach = max((int(generator.integers(shortest, longest)) - size) / 2, 0)
+        low, high = max(-reach, -offset), min(reach, count - offset - size)
+        # The same draws whether they come at once or in parts.
+        for first in range(offset, offset + size, CHUNK_SAMPLES):
+            places = generator.uniform(low, high, min(offset + size - first, CHUNK_SAMPLES))
+            places += np.arange(first, first + places.size, dtype=np.float64)
+            if held + places.size > CHUNK_SAMPLES:
+                yield np.concatenate(run)
+                run, held = [], 0
+            run.append(places)
+            held += places.size
+        offset += size
+    yield np.concatenate(run)
+
+
+def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size: int) -> None:
+    """Sort ids by their places, in place.
+
+    No sample moves by more than half the longest block, so those more than that behind the last place drawn
+    are final. About one block of others is held at a time.
+    """
+    if ids.size <= CHUNK_SAMPLES:
+        (run,) = runs
+        ids[:] = ids[order_of_places(run)]
+        return
+    reach = int(1.25 * block_size) // 2 + 1
+    held = min(2 * reach + CHUNK_SAMPLES, ids.size)
+    places: NDArray[np.float64] = np.empty(held)
+    samples: Stored = np.empty(held, ids.dtype)
+    drawn = done = 0  # drawn - done are held, at the front
+    for run in runs:
+        held, drawn = drawn - done, drawn + run.size
+        places[held : held + run.size] = run
+        samples[held : held + run.size] = ids[drawn - run.size : drawn]
+        # In steps, as the last run makes all that is held final.
+        borders = [drawn - reach] if drawn < ids.size else [*range(done, drawn, CHUNK_SAMPLES), np.inf]
+        for border in borders:
+            held = drawn - done
+            final = places[:held] < border
+            kept = ~final
+            if not final.any():
+                continue
+            sorted_samples = samples[:held][final][order_of_places(places[:held][final])]
+            left = held - sorted_samples.size
+            places[:left], samples[:left] = places[:held][kept], samples[:held][kept]
+            ids[done : drawn - left] = sorted_samples
+            done = drawn - left
+
+
+def _shuffle_py2s(units: Ids, canonical_nodes: int, seed: int, epoch: int, out: Stored) -> None:
+    run = np.random.default_rng(seed)
+    order_of_units = np.arange(units.size)
+    run.shuffle(order_of_units)
+    ends = np.cumsum(units)
+    sizes = units[order_of_units]
+    ids: Stored = np.empty(out.size, out.dtype)
+    _Spans(ends[order_of_units] - sizes, sizes, np.array([0, sizes.size])).fill(ids)
+    _shuffle_slices(ids, sizes, run)
+    # From here on a span is a run of *places* in ids, as the samples of a unit are in no order any more.
+    starts, sizes, borders = _cut(np.cumsum(sizes) - sizes, sizes, canonical_nodes)
+    generator = np.random.default_rng(seed + epoch)
+    filled = 0
+    for node in range(canonical_nodes):
+        part = np.arange(borders[node], borders[node + 1])
+        generator.shuffle(part)
+        for span in part.tolist():
+            piece = ids[starts[span] : starts[span] + sizes[span]]
+            generator.shuffle(piece)
+            out[filled : filled + piece.size] = piece
+            filled += piece.size
+
+
+SHUFFLES: dict[str, Callable[[_Spans, np.random.Generator, int, Stored], None]] = {
+    "py1s": _shuffle_py1s,
+    "py1b": _shuffle_py1b,
+    "py1br": _shuffle_py1br,
+    "py1e": _shuffle_py1e,
+}
+# Below these a block's random length would have an empty range.
+SMALLEST_BLOCKS = {"py1e": 1, "py1br": 2, "py1b": 1}

@@ -1,0 +1,101 @@
+"""What a saved position belongs to: the settings in a sampler's state, and what differs from those at hand.
+
+A position alone, `(epoch, samples)`, means nothing without the order, the batch size and the dataset; so a state
+carries all three, in words short enough to stay below 1 KB, and a difference is an error that names it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from loader.errors import StateError
+from loader.order.spec import OrderSpec, Weight
+from loader.world import World
+
+STREAMING_KEYS = {"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}
+# A longer list of weights becomes a digest.
+LONGEST_WEIGHTS = 200
+# What states without these settings were saved with.
+_EARLIER = {"batching": "random", "sampling": "balanced", "granularity": 1, "weights": "all"}
+
+
+def settings_of(
+    spec: OrderSpec,
+    *,
+    samples: int,
+    global_batch_size: int,
+    drop_last: bool,
+    fingerprint: str,
+    world: World,
+) -> dict[str, Any]:
+    """Return all that a position depends on, JSON-able. samples: of an epoch. fingerprint: of the dataset."""
+    settings = {
+        "order": spec.order,
+        "seed": spec.seed,
+        "canonical_nodes": spec.rows,
+        "block_size": spec.block_size,
+        "epoch_size": samples,
+        "global_batch_size": global_batch_size,
+        "drop_last": drop_last,
+        "dataset": fingerprint,
+        "batching": spec.batching,
+        "sampling": spec.sampling,
+        "granularity": spec.granularity,
+        "weights": _weights(spec.weights),
+    }
+    if spec.tail_layout != (1, 1):
+        settings["tail_layout"] = list(spec.tail_layout)
+    if spec.batching == "device_per_stream":
+        settings["nodes x ranks (device_per_stream is not elastic)"] = (
+            f"{world.nodes} x {world.ranks_per_node}"
+        )
+    return settings
+
+
+def _weights(weights: tuple[Weight, ...]) -> str:
+    text = ", ".join(map(str, weights)) or "all"
+    if len(text) <= LONGEST_WEIGHTS:
+        return text
+    return f"{len(weights)} streams, {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any]) -> None:
+    """Raise StateError that names each setting which is not what it was."""
+    saved = _EARLIER | dict(saved)
+    differences = [
+        f"{name} was {saved.get(name)!r} and is {settings.get(name)!r}"
+        for name in sorted({*settings, *saved}, key=str)
+        if saved.get(name) != settings.get(name)
+    ]
+    if differences:
+        raise StateError(
+            f"the saved position belongs to another order: {'; '.join(differences)}. "
+            f"Continue with the saved settings, or start a new epoch without the state."
+        )
+
+
+def streaming_position(state: Mapping[str, Any], spec: OrderSpec) -> tuple[int, int]:
+    """Return (epoch, samples) of a StreamingDataset's state.
+
+    Seed and canonical nodes must agree; the rest (order, block size, batching, streams, dataset, batch size) it
+    does not hold, so it is for the caller to match. Raises StateError for what differs or is missing.
+    """
+    missing = STREAMING_KEYS - set(state)
+    if missing:
+        raise StateError(f"this StreamingDataset state lacks {', '.join(sorted(missing))}")
+    pairs = {
+        "seed": (state["shuffle_seed"], spec.seed),
+        "canonical_nodes": (state["num_canonical_nodes"], spec.rows),
+    }
+    differences = [f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now]
+    if differences:
+        raise StateError(f"the StreamingDataset run had another order: {'; '.join(differences)}")
+    return count_of(state, "epoch"), count_of(state, "sample_in_epoch")
+
+
+def count_of(state: Mapping[str, Any], name: str) -> int:
+    """Return a count of a saved state. Raises StateError if it is none."""
+    value = state.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise StateError(f"{name} of the saved state is {value!r}, not a count")
+    return value

@@ -1,0 +1,92 @@
+"""Orders in a folder: written once on a machine, mapped by everybody, never in anybody's way."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader import ElasticBatchSampler, OrderError, World
+from loader.order import OrderCache
+from loader.order.spec import Stored
+
+SIZES = np.full(40, 25, np.int64)
+
+
+def sampler(folder: Path | None, rank: int = 0, replica: int = 0, **options: Any) -> ElasticBatchSampler:
+    settings: dict[str, Any] = {"global_batch_size": 40, "canonical_nodes": 4, "block_size": 100}
+    return ElasticBatchSampler(
+        SIZES, world=World(rank, 2, 2, replica), cache_folder=folder, **settings | options
+    )
+
+
+def unwanted(_out: Stored) -> None:
+    pytest.fail("the order is there already")
+
+
+def fill(out: Stored) -> None:
+    out[:] = np.arange(out.size)[::-1]
+
+
+def test_all_ranks_read_from_one_file_what_they_would_have_computed(tmp_path: Path) -> None:
+    folder = tmp_path / "orders"
+    for rank in (0, 1):
+        assert list(sampler(folder, rank)) == list(sampler(None, rank))
+    (file,) = folder.iterdir()
+    assert file.stat().st_size == 4 * 1000
+
+
+def test_another_order_or_dataset_has_another_file(tmp_path: Path) -> None:
+    for options in ({}, {"seed": 1}, {"order": "py1s"}, {"block_size": 50}, {"epoch_size": 500}):
+        assert list(sampler(tmp_path, **options)) == list(sampler(None, **options))
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_the_files_of_epochs_long_past_are_removed_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    list(sampler(tmp_path, seed=1))
+    other = set(tmp_path.iterdir())
+    one = sampler(tmp_path)
+    for _ in range(5):
+        list(one)
+    found = set(tmp_path.iterdir())
+    assert other < found
+    assert sorted(path.name.partition("-")[2] for path in found - other) == ["3-all.order", "4-all.order"]
+
+
+def test_who_does_not_write_waits_for_the_file(tmp_path: Path) -> None:
+    waiting = OrderCache(tmp_path, "x", writes=False)
+    found: list[Stored] = []
+    thread = threading.Thread(target=lambda: found.append(waiting.get("0-all", 100, np.uint32, unwanted)))
+    thread.start()
+    OrderCache(tmp_path, "x").get("0-all", 100, np.uint32, fill)
+    thread.join(30)
+    assert found[0].tolist() == list(range(100))[::-1]
+    assert not found[0].flags.writeable
+
+
+def test_who_waits_in_vain_makes_the_order_himself(tmp_path: Path) -> None:
+    lonely = OrderCache(tmp_path, "x", writes=False, wait_seconds=0.1)
+    assert lonely.get("0-all", 10, np.uint32, fill).tolist() == list(range(10))[::-1]
+
+
+def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    cache = OrderCache(tmp_path, "x")
+    cache.get("0-all", 100, np.uint32, fill)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:50])
+    assert cache.get("0-all", 100, np.uint32, fill).tolist() == list(range(100))[::-1]
+
+
+def test_an_order_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    few = sampler(tmp_path, canonical_nodes=2000, drop_last=False)
+    with pytest.raises(OrderError, match="Lower canonical_nodes"):
+        list(few)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OrderError, match=r"file/.*name another cache folder"):
+        list(sampler(tmp_path / "file"))
