@@ -48,6 +48,11 @@ def _files(results: Results, case: str, origin: str) -> list[Bar]:
     return [Bar(case, "files durable a second", rate, 200.0, at_least=True, unit="/s")]
 
 
+def _rsync(results: Results, case: str, origin: str) -> list[Bar]:
+    rate = results.median(case, US, "files_per_second")
+    return [Bar(case, "files by rsync durable a second", rate, 50.0, at_least=True, unit="/s")]
+
+
 def _train(results: Results, case: str, origin: str) -> list[Bar]:
     share = ratio(results.median(case, US, "rate"), results.median(case, "undisturbed", "rate"))
     return [Bar(case, "speed of reading / undisturbed", share, 0.7, at_least=True)]
@@ -61,6 +66,7 @@ JUDGES: Mapping[str, Judge] = {
     "dcp-async": _blocked,
     "durable": _durable,
     "files": _files,
+    "rsync": _rsync,
     "train": _train,
     "recover": seconds_at_most(2.0),
 }

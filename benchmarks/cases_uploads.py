@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from benchmarks.bench import GIB, MIB, Bench, read, write
 from benchmarks.origins import ORIGINS, Origin
 from benchmarks.peers import CACHE, FUSECACHE, WRITERS, Mount, Peer, mounted_again
-from benchmarks.processes import BenchmarkError, drop_pages, remove_folder, wait_until
+from benchmarks.processes import BenchmarkError, drop_pages, remove_folder, run_command, wait_until
 from benchmarks.published import check_object, wait_files, wait_published
 from benchmarks.timelines import rate_between
 from benchmarks.writers import folder_name
@@ -25,6 +26,8 @@ FOLDERS = 10
 # At the bar's rate it takes 50 s.
 FILES_SECONDS = 100.0
 PEER_FILES_SECONDS = 20.0
+# At the bar's rate it takes 200 s.
+RSYNC_SECONDS = 300.0
 # One file may take long where everything does.
 PATIENCE_SECONDS = 30.0
 JOURNALED_SECONDS = 200.0
@@ -45,6 +48,17 @@ def files(bench: Bench, origin: Origin) -> None:
                 bench.record(case, peer.name, partial(_files, bench, origin, peer, mount))
         except BenchmarkError as exc:
             bench.record_failure(case, peer.name, exc)
+
+
+def rsync(bench: Bench, origin: Origin) -> None:
+    """Have rsync copy small files into one directory; count from its start until the bucket has the last."""
+    source = _source_of_rsync(bench)
+    case = f"rsync {origin.name}"
+    try:
+        with bench.writable(FUSECACHE, origin, FILES_BUCKET) as mount:
+            bench.record(case, FUSECACHE.name, partial(_rsync, bench, origin, mount, source))
+    except BenchmarkError as exc:
+        bench.record_failure(case, FUSECACHE.name, exc)
 
 
 def train(bench: Bench, origin: Origin) -> None:
@@ -110,6 +124,36 @@ def _write_files(mount: Mount, count: int, seconds: float) -> dict[str, Any]:
         duration=seconds,
         seconds=seconds + PATIENCE_SECONDS,
     )
+
+
+def _source_of_rsync(bench: Bench) -> Path:
+    """Return a directory of small files; made in the first round."""
+    folder = bench.directory / "rsync-source"
+    if not folder.exists():
+        folder.mkdir()
+        for index in range(bench.sizes.written_files):
+            (folder / f"{index:06d}.txt").write_bytes(b"%06d\n" % index * (FILE_BYTES // 7) + b"\n")
+    return folder
+
+
+def _rsync(bench: Bench, origin: Origin, mount: Mount, source: Path) -> dict[str, float]:
+    count, control = bench.sizes.written_files, bench.origins.control(origin)
+    size = next(source.iterdir()).stat().st_size
+    mount.memory.take()
+    cpu, began, began_wall = mount.cpu_seconds(), time.monotonic(), time.time()
+    run_command(["rsync", "-a", f"{source}/", str(mount.path / "copy")], seconds=RSYNC_SECONDS)
+    copied = time.monotonic() - began
+    stored = wait_files(control, count, size, seconds=RSYNC_SECONDS - copied)
+    if len(stored) < count:
+        raise BenchmarkError(f"{len(stored)} of {count} files were stored within {RSYNC_SECONDS:g} s")
+    return {
+        "files_per_second": count / (stored[-1] - began_wall),
+        "files": count,
+        "copied_per_second": count / copied,
+        "lists": control.counts().get("ListObjectsV2", 0),
+        "cpu_seconds": mount.cpu_seconds() - cpu,
+        "memory_bytes": mount.memory.take(),
+    }
 
 
 def _make_folders(path: Path) -> None:

@@ -36,6 +36,14 @@ def _a_second(value: float) -> str:
     return f"{value:,.0f} /s"
 
 
+def _microseconds(value: float) -> str:
+    return f"{value:.1f} µs"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%} of the data"
+
+
 SHOWN = {
     "cold": Shown("cold sequential", "rate", _megabytes),
     "streams": Shown("four cold streams", "rate", _megabytes),
@@ -58,8 +66,20 @@ SHOWN = {
     "dcp": Shown("DCP 2 GiB, 2 ranks, blocked", "blocked_seconds", _seconds),
     "dcp-async": Shown("DCP async 2 GiB, blocked", "blocked_seconds", _seconds),
     "files": Shown("small files, durable", "files_per_second", _a_second),
+    "rsync": Shown("rsync of small files, durable", "files_per_second", _a_second),
     "train": Shown("reading while 4 GiB upload", "rate", _megabytes),
     "recover": Shown("start with 10 000 journaled", "seconds", _seconds),
+    "tokens-local": Shown("CPU a sample, 2 048 tokens, local", "cpu_us", _microseconds),
+    "tokens": Shown("CPU a sample, 2 048 tokens, warm mount", "cpu_us", _microseconds),
+    "blobs-local": Shown("CPU a sample, 100 KB, local", "cpu_us", _microseconds),
+    "blobs": Shown("CPU a sample, 100 KB, warm mount", "cpu_us", _microseconds),
+    "cold-start": Shown("waited for data, 100 cold batches", "waited_seconds", _seconds),
+    "steady-50": Shown("fetched an epoch, cache 50 %", "fetched_share", _share),
+    "steady-25": Shown("fetched an epoch, cache 25 %", "fetched_share", _share),
+    "order-py1e": Shown("order of 10 000 000, py1e", "seconds", _seconds),
+    "order-native": Shown("first batch of 1 000 000 000, native", "batch_seconds", _seconds),
+    "index": Shown("index of 1 000 000 shards", "seconds", _seconds),
+    "import": Shown("import", "seconds", _seconds),
 }
 ORDER = (
     "fusecache",
@@ -77,6 +97,11 @@ ORDER = (
     "native",
     "local",
     "undisturbed",
+    "fusecache-loader",
+    "no-hints",
+    "whole",
+    "streaming",
+    "litdata",
 )
 # What a competitor lacks: no failure.
 NOT_AVAILABLE = "n/a"

@@ -18,6 +18,7 @@ CASES = (
     Case("torch", cases_checkpoints.torch_save, "B", 25, 40),
     Case("dcp", cases_checkpoints.dcp, "B", 50, 90),
     Case("files", cases_uploads.files, "D", 60, 140),
+    Case("rsync", cases_uploads.rsync, "D", 100, 100),
     Case("train", cases_uploads.train, "B", 40, 40),
     Case("recover", cases_uploads.recover, "B", 15, 80),
 )

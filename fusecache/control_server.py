@@ -3,6 +3,9 @@
 Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …, "id": …}`; each command takes what it
 needs. Answers: progress twice a second, then one with `done`, `result` and `message`. Whatever the mount holds, an
 answer names a bounded number of things of a kind and counts the rest.
+
+`{"command": "hint", "file": …, "bytes": …}` is followed by so many bytes: what a job would write into that file of the
+hints' directory, from where the mount is read-only. Without any bytes it takes back what the job has said.
 """
 
 import json
@@ -18,9 +21,11 @@ import trio
 
 from fusecache.engine.filesystem import FileSystem
 from fusecache.engine.groups import one_failure
+from fusecache.engine.hinting import job_of
 from fusecache.engine.inspecting import Check
 from fusecache.engine.warming import WarmState
 from fusecache.model.errors import FusecacheError, NotPermitted
+from fusecache.model.hint import LONGEST_MESSAGE_BYTES, HintError
 from fusecache.model.nouns import MIB
 
 log = logging.getLogger(__name__)
@@ -71,9 +76,9 @@ class ControlServer:
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                line = await _read_line(stream)
+                line, rest = await _read_line(stream)
                 if line:
-                    await self._answer(stream, json.loads(line))
+                    await self._answer(stream, json.loads(line), rest)
             except* (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the asker is gone
             except* (ValueError, TypeError, AttributeError, RecursionError) as group:
@@ -82,7 +87,7 @@ class ControlServer:
                 # Nothing that somebody may ask ends the mount.
                 log.exception("control request failed")
 
-    async def _answer(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
+    async def _answer(self, stream: trio.SocketStream, request: dict[str, Any], rest: bytes) -> None:
         command, path = request.get("command"), _path(request.get("path") or "")
         timeout = request.get("timeout_seconds")
         try:
@@ -99,6 +104,8 @@ class ControlServer:
                 case "abandon":
                     self._on_abandon()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
+                case "hint":
+                    await self._hint(stream, request, rest)
                 case _:
                     await self._keep_house(stream, request)
         except FusecacheError as exc:
@@ -123,6 +130,20 @@ class ControlServer:
                 await self._send(stream, {**_done("ok"), "freed_bytes": freed})
             case _:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
+
+    async def _hint(self, stream: trio.SocketStream, request: dict[str, Any], message: bytes) -> None:
+        """Take a job's plan or cursor, or take it back."""
+        file, size = str(request.get("file")), int(request.get("bytes") or 0)
+        if not 0 <= size <= LONGEST_MESSAGE_BYTES:
+            raise HintError(f"{file}: a message has at most {LONGEST_MESSAGE_BYTES} bytes, not {size}")
+        data = bytearray(message)
+        while len(data) < size and (piece := await stream.receive_some(MIB)):
+            data += piece
+        if size:
+            await self._fs.hinting.take(file, data)
+        else:
+            self._fs.hinting.forget(job_of(file)[0])
+        await self._send(stream, _done("ok"))
 
     async def _status(self, stream: trio.SocketStream, path: str) -> None:
         pending = await self._fs.looking.count()
@@ -227,14 +248,15 @@ def _check_owner(stream: trio.SocketStream, command: str) -> None:
         raise NotPermitted(f"only root and the user who mounted may ask for `{command}`")
 
 
-async def _read_line(stream: trio.SocketStream) -> bytes:
-    """Return the request's line, or b"" if the other side only connected."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
+async def _read_line(stream: trio.SocketStream) -> tuple[bytes, bytes]:
+    """Return the request's line and what came with it, b"" twice if the other side only connected."""
+    found = bytearray()
+    while b"\n" not in found[-4096:]:
         piece = await stream.receive_some(4096)
         if not piece:
-            return b""
-        if len(line) > _LONGEST_REQUEST:
+            return b"", b""
+        if len(found) > _LONGEST_REQUEST:
             raise ValueError("the request is too long")
-        line += piece
-    return bytes(line)
+        found += piece
+    end = found.index(b"\n") + 1
+    return bytes(found[:end]), bytes(found[end:])

@@ -28,6 +28,7 @@ from fusecache.engine.groups import one_failure
 from fusecache.engine.offload import ThreadOffload
 from fusecache.engine.tree import Ownership
 from fusecache.fs.control import ControlDirectory
+from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
 from fusecache.model.errors import AccessDenied, FusecacheError, MountError, RemoteError, Unavailable
@@ -177,7 +178,13 @@ class _Daemon:
         statistics: Callable[[], dict[str, Any]] = server.status
         operations = Operations(
             filesystem,
-            ControlDirectory(socket_path, statistics, ownership.uid, ownership.gid),
+            ControlDirectory(
+                socket_path,
+                statistics,
+                HintFiles(filesystem.hinting, ownership.uid, ownership.gid),
+                ownership.uid,
+                ownership.gid,
+            ),
             read_only=options.read_only,
         )
         async with filesystem.running():

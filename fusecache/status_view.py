@@ -20,7 +20,7 @@ _VERBS = {
     "deletes": "DELETE",
     "aborts": "ABORT",
 }
-_CAUSES = {"demand": "asked for", "readahead": "read ahead", "hint": "warmed"}
+_CAUSES = {"demand": "asked for", "readahead": "read ahead", "hint": "warmed or hinted"}
 
 Row = tuple[str, str]
 
@@ -33,6 +33,7 @@ def status_view(status: Mapping[str, Any]) -> str:
         *_requests(status.get("requests", {}), status.get("cache", {})),
         *_uploads(status),
         *_warm_ups(status.get("warming", ())),
+        *_hints(status.get("hints", {})),
         *_problems(status),
     ]
     width = max(len(name) for name, _ in rows)
@@ -141,6 +142,29 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
 def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for job in jobs[-_MOST_LINES:]:
         yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
+
+
+def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
+    jobs = hints.get("jobs", ())
+    for job in jobs[:_MOST_LINES]:
+        pace = f", {seconds_text(job['seconds_a_step'])} a step" if job["seconds_a_step"] else ""
+        yield (
+            "hints",
+            f"{job['job']}: step {job['step']}{pace}; {count_text(job['horizon_steps'], 'step')} ahead "
+            f"({seconds_text(job['lead_seconds'])}, {size_text(job['horizon_bytes'])}) "
+            f"of {count_text(job['planned_steps'], 'planned step')}",
+        )
+        read = job["hit_bytes"] + job["missed_bytes"]
+        words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were here"] if read else []
+        words += [f"{job[name]} {what}" for name, what in (("late", "came late"), ("skipped", "skipped")) if job[name]]
+        if words:
+            yield "", ", ".join(words)
+    if len(jobs) > _MOST_LINES:
+        yield "", f"and {count_text(len(jobs) - _MOST_LINES, 'job')} more"
+    if hints.get("predicted_stalls"):
+        yield "", f"{count_text(hints['predicted_stalls'], 'request')} on the way will come too late"
+    if hints.get("forgotten_jobs"):
+        yield ("" if jobs else "hints"), f"{count_text(hints['forgotten_jobs'], 'silent job')} forgotten"
 
 
 def warm_text(job: Mapping[str, Any]) -> str:

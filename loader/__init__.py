@@ -32,7 +32,9 @@ from loader.errors import (
     StateError,
     WriterError,
 )
+from loader.merging import merge
 from loader.sampler import ElasticBatchSampler
+from loader.stream import Stream
 from loader.world import World
 from loader.writer import MDSWriter
 
@@ -46,6 +48,8 @@ __all__ = [
     "OrderError",
     "ShardError",
     "StateError",
+    "Stream",
     "World",
     "WriterError",
+    "merge",
 ]

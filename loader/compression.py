@@ -42,8 +42,8 @@ def split(compression: object) -> tuple[str, int]:
         return "", 0
     if not isinstance(compression, str):
         raise LoaderError(f"compression {compression!r} is not a name")
-    family, _, level = compression.partition(":")
-    if family not in LEVELS:
+    family, colon, level = compression.partition(":")
+    if family not in LEVELS or (colon and not level):
         raise LoaderError(f"compression {compression!r} is unknown: choose one of {', '.join(LEVELS)}")
     limits = LEVELS[family]
     if limits is None:
@@ -52,7 +52,7 @@ def split(compression: object) -> tuple[str, int]:
         return family, 0
     if not level:
         return family, limits[2]
-    if not level.isdecimal() or not limits[0] <= int(level) <= limits[1]:
+    if not level.isdecimal() or level != str(int(level)) or not limits[0] <= int(level) <= limits[1]:
         raise LoaderError(
             f"compression {compression!r}: the levels of {family} are {limits[0]} to {limits[1]}"
         )
@@ -63,7 +63,7 @@ def compress(compression: str, data: bytes) -> bytes:
     """Return data as one frame. Raises LoaderError if the family's wheel is missing."""
     family, level = split(compression)
     if family == "gz":
-        return gzip.compress(data, level)
+        return gzip.compress(data, level, mtime=0)  # the same samples make the same file
     if family == "bz2":
         return bz2.compress(data, level)
     wheel = _wheel(family)
@@ -84,11 +84,14 @@ def decompress(family: str, data: bytes) -> bytes:
         broken = {"br": "error", "snappy": "UncompressError", "zstd": "ZstdError"}[family]
         try:
             if family == "zstd":
-                reader = wheel.ZstdDecompressor().decompressobj()
-                found = bytes(reader.decompress(data))
-                if not reader.eof:
-                    raise ValueError("the frame ends early")
-                return found
+                parts: list[bytes] = []
+                while data:  # some tools write several frames in a row
+                    reader = wheel.ZstdDecompressor().decompressobj()
+                    parts.append(reader.decompress(data))
+                    if not reader.eof:
+                        raise ValueError("the frame ends early")
+                    data = reader.unused_data
+                return b"".join(parts)
             return bytes(wheel.decompress(data))
         except getattr(wheel, broken) as problem:
             raise ValueError(str(problem)) from None

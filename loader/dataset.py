@@ -5,62 +5,103 @@ no process, thread or lock file. Order, epochs and ranks are the batch sampler's
 """
 
 import operator
+import os
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.encodings import SampleDecoder, sample_decoder
+from loader.encodings import SampleDecoder, blob_decoder, sample_decoder
 from loader.errors import DatasetError, EncodingError, ShardError
-from loader.index import INDEX_NAME, read_index
-from loader.shard import DECOMPRESSED_CACHE_BYTES, ShardReader, dataset_directory
+from loader.index import INDEX_NAME, Index, join_indices, read_index
+from loader.order.spec import Weight
+from loader.shard import DECOMPRESSED_CACHE_BYTES, ReadOptions, ShardReader, dataset_directory
+from loader.stream import Stream
+from loader.table import Sample, Table, TableSchema
+from loader.watchdog import STALL_SECONDS
 
-Sample = dict[str, Any]
+Where = str | Path | Stream
 
 
 class MDSDataset:
-    """The samples of an MDS dataset, counted through its shards in the order of its index.
+    """The samples of an MDS dataset, or of several in a row, counted through the shards in the indices' order.
 
-    path: directory with index.json, or with one directory a split. allow_pickle: columns of encoding `pkl`
-    run code that comes with the dataset. decompressed_cache_bytes: bound, per process, for compressed shards.
-    Each sample has its own memory: its arrays are views into it, and may be written to.
-    Raises DatasetError if the index is missing or damaged. Pickles (for DataLoader workers) without its
-    caches.
+    path: directory with index.json, or with one directory a split; or a list of those, or of Streams,
+    which have weights for the sample order. allow_pickle: columns of encoding `pkl` run code that comes with
+    the dataset.
+    check_hashes: compare each shard with the hashes that its index holds before its first sample is read.
+    decompressed_cache_bytes: bound for compressed shards, in the memory of each process, or in cache_folder,
+    which a machine's processes share; the dataset's own directory is not written to. stall_seconds: log a
+    warning when a read lasts longer.
+    Each sample has its own memory, or shares that of the samples that were asked for with it: its arrays are views
+    into it, and may be written to.
+    Raises DatasetError if an index is missing or damaged, or check_hashes finds none. Pickles (for DataLoader
+    workers) without its caches.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: Where | Sequence[Where],
         split: str | None = None,
         *,
         allow_pickle: bool = False,
+        check_hashes: bool = False,
         decompressed_cache_bytes: int = DECOMPRESSED_CACHE_BYTES,
+        cache_folder: str | Path | None = None,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self._index = read_index(dataset_directory(path, split))
+        streams = _streams(path, split)
+        self._index = join_indices(
+            [
+                read_index(dataset_directory(stream.path, stream.split), with_hashes=check_hashes)
+                for stream in streams
+            ]
+        )
+        self._weights = tuple(stream.weight for stream in streams)
+        self._fingerprint = ""
+        if check_hashes:
+            _require_hashes(self._index)
         self._allow_pickle = allow_pickle
-        self._reader = ShardReader(self._index, decompressed_cache_bytes=decompressed_cache_bytes)
+        options = ReadOptions(
+            decompressed_cache_bytes=decompressed_cache_bytes,
+            cache_folder=None if cache_folder is None else os.fspath(cache_folder),
+            check_hashes=check_hashes,
+            stall_seconds=stall_seconds,
+        )
+        self._reader = ShardReader(self._index, options)
         self._prepare()
 
     def _prepare(self) -> None:
-        # Lists for single ids (bisect is much faster than searchsorted there), the array for many.
+        # Single ids: bisect in plain numbers is much faster than searchsorted, and array holds 10**6 in 8 MB.
         self._ends = np.cumsum(self._index.samples)
-        self._end_list: list[int] = self._ends.tolist()
-        self._schema_of: list[int] = self._index.schema_of.tolist()
+        self._end_list = array("q", self._ends.astype("=i8").tobytes())
         self._decoders: list[SampleDecoder] = []
-        for schema in self._index.schemas:
+        self._blobs: list[Any] = []
+        self._tables: list[TableSchema | None] = []
+        for number, schema in enumerate(self._index.schemas):
             try:
                 decode = sample_decoder(
                     schema.names, schema.encodings, schema.sizes, allow_pickle=self._allow_pickle
                 )
+                blobs = blob_decoder(
+                    schema.names, schema.encodings, schema.sizes, allow_pickle=self._allow_pickle
+                )
             except EncodingError as problem:
-                raise DatasetError(f"{self._index.directory}/{INDEX_NAME}: {problem}") from None
+                shard = int(np.flatnonzero(self._index.schema_of == number)[0])
+                raise DatasetError(f"{self._index.directory(shard)}/{INDEX_NAME}: {problem}") from None
             self._decoders.append(decode)
+            self._blobs.append(blobs)
+            self._tables.append(TableSchema.of(schema))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_index": self._index, "_allow_pickle": self._allow_pickle, "_reader": self._reader}
+        kept = ("_index", "_weights", "_fingerprint", "_allow_pickle", "_reader")
+        return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -70,7 +111,7 @@ class MDSDataset:
         return self._end_list[-1] if self._end_list else 0
 
     def __repr__(self) -> str:
-        return f"MDSDataset({self._index.directory!r}: {len(self)} samples in {self._index.shards} shards)"
+        return f"MDSDataset({self._where!r}: {len(self)} samples in {self._index.shards} shards)"
 
     def __iter__(self) -> Iterator[Sample]:
         """Go through all samples in the order of the index."""
@@ -90,44 +131,79 @@ class MDSDataset:
         Raises IndexError for an id out of range, ShardError or EncodingError for what cannot be read.
         """
         if isinstance(which, slice):
-            return self.__getitems__(range(*which.indices(len(self))))
+            return list(self.__getitems__(range(*which.indices(len(self)))))
         if isinstance(which, (list, tuple, range)) or (isinstance(which, np.ndarray) and which.ndim):
-            return self.__getitems__(which)
+            return list(self.__getitems__(which))
         number = operator.index(which)  # type: ignore[arg-type]  # TypeError is the answer to anything else
         if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} is not among the {len(self)} of {self._index.directory}")
+            raise IndexError(f"sample {number} is not among the {len(self)} of {self._where}")
         return self._sample(number % len(self))
 
-    def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> list[Sample]:
-        """Return many samples, in the order asked for; each shard is visited once. DataLoader calls this."""
-        ids = np.asarray(which)
+    def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
+        """Return many samples, in the order asked for; each shard is visited once. DataLoader calls this.
+
+        Where each sample is numbers of fixed shapes, they are a Table: read into one block of memory, which they
+        share, and `loader.collate` makes a batch of it without looking at any one.
+        """
+        ids = self._checked_ids(which)
         if ids.size == 0:
             return []
+        shards = np.searchsorted(self._ends, ids, side="right")
+        within = ids - (self._ends[shards] - self._index.samples[shards])
+        table = self._table_of(shards)
+        if table is not None:
+            block = np.empty((ids.size, table.record_bytes), np.uint8)
+            if self._reader.read_records(shards, within, block):
+                return Table(table.columns_of(block), ids.size, table.plain)
+        visits = np.argsort(shards, kind="stable")
+        borders = np.flatnonzero(np.diff(shards[visits], prepend=-1, append=-1))
+        found: list[Sample] = [{}] * ids.size
+        for first, stop in pairwise(borders.tolist()):
+            places = visits[first:stop]
+            samples = self._read(int(shards[places[0]]), within[places].tolist())
+            for place, sample in zip(places.tolist(), samples, strict=True):
+                found[place] = sample
+        return found
+
+    def _table_of(self, shards: NDArray[np.int64]) -> TableSchema | None:
+        """The places of the columns, if these shards have the same ones, of fixed sizes."""
+        if len(self._tables) == 1:
+            return self._tables[0]
+        schemas = np.unique(self._index.schema_of[shards])
+        return self._tables[int(schemas[0])] if schemas.size == 1 else None
+
+    def _checked_ids(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """(ids,) counted from the beginning. Raises IndexError for what is none."""
+        ids = np.asarray(which)
+        if ids.size == 0:
+            return np.empty(0, np.int64)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise IndexError(f"ids are a list of numbers, not an array of {ids.dtype} with {ids.ndim} axes")
         total = len(self)
         ids = ids.astype(np.int64, copy=False)
         if int(ids.min()) < -total or int(ids.max()) >= total:
             wrong = ids[(ids < -total) | (ids >= total)][0]
-            raise IndexError(f"sample {wrong} is not among the {total} of {self._index.directory}")
-        ids = np.where(ids < 0, ids + total, ids)
-        shards = np.searchsorted(self._ends, ids, side="right")
-        visits = np.argsort(shards, kind="stable")
-        borders = np.flatnonzero(np.diff(shards[visits], prepend=-1, append=-1))
-        found: list[Sample] = [{}] * ids.size
-        for first, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-            places = visits[first:stop]
-            shard = int(shards[places[0]])
-            numbers = (ids[places] - (self._ends[shard] - self._index.samples[shard])).tolist()
-            decode = self._decoders[self._schema_of[shard]]
-            for place, number, data in zip(
-                places.tolist(), numbers, self._reader.read_many(shard, numbers), strict=True
-            ):
-                try:
-                    found[place] = decode(data)
-                except EncodingError as problem:
-                    raise self._undecodable(shard, number, problem) from problem
-        return found
+            raise IndexError(f"sample {wrong} is not among the {total} of {self._where}")
+        return np.where(ids < 0, ids + total, ids)
+
+    def _read(self, shard: int, numbers: list[int]) -> list[Sample]:
+        """Samples of one shard, by their numbers in it."""
+        schema = self._index.schema_number(shard)
+        decode, blobs = self._decoders[schema], self._blobs[schema]
+        samples: list[Sample] = []
+        try:
+            if blobs is not None:
+                head, tail, decode_blob = blobs
+                found = self._reader.read_blobs(shard, numbers, head, tail)
+                if found is not None:
+                    for value, rest in found:
+                        samples.append(decode_blob(value, rest))
+                    return samples
+            for data in self._reader.read_many(shard, numbers):
+                samples.append(decode(data))
+        except EncodingError as problem:
+            raise self._undecodable(shard, numbers[len(samples)], problem) from problem
+        return samples
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -149,18 +225,40 @@ class MDSDataset:
         return self._index.samples
 
     @property
+    def stream_borders(self) -> tuple[int, ...]:
+        """(streams + 1,) stream i has the shards from border i to border i + 1: one stream for one path."""
+        return self._index.borders
+
+    @property
+    def shards_per_stream(self) -> list[int]:
+        """(streams,) how many shards each has."""
+        return [stop - start for start, stop in pairwise(self._index.borders)]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """(streams,) how much of an epoch each is; Weight() for what came without."""
+        return self._weights
+
+    @property
+    def index(self) -> Index:
+        """The index of all streams in a row: where which shard lies, and what it holds."""
+        return self._index
+
+    @property
     def fingerprint(self) -> str:
         """32 hex digits that tell this dataset from another: shard names, counts, sizes and columns."""
-        return self._index.fingerprint()
+        if not self._fingerprint:
+            self._fingerprint = self._index.fingerprint()
+        return self._fingerprint
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(self._index.directories)
 
     def _sample(self, number: int) -> Sample:
         shard = bisect_right(self._end_list, number)
         within = number - (self._end_list[shard - 1] if shard else 0)
-        data = self._reader.read(shard, within)
-        try:
-            return self._decoders[self._schema_of[shard]](data)
-        except EncodingError as problem:
-            raise self._undecodable(shard, within, problem) from problem
+        return self._read(shard, [within])[0]
 
     def _undecodable(self, shard: int, within: int, problem: EncodingError) -> ShardError:
         first = self._end_list[shard - 1] if shard else 0
@@ -168,3 +266,21 @@ class MDSDataset:
             f"{self._reader.path(shard)} (shard {shard}): sample {first + within}, number {within} of "
             f"the shard: {problem}. The shard is damaged, or its index belongs to another."
         )
+
+
+def _streams(path: Where | Sequence[Where], split: str | None) -> list[Stream]:
+    """The streams; one's own split goes before the one that is given for all."""
+    several = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
+    if not several:
+        raise DatasetError("no path was given: a dataset has at least one stream")
+    streams = [one if isinstance(one, Stream) else Stream(one) for one in several]
+    return [replace(one, split=one.split or split) for one in streams]
+
+
+def _require_hashes(index: Index) -> None:
+    for shard in range(index.shards):
+        if not any(index.hashes_of(shard)):
+            raise DatasetError(
+                f"{index.directory(shard)}/{INDEX_NAME} holds no hash of shard {shard}, and check_hashes asks "
+                f"for one: write the dataset with hashes, or leave check_hashes away"
+            )

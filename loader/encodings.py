@@ -68,7 +68,7 @@ def column_bytes(encoding: str) -> int:
         return 8
     if encoding in SCALARS:
         return np.dtype(encoding).itemsize
-    dtype, shape = _array_details(encoding) if encoding.startswith("ndarray") else (None, None)
+    dtype, shape = array_details(encoding) if encoding.startswith("ndarray") else (None, None)
     return dtype.itemsize * int(np.prod(shape)) if dtype is not None and shape is not None else 0
 
 
@@ -169,6 +169,41 @@ def sample_decoder(
     return decode
 
 
+def blob_decoder(
+    names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int], *, allow_pickle: bool
+) -> tuple[int, int, Callable[[bytes, bytearray], dict[str, Any]]] | None:
+    """Return (bytes before, bytes after, decoder of (value, all else)) for one value that varies among fixed ones.
+
+    None for other schemas, and where the value would be a view, so that it is not to be copied by itself. The
+    decoder raises EncodingError. Raises EncodingError as sample_decoder does.
+    """
+    varying = [number for number, size in enumerate(sizes) if not size]
+    if len(varying) != 1 or makes_views(encodings[varying[0]]) or column_bytes(encodings[varying[0]]):
+        return None
+    place = varying[0]
+    name, decode_value = names[place], decoder(encodings[place], allow_pickle=allow_pickle)
+    others = [number for number in range(len(names)) if number != place]
+    decode_rest = sample_decoder(
+        [names[number] for number in others],
+        [encodings[number] for number in others],
+        [sizes[number] for number in others],
+        allow_pickle=False,
+    )
+
+    def decode(value: bytes, rest: bytearray) -> dict[str, Any]:
+        try:
+            found = decode_value(value, 0, len(value))
+        except _DECODE_ERRORS as problem:
+            raise EncodingError(f"column {name!r} does not decode: {problem}") from problem
+        if not others:
+            return {name: found}
+        sample = decode_rest(rest)
+        sample[name] = found
+        return {column: sample[column] for column in names}
+
+    return sum(sizes[:place]), sum(sizes[place + 1 :]), decode
+
+
 def _fixed_sample_decoder(
     names: Sequence[str], decoders: Sequence[Decoder], sizes: Sequence[int]
 ) -> SampleDecoder:
@@ -212,12 +247,13 @@ def _check(encoding: str) -> None:
     if name not in NAMES or (colon and name != "ndarray"):
         raise EncodingError(f"encoding {encoding!r} is unknown: choose one of {', '.join(NAMES)}")
     if colon:
-        _array_details(encoding)
+        array_details(encoding)
 
 
-def _array_details(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
+def array_details(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
+    """Return dtype and shape that `ndarray:...` says, None for what each value says. Raises EncodingError."""
     parts = encoding.split(":")[1:]
-    if not parts:
+    if parts in ([], [""]):  # "ndarray:" is what the library takes, too
         return None, None
     if len(parts) > 2 or parts[0] not in DTYPE_CODES:
         raise EncodingError(f"encoding {encoding!r}: expected ndarray[:dtype[:d0,d1...]]")
@@ -246,7 +282,7 @@ def _raw_encoder(encoding: str) -> Encoder:
     if encoding in ("jpeg_array", "jpegarray"):
         image = encoder("jpeg")
         return lambda value: _join(
-            [image(bytes(item) if isinstance(item, bytearray) else item) for item in value]
+            [image(bytes(item) if isinstance(item, (bytearray, memoryview)) else item) for item in value]
         )
     return _SIMPLE_ENCODERS[encoding]
 
@@ -269,7 +305,7 @@ def _encode_json(value: Any) -> bytes:
 
 def _text_of(kind: type) -> Encoder:
     def encode(value: Any) -> bytes:
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or isinstance(value, bool):  # "True" would not come back
             raise EncodingError(f"a {type(value).__name__} is no {kind.__name__}")
         return str(value).encode()
 
@@ -285,7 +321,7 @@ def _scalar_encoder(encoding: str) -> Encoder:
 
 
 def _array_encoder(encoding: str) -> Encoder:
-    dtype, shape = _array_details(encoding)
+    dtype, shape = array_details(encoding)
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, np.ndarray):
@@ -371,7 +407,7 @@ def _scalar_decoder(encoding: str) -> Decoder:
 
 
 def _array_decoder(encoding: str) -> Decoder:
-    fixed_dtype, fixed_shape = _array_details(encoding)
+    fixed_dtype, fixed_shape = array_details(encoding)
     if fixed_dtype is not None and fixed_shape is not None:
         dtype, shape, count = fixed_dtype, fixed_shape, int(np.prod(fixed_shape))
         if len(shape) == 1:

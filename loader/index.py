@@ -8,48 +8,41 @@ of shards' contents and opens none.
 
 import hashlib
 import json
-from array import array
-from dataclasses import dataclass, field
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.compression import family_of
-from loader.errors import DatasetError, LoaderError
+from loader.errors import DatasetError
+from loader.index_rows import VERSION, Rows, Schema
+from loader.names import Names
 
 INDEX_NAME = "index.json"
-VERSION = 2
-# A shard begins with its sample count and one offset more than samples, each 4 bytes, and no offset reaches
-# 2**32: more samples than that cannot be.
-MOST_SAMPLES = (1 << 30) - 2
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """The columns of a shard, in stored order. sizes: bytes, 0 for variable ones."""
-
-    names: tuple[str, ...]
-    encodings: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of every sample, or 0 where that differs from sample to sample."""
-        return sum(self.sizes) if self.sizes and all(self.sizes) else 0
+# What is parsed at a time. An index of 10**6 shards is a text of 300 MB: it is never in memory as a whole.
+CHUNK_BYTES = 1 << 20
+# How an index begins that is read piece by piece: nothing stands before its shards but perhaps the version.
+_HEAD = re.compile(rb'\s*\{\s*(?:"version"\s*:\s*2\s*,\s*)?"shards"\s*:\s*\[\s*')
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All that the loader keeps of an index.json.
+    """All that the loader keeps of an index.json, or of several in a row.
 
     samples, raw_bytes, zip_bytes: (shards,) counts; bytes are 0 where the index does not say. schema_of:
-    (shards,) index into schemas. raw_names, zip_names: relative to `directory`; zip_names is "" for a shard
-    that is stored raw. compressions: families, "" for none, that compression_of indexes.
+    (shards,) index into schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard
+    that is stored raw. compressions: families, "" for none, that compression_of indexes. hashes: JSON texts
+    [{hash: value} of the raw file, of the packed one], if asked for. directories: one a stream; borders:
+    (streams + 1,) the first shard of each stream, and how many shards there are.
     """
 
-    directory: str
+    directories: tuple[str, ...]
+    borders: tuple[int, ...]
     samples: NDArray[np.int64]
     raw_bytes: NDArray[np.int64]
     zip_bytes: NDArray[np.int64]
@@ -57,41 +50,79 @@ class Index:
     compression_of: NDArray[np.int32]
     schemas: tuple[Schema, ...]
     compressions: tuple[str, ...]
-    raw_names: list[str]
-    zip_names: list[str]
+    raw_names: Names
+    zip_names: Names
+    hashes: Names | None = None
+    fingerprints: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:
         """How many shards."""
         return int(self.samples.size)
 
+    @property
+    def streams(self) -> int:
+        """How many datasets in a row."""
+        return len(self.directories)
+
+    def directory(self, shard: int) -> str:
+        """The directory that a shard's name is relative to."""
+        if len(self.directories) == 1:
+            return self.directories[0]
+        return self.directories[bisect_right(self.borders, shard) - 1]
+
+    def schema_number(self, shard: int) -> int:
+        """Which of the schemas one shard has."""
+        # Asked for each sample, and nearly always there is one.
+        return int(self.schema_of[shard]) if len(self.schemas) > 1 else 0
+
     def schema(self, shard: int) -> Schema:
         """The columns of one shard."""
-        return self.schemas[int(self.schema_of[shard])]
+        return self.schemas[self.schema_number(shard)]
 
     def compression(self, shard: int) -> str:
         """The compression family of one shard, "" for none."""
         return self.compressions[int(self.compression_of[shard])]
 
+    def hashes_of(self, shard: int) -> tuple[dict[str, str], dict[str, str]]:
+        """({hash: value} of the raw file, of the packed one); empty where none were read, or there are none."""
+        if self.hashes is None:
+            return {}, {}
+        raw, packed = json.loads(self.hashes[shard])
+        return raw, packed
+
     def fingerprint(self) -> str:
         """Return 32 hex digits that differ between datasets: names, sample counts, sizes and columns."""
         digest = hashlib.blake2b(digest_size=16)
+        if self.streams > 1:
+            digest.update("\n".join(self.fingerprints).encode())
+            return digest.hexdigest()
         digest.update(repr(self.schemas).encode())
         for numbers in (self.samples, self.raw_bytes, self.schema_of.astype(np.int64)):
             digest.update(numbers.astype("<i8").tobytes())
-        digest.update("\0".join(self.raw_names).encode())
+        for text in self.raw_names.zero_separated():
+            digest.update(text)
         return digest.hexdigest()
 
 
-def read_index(directory: str | Path) -> Index:
+def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     """Read and check `<directory>/index.json`.
 
     Raises DatasetError, naming the file, the shard and the cause, if it is missing, damaged, of another
     format, or points outside its directory.
     """
     path = Path(directory) / INDEX_NAME
+    rows = Rows(str(path), with_hashes)
     try:
-        text = path.read_bytes()
+        with open(path, "rb") as file:
+            try:
+                _read_in_pieces(file, rows)
+            except (ValueError, RecursionError):
+                # Not JSON, or JSON that happens to have the seam of two shards within a text: the whole of it
+                # decides.
+                file.seek(0)
+                rows = Rows(str(path), with_hashes)
+                rows.take(_document(file.read(), rows.path)["shards"])
     except FileNotFoundError:
         raise DatasetError(
             f"{path} does not exist: this is no MDS dataset, its writer has not finished, or the split has a "
@@ -99,140 +130,93 @@ def read_index(directory: str | Path) -> Index:
         ) from None
     except OSError as problem:
         raise DatasetError(f"{path} cannot be read: {problem.strerror}") from problem
-    return parse_index(text, str(directory), str(path))
-
-
-def parse_index(text: bytes, directory: str, path: str) -> Index:
-    """Like read_index, of a text at hand. path: how errors shall call it."""
-    rows = _Rows(path)
-    try:
-        # The hook turns each shard into one row of the arrays as it is parsed: a dict a shard would be
-        # gigabytes.
-        document = json.loads(text, object_hook=rows.take)
     except (ValueError, RecursionError) as problem:
         raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None
+    found = rows.columns()
+    return Index(
+        directories=(str(directory),),
+        borders=(0, rows.count),
+        samples=found.samples,
+        raw_bytes=found.raw_bytes,
+        zip_bytes=found.zip_bytes,
+        schema_of=found.schema_of,
+        compression_of=found.compression_of,
+        schemas=tuple(rows.schemas),
+        compressions=tuple(rows.compressions),
+        raw_names=found.raw_names,
+        zip_names=found.zip_names,
+        hashes=found.hashes,
+    )
+
+
+def join_indices(parts: Sequence[Index]) -> Index:
+    """Return several indices as one, the shards of the first before those of the second."""
+    if len(parts) == 1:
+        return parts[0]
+    schemas = {schema: None for part in parts for schema in part.schemas}
+    compressions = {family: None for part in parts for family in part.compressions}
+    schema_numbers = {schema: number for number, schema in enumerate(schemas)}
+    family_numbers = {family: number for number, family in enumerate(compressions)}
+    hashes = [part.hashes for part in parts if part.hashes is not None]
+    return Index(
+        directories=tuple(directory for part in parts for directory in part.directories),
+        borders=tuple(np.cumsum([0, *(part.shards for part in parts)]).tolist()),
+        samples=np.concatenate([part.samples for part in parts]),
+        raw_bytes=np.concatenate([part.raw_bytes for part in parts]),
+        zip_bytes=np.concatenate([part.zip_bytes for part in parts]),
+        schema_of=_renumbered(
+            [part.schema_of for part in parts], [part.schemas for part in parts], schema_numbers
+        ),
+        compression_of=_renumbered(
+            [part.compression_of for part in parts], [part.compressions for part in parts], family_numbers
+        ),
+        schemas=tuple(schemas),
+        compressions=tuple(compressions),
+        raw_names=Names.joined([part.raw_names for part in parts]),
+        zip_names=Names.joined([part.zip_names for part in parts]),
+        hashes=Names.joined(hashes) if len(hashes) == len(parts) else None,
+        fingerprints=tuple(part.fingerprint() for part in parts),
+    )
+
+
+def _renumbered(
+    columns: Sequence[NDArray[np.int32]], values: Sequence[tuple[Any, ...]], numbers: dict[Any, int]
+) -> NDArray[np.int32]:
+    """Concatenate columns that index values of their own, so that they index common ones."""
+    tables = [np.array([numbers[value] for value in own], np.int32) for own in values]
+    return np.concatenate([table[column] for table, column in zip(tables, columns, strict=True)])
+
+
+def _read_in_pieces(file: BinaryIO, rows: Rows) -> None:
+    """Take a text of any length, a piece at a time.
+
+    The text is cut between two shards, "}, {". If both sides of a cut are whole JSON, it was such a place: no
+    other reading of the text exists. If not, ValueError says so.
+    """
+    text = file.read(CHUNK_BYTES)
+    head = _HEAD.match(text)
+    if head is None:
+        raise ValueError("something stands before the shards")
+    text = text[head.end() :]
+    while more := file.read(CHUNK_BYTES):
+        cut = text.rfind(b"}, {")
+        if cut < 0:
+            cut = max((found.start() for found in _BETWEEN.finditer(text)), default=-1)
+        if cut >= 0:
+            rows.take_text(b"[" + text[: cut + 1] + b"]")
+            text = text[text.index(b"{", cut + 1) :]
+        text += more
+    document = _document(b'{"shards": [' + text, rows.path)
+    rows.take(document["shards"])
+
+
+def _document(text: bytes, path: str) -> dict[str, Any]:
+    document = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("shards"), list):
         raise DatasetError(f'{path} is no MDS index: it has no list "shards"')
     if document.get("version", VERSION) != VERSION:
         raise DatasetError(f"{path} is version {document['version']!r}; this loader reads version {VERSION}")
-    if document["shards"] != list(range(len(rows.samples))):
-        first = next((i for i, row in enumerate(document["shards"]) if row != i), len(document["shards"]))
-        raise DatasetError(f"{path}: shard {first} is not described by an object with samples and columns")
-    return rows.index(directory)
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Collects shards while the JSON is parsed."""
-
-    path: str
-    samples: "array[int]" = field(default_factory=lambda: array("q"))
-    raw_bytes: "array[int]" = field(default_factory=lambda: array("q"))
-    zip_bytes: "array[int]" = field(default_factory=lambda: array("q"))
-    schema_of: "array[int]" = field(default_factory=lambda: array("i"))
-    compression_of: "array[int]" = field(default_factory=lambda: array("i"))
-    schemas: dict[Schema, int] = field(default_factory=dict)
-    compressions: dict[str, int] = field(default_factory=dict)
-    raw_names: list[str] = field(default_factory=list)
-    zip_names: list[str] = field(default_factory=list)
-    last_columns: list[Any] = field(default_factory=list)
-    last_schema: int = 0
-
-    def take(self, found: dict[str, Any]) -> Any:
-        """Turn an object that describes a shard into its number; leave all others as they are."""
-        if ("samples" not in found and "column_names" not in found) or "shards" in found:
-            return found
-        number = len(self.samples)
-        if found.get("format", "mds") != "mds":
-            raise DatasetError(f"{self.path}: shard {number} has the format {found['format']!r}, not mds")
-        if found.get("version", VERSION) != VERSION:
-            raise DatasetError(f"{self.path}: shard {number} is version {found['version']!r}, not {VERSION}")
-        raw_name, raw_bytes = self._file(found.get("raw_data"), number, "raw_data")
-        zip_name, zip_bytes = self._file(found.get("zip_data"), number, "zip_data")
-        if not raw_name and not zip_name:
-            raise DatasetError(f"{self.path}: shard {number} names no file (raw_data.basename is missing)")
-        try:
-            family = family_of(found.get("compression")) if zip_name else ""
-        except LoaderError as problem:
-            raise DatasetError(f"{self.path}: shard {number}: {problem}") from None
-        if zip_name and not family:
-            raise DatasetError(f"{self.path}: shard {number} has zip_data, but names no compression")
-        columns = [found.get(f"column_{part}") for part in ("names", "encodings", "sizes")]
-        if columns != self.last_columns:  # nearly all shards have those of the shard before
-            schema = self._schema(columns, number)
-            self.last_columns, self.last_schema = columns, self.schemas.setdefault(schema, len(self.schemas))
-        self.samples.append(self._sample_count(found.get("samples"), raw_bytes, number))
-        self.raw_bytes.append(raw_bytes)
-        self.zip_bytes.append(zip_bytes)
-        self.schema_of.append(self.last_schema)
-        self.compression_of.append(self.compressions.setdefault(family, len(self.compressions)))
-        self.raw_names.append(raw_name or zip_name.removesuffix("." + family))
-        self.zip_names.append(zip_name)
-        return number
-
-    def index(self, directory: str) -> Index:
-        """The finished arrays."""
-        return Index(
-            directory,
-            np.array(self.samples, np.int64),
-            np.array(self.raw_bytes, np.int64),
-            np.array(self.zip_bytes, np.int64),
-            np.array(self.schema_of, np.int32),
-            np.array(self.compression_of, np.int32),
-            tuple(self.schemas),
-            tuple(self.compressions),
-            self.raw_names,
-            self.zip_names,
-        )
-
-    def _file(self, found: object, number: int, what: str) -> tuple[str, int]:
-        if not found:
-            return "", 0
-        if not isinstance(found, dict) or not isinstance(found.get("basename"), str) or not found["basename"]:
-            raise DatasetError(f"{self.path}: {what} of shard {number} has no basename")
-        name = found["basename"]
-        # Only a relative path below the index: a merged index holds "17/shard.00085.mds", never more.
-        if name.startswith("/") or "\0" in name or "\\" in name or ".." in name.split("/"):
-            raise DatasetError(f"{self.path}: shard {number} lies outside the dataset ({name!r}); refused")
-        return name, self._count(found.get("bytes") or 0, number, f"{what}.bytes")
-
-    def _count(self, found: object, number: int, what: str) -> int:
-        if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 1 << 62:
-            raise DatasetError(f"{self.path}: {what} of shard {number} is {found!r}, not a count")
-        return found
-
-    def _sample_count(self, found: object, raw_bytes: int, number: int) -> int:
-        """Return the count, once it is known that a shard can hold so many."""
-        count = self._count(found, number, "samples")
-        if count > MOST_SAMPLES:
-            raise DatasetError(
-                f"{self.path} is damaged: samples of shard {number} is {count}, but a shard holds {MOST_SAMPLES} "
-                f"at most (its offsets have 32 bits); copy or write it again"
-            )
-        if raw_bytes and 4 * (count + 2) > raw_bytes:
-            raise DatasetError(
-                f"{self.path} is damaged: shard {number} has {raw_bytes} bytes, too few for the offsets of its "
-                f"{count} samples; copy or write it again"
-            )
-        return count
-
-    def _schema(self, columns: list[Any], number: int) -> Schema:
-        if not all(isinstance(column, list) for column in columns):
-            raise DatasetError(
-                f"{self.path}: shard {number} lacks column_names, column_encodings or column_sizes"
-            )
-        names, encodings, sizes = columns
-        if not len(names) == len(encodings) == len(sizes) or len(set(names)) != len(names):
-            raise DatasetError(
-                f"{self.path}: the columns of shard {number} differ in number, or a name is twice there"
-            )
-        if not all(isinstance(text, str) for text in names + encodings):
-            raise DatasetError(f"{self.path}: a column name or encoding of shard {number} is not text")
-        return Schema(
-            tuple(names),
-            tuple(encodings),
-            tuple(self._count(size or 0, number, "column_sizes") for size in sizes),
-        )
+    return document
 
 
 def _splits_nearby(directory: Path) -> str:

@@ -1,48 +1,47 @@
 """Writes MDS datasets: shards one after the other, index.json at the very end.
 
 Every file is written once, front to back, and closed, so a mounted bucket serves as well as a disk. Without
-an index.json there is no dataset: a writer that failed leaves shards, never half a dataset. Byte-identical
-with MosaicML's MDSWriter 0.13, unless `align` pads.
+an index.json there is no dataset: a writer that failed leaves shards, never half a dataset, and `resume`
+goes on behind those that are whole.
 
 Invariants: 1. index.json appears whole, after all shards are closed. 2. No offset reaches 2**32.
 """
 
-import hashlib
-import importlib
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from loader.compression import compress, split
-from loader.encodings import column_bytes, encoder
-from loader.errors import EncodingError, LoaderError, WriterError
-from loader.index import INDEX_NAME, VERSION
+from loader.encodings import encoder
+from loader.errors import EncodingError, WriterError
+from loader.index import INDEX_NAME
+from loader.packer import DEFAULT_SIZE_LIMIT, OFFSET_LIMIT, PackOptions, ShardPacker, index_text, schema_of
+from loader.remains import whole_shards
 
-# What MDS readers expect to download at once; MosaicML's default.
-DEFAULT_SIZE_LIMIT = 1 << 26
-OFFSET_LIMIT = 1 << 32
-XXHASHES = {
-    "xxh32": "xxh32",
-    "xxh64": "xxh64",
-    "xxh128": "xxh128",
-    "xxh3_64": "xxh3_64",
-    "xxh3_128": "xxh3_128",
-}
+
+@dataclass(frozen=True, slots=True)
+class WriterProgress:
+    """How much a writer has written: samples in whole shards, their raw bytes, and those of their files."""
+
+    shards: int
+    samples: int
+    raw_bytes: int
+    stored_bytes: int
 
 
 class MDSWriter:
     """Writes samples into a new dataset directory. Use it in a `with` block.
 
-    columns: name -> encoding. compression: None or "zstd:7", "gz", .... hashes: names of hashlib or xxhash,
-    kept in the index. size_limit: raw bytes of a shard; a larger sample gets a shard of its own. align: pad
-    each shard so that its samples begin at a multiple of it (64 lets fixed-size arrays be used where they
-    lie); 1 pads nothing. Leaving the block by an exception writes no index.json. Raises WriterError for
-    settings that cannot work, and if `out` holds a dataset already.
+    columns: name -> encoding. compression, hashes, size_limit, align: as in PackOptions. A sample larger than
+    size_limit gets a shard of its own. resume: keep the whole shards that an earlier writer with the same
+    settings left here; `samples` says how many samples they hold, and writing goes on behind them.
+    progress: called after each shard.
+    Leaving the block by an exception writes no index.json. Raises WriterError for settings that cannot work,
+    if `out` holds a dataset already, and if the shards to resume are of other settings.
     """
 
     def __init__(
@@ -52,53 +51,35 @@ class MDSWriter:
         *,
         compression: str | None = None,
         hashes: Sequence[str] | None = None,
-        size_limit: int = DEFAULT_SIZE_LIMIT,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
         align: int = 1,
+        resume: bool = False,
+        progress: Callable[[WriterProgress], None] | None = None,
     ) -> None:
-        if not columns:
-            raise WriterError("a dataset needs at least one column")
-        if not 0 < size_limit < OFFSET_LIMIT:
-            raise WriterError(
-                f"size_limit {size_limit} is not between 1 and {OFFSET_LIMIT - 1}: offsets have 32 bits"
-            )
-        if align < 1 or align & (align - 1) or align > 4096:
-            raise WriterError(f"align {align} is not a power of two up to 4096")
-        self._names = sorted(columns)
-        try:
-            self._family = split(compression)[0]
-            self._encoders = [encoder(columns[name]) for name in self._names]
-            self._sizes = [column_bytes(columns[name]) for name in self._names]
-        except LoaderError as problem:
-            raise WriterError(str(problem)) from None
-        self._hashes = sorted(set(hashes or ()))
-        for name in self._hashes:
-            digest(name, b"")
+        schema = schema_of(columns)
+        self._packer = ShardPacker(schema, PackOptions(compression, hashes, size_limit, align))
+        self._columns = list(
+            zip(schema.names, [encoder(name) for name in schema.encodings], schema.sizes, strict=True)
+        )
         self._directory = Path(out)
         self._directory.mkdir(parents=True, exist_ok=True)
         if (self._directory / INDEX_NAME).exists():
             raise WriterError(
                 f"{self._directory} holds a dataset already: choose another directory, or remove it"
             )
-        self._compression, self._size_limit, self._align = compression or None, size_limit, align
-        self._settings: dict[str, Any] = {
-            "version": VERSION,
-            "format": "mds",
-            "compression": self._compression,
-            "hashes": self._hashes,
-            "size_limit": size_limit,
-            "column_names": self._names,
-            "column_encodings": [columns[name] for name in self._names],
-            "column_sizes": [size or None for size in self._sizes],
-        }
-        self._config = json.dumps(self._settings, sort_keys=True).encode()
-        self._shards: list[dict[str, Any]] = []
+        self._shards = whole_shards(self._directory, self._packer) if resume else []
         self._pending: list[bytes] = []
-        self._pending_bytes = self._empty_bytes
+        self._pending_bytes = self._packer.empty_bytes
         self._closed = False
+        self._tell = progress
+        self._progress = WriterProgress(0, 0, 0, 0)
+        for shard in self._shards:
+            self._count(shard)
 
     @property
-    def _empty_bytes(self) -> int:
-        return 8 + len(self._config) + self._align - 1
+    def samples(self) -> int:
+        """How many samples the dataset has so far."""
+        return self._progress.samples + len(self._pending)
 
     def __enter__(self) -> Self:
         return self
@@ -120,10 +101,15 @@ class MDSWriter:
         if self._closed:
             raise WriterError("this writer is closed")
         data = self._encode(sample)
-        if self._empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
+        limit = self._packer.size_limit
+        if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
             raise WriterError(f"a sample of {len(data)} bytes does not fit: offsets in a shard have 32 bits")
-        if self._pending and self._pending_bytes + 4 + len(data) > self._size_limit:
+        if self._pending and limit is not None and self._pending_bytes + 4 + len(data) > limit:
             self._write_shard()
+        if self._pending_bytes + 4 + len(data) >= OFFSET_LIMIT:
+            raise WriterError(
+                "all samples in one shard pass 4 GiB, but offsets have 32 bits: set a size_limit"
+            )
         self._pending.append(data)
         self._pending_bytes += 4 + len(data)
 
@@ -134,19 +120,16 @@ class MDSWriter:
         if self._pending:
             self._write_shard()
         self._closed = True
-        text = json.dumps({"version": VERSION, "shards": self._shards}, sort_keys=True)
-        temporary = self._directory / f"{INDEX_NAME}.tmp"
-        temporary.write_text(text)
-        os.replace(temporary, self._directory / INDEX_NAME)
+        write_index(self._directory, self._shards)
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        if len(sample) != len(self._names):
-            unknown = ", ".join(sorted(map(str, set(sample) - set(self._names))))
+        if len(sample) != len(self._columns):
+            unknown = ", ".join(sorted(map(str, set(sample) - set(self._packer.schema.names))))
             if unknown:
                 raise EncodingError(f"the sample has values for which there is no column: {unknown}")
         head: list[int] = []
         values: list[bytes] = []
-        for name, encode, size in zip(self._names, self._encoders, self._sizes, strict=True):
+        for name, encode, size in self._columns:
             try:
                 value = encode(sample[name])
             except KeyError:
@@ -163,50 +146,31 @@ class MDSWriter:
         return np.array(head, "<u4").tobytes() + b"".join(values)
 
     def _write_shard(self) -> None:
-        count = len(self._pending)
-        head_bytes = 4 * (count + 2)
-        config = self._config.ljust(
-            -(-(head_bytes + len(self._config)) // self._align) * self._align - head_bytes
-        )
-        ends = np.cumsum([0, *map(len, self._pending)], dtype=np.int64) + head_bytes + len(config)
-        if int(ends[-1]) >= OFFSET_LIMIT:
-            raise WriterError(f"a shard of {ends[-1]} bytes does not fit: offsets have 32 bits")
-        raw = b"".join([np.array([count, *ends], "<u4").tobytes(), config, *self._pending])
-        name = f"shard.{len(self._shards):05}.mds"
-        shard = {
-            "samples": count,
-            "raw_data": self._file_details(name, raw),
-            "zip_data": None,
-            **self._settings,
-        }
-        if self._compression:
-            name = f"{name}.{self._family}"
-            raw = compress(self._compression, raw)
-            shard["zip_data"] = self._file_details(name, raw)
+        number = len(self._shards)
+        entry, data = self._packer.pack(number, self._pending)
         # An error on close (no space, a bucket that refuses) comes out of the with statement and ends the
         # writer.
-        with open(self._directory / name, "wb") as file:
-            file.write(raw)
-        self._shards.append(shard)
+        with open(self._directory / self._packer.file_name(number), "wb") as file:
+            file.write(data)
+        self._shards.append(entry)
         self._pending = []
-        self._pending_bytes = self._empty_bytes
+        self._pending_bytes = self._packer.empty_bytes
+        self._count(entry)
+        if self._tell is not None:
+            self._tell(self._progress)
 
-    def _file_details(self, name: str, data: bytes) -> dict[str, Any]:
-        return {
-            "basename": name,
-            "bytes": len(data),
-            "hashes": {each: digest(each, data) for each in self._hashes},
-        }
+    def _count(self, entry: Mapping[str, Any]) -> None:
+        so_far = self._progress
+        self._progress = WriterProgress(
+            so_far.shards + 1,
+            so_far.samples + entry["samples"],
+            so_far.raw_bytes + entry["raw_data"]["bytes"],
+            so_far.stored_bytes + (entry["zip_data"] or entry["raw_data"])["bytes"],
+        )
 
 
-def digest(name: str, data: bytes) -> str:
-    """Return the hex digest of data. Raises WriterError for a hash that neither hashlib nor xxhash knows."""
-    if name in XXHASHES:
-        try:
-            xxhash = importlib.import_module("xxhash")
-        except ImportError:
-            raise WriterError(f"the hash {name} needs the package xxhash: pip install xxhash") from None
-        return str(getattr(xxhash, XXHASHES[name])(data).hexdigest())
-    if name not in hashlib.algorithms_available or name.startswith("shake_"):
-        raise WriterError(f"the hash {name!r} is unknown")
-    return hashlib.new(name, data).hexdigest()
+def write_index(directory: Path, shards: Sequence[Mapping[str, Any]]) -> None:
+    """Write index.json, which appears whole or not at all."""
+    temporary = directory / f"{INDEX_NAME}.tmp"
+    temporary.write_text(index_text(shards))
+    os.replace(temporary, directory / INDEX_NAME)

@@ -27,7 +27,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # The loader talks to the daemon through files; all it shares is the hints' format.
 LOADER_SHARES = ("model.hint",)
 
-_S3_CLIENT = ("fusecache/remote/s3.py", "fusecache/remote/endpoints.py")
+# s3.py asks by the client, s3_access.py makes it, s3_copies.py copies with it, s3_errors.py names what it raises.
+_S3_CLIENT = ("fusecache/remote/s3",)
 _LOOP = ("fusecache/engine/", "fusecache/fs/", "fusecache/daemon.py", "fusecache/control_server.py")
 # library -> the files or folders that may import it. A library with no line here may be imported nowhere.
 OWNERS: dict[str, tuple[str, ...]] = {
@@ -35,9 +36,10 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "botocore": _S3_CLIENT,
     "mypy_boto3_s3": _S3_CLIENT,
     "lmdb": ("fusecache/index/",),
+    "msgspec": ("loader/index_rows.py",),
     "numpy": ("loader/",),
     "pyfuse3": ("fusecache/fs/", "fusecache/daemon.py"),
-    "torch": ("loader/dataset.py", "loader/world.py"),
+    "torch": ("loader/collate.py", "loader/fast.py", "loader/streaming.py"),
     "tqdm": ("fusecache/report.py", "loader/"),
     "trio": _LOOP,
     "urllib3": _S3_CLIENT,

@@ -1,4 +1,4 @@
-"""A bounded pool of page-aligned memory, touched once, reused for ever.
+"""A bounded pool of page-aligned memory, found once, reused for ever.
 
 Fresh pages cost more than the copy into them (each is faulted and zeroed 4 KiB at a time), and direct I/O
 wants aligned memory. Not here: who uses which buffer for what, and when it may be reused.
@@ -6,7 +6,9 @@ wants aligned memory. Not here: who uses which buffer for what, and when it may 
 
 import contextlib
 import mmap
+import threading
 
+from fusecache.disk.native import populate
 from fusecache.model.nouns import KIB, MIB
 
 LARGE_BYTES = 8 * MIB
@@ -34,13 +36,14 @@ class BufferPool:
 
 
 def _touched_memory(nbytes: int) -> memoryview:
-    """Return zeroed memory whose pages exist already, in huge pages where the kernel gives any."""
+    """Return zeroed memory whose pages will exist soon, in huge pages where the kernel gives any.
+
+    A thread sees to that, while the start goes on: 256 MiB take up to half a second where the machine is a guest whose
+    host must find them first.
+    """
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # EINVAL: a kernel built without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
-    zeros = bytes(MIB)
     view = memoryview(area)
-    for start in range(0, nbytes, MIB):
-        stop = min(start + MIB, nbytes)
-        view[start:stop] = zeros[: stop - start]
+    threading.Thread(target=populate, args=(view,), name="buffers", daemon=True).start()
     return view

@@ -7,10 +7,16 @@ import os
 # linux/falloc.h
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
+# asm-generic/mman-common.h; Linux 5.14.
+_POPULATE_WRITE = 23
+# While the kernel works on one piece, no other thread can map a file.
+_POPULATE_BYTES = 1 << 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.fallocate.restype = ctypes.c_int
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.madvise.restype = ctypes.c_int
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
@@ -22,3 +28,13 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
+
+
+def populate(memory: memoryview) -> None:
+    """Have the kernel find the pages of writable memory now, not at their first use; what is in them stays.
+
+    Other threads run meanwhile. Of a kernel that cannot, nothing is asked: then the first use finds them.
+    """
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for start in range(0, memory.nbytes, _POPULATE_BYTES):
+        _libc.madvise(address + start, min(_POPULATE_BYTES, memory.nbytes - start), _POPULATE_WRITE)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
@@ -27,17 +28,25 @@ class StagingFile:
     After `close` the next use opens it again, so that files which only wait hold no descriptor.
     """
 
-    def __init__(self, path: Path, *, create: bool) -> None:
-        """Open, or create, which fails if there is one. Raises NoSpace or LocalDiskError."""
-        self.path = path
+    def __init__(self, path: Path | str, *, create: bool, opens: bool = True) -> None:
+        """Open, or create, which fails if there is one. Raises NoSpace or LocalDiskError.
+
+        opens: whether now; else with the first use.
+        """
+        self._path = os.fspath(path)
         self._lock = threading.Lock()
-        self._opened = _open(path, os.O_CREAT | os.O_EXCL if create else 0)
+        self._opened = _open(self._path, os.O_CREAT | os.O_EXCL if create else 0) if opens else -1
+
+    @property
+    def path(self) -> Path:
+        """Where it is. Made anew: a start meets many files of which it needs no path."""
+        return Path(self._path)
 
     @property
     def _fd(self) -> int:
         with self._lock:
             if self._opened < 0:
-                self._opened = _open(self.path, 0)
+                self._opened = _open(self._path, 0)
             return self._opened
 
     def size(self) -> int:
@@ -94,9 +103,16 @@ class StagingFile:
 
     def sync(self) -> None:
         """Return when data and size, and the folder's entry, are on the disk."""
+        self.sync_data()
+        try:
+            _sync_folder(self.path.parent)
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+    def sync_data(self) -> None:
+        """Return when data and size are on the disk; the folder's entry need not be."""
         try:
             os.fdatasync(self._fd)
-            _sync_folder(self.path.parent)
         except OSError as exc:
             raise _model_error(exc, self.path) from exc
 
@@ -122,7 +138,31 @@ class StagingFile:
     def delete(self) -> None:
         """Close and remove the file."""
         self.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise _model_error(exc, self.path) from exc
+
+
+def sync_all(files: Sequence[StagingFile]) -> list[bytes | LocalDiskError]:
+    """Bring files to the disk, and their folder once for all.
+
+    Return what each holds, as the checksums of its granules, or why the disk does not hold it for good: also for want
+    of room, as it had accepted the bytes, and what is in the file now is not what was written.
+    """
+    found: list[bytes | LocalDiskError] = []
+    for file in files:
+        try:
+            file.sync_data()
+            found.append(file.checksums())
+        except (NoSpace, LocalDiskError) as exc:
+            found.append(LocalDiskError(str(exc)))
+    try:
+        for folder in {file.path.parent for file in files}:
+            _sync_folder(folder)
+    except OSError as exc:
+        return [LocalDiskError(str(_model_error(exc, file.path))) for file in files]
+    return found
 
 
 def digests(path: Path, offset: int, size: int) -> tuple[bytes, bytes]:
@@ -135,7 +175,7 @@ def digests(path: Path, offset: int, size: int) -> tuple[bytes, bytes]:
     sums = bytearray()
     buffer = memoryview(bytearray(min(_DIGEST_BYTES, size)))
     # A descriptor of its own: the file may be closed or moved aside by others meanwhile.
-    descriptor = _open(path, 0)
+    descriptor = _open(str(path), 0)
     try:
         stop = offset + size
         while offset < stop:
@@ -174,17 +214,22 @@ class StagingDirectory:
 
     def __init__(self, directory: Path) -> None:
         self._staging = directory / "staging"
+        self._folder = str(self._staging)
         self._aside = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
         for folder in (self._staging, *self._aside.values()):
             folder.mkdir(parents=True, exist_ok=True)
 
     def create(self, generation: int) -> StagingFile:
         """Create the file of a new generation."""
-        return StagingFile(self._path(generation), create=True)
+        return StagingFile(self._place(generation), create=True)
 
     def open(self, generation: int) -> StagingFile:
         """Open the file of a journaled generation. Raises LocalDiskError if it is missing."""
-        return StagingFile(self._path(generation), create=False)
+        return StagingFile(self._place(generation), create=False)
+
+    def known(self, generation: int) -> StagingFile:
+        """Return the file of a generation that is in `staging/`, to be opened with its first use."""
+        return StagingFile(self._place(generation), create=False, opens=False)
 
     def move_aside(self, generation: int, folder: str) -> Path:
         """Move a generation's file to `orphans` or `suspect`; return where it is now."""
@@ -236,9 +281,10 @@ class StagingDirectory:
             if path.name.isdigit()
         }
 
-    def generations(self) -> set[int]:
-        """Return the generations whose files are in `staging/`."""
-        return set(self.staged())
+    def sizes(self) -> dict[int, int]:
+        """Return the bytes of the files in `staging/`, by generation."""
+        with os.scandir(self._staging) as entries:
+            return {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdigit()}
 
     def staged(self) -> dict[int, Path]:
         """Return the files in `staging/`, by generation."""
@@ -248,8 +294,7 @@ class StagingDirectory:
         """Return the highest generation that any file here is named after; 0 if there is none."""
         folders = (self._staging, *self._aside.values())
         return max(
-            (int(path.name) for folder in folders for path in folder.iterdir() if path.name.isdigit()),
-            default=0,
+            (int(name) for folder in folders for name in os.listdir(folder) if name.isdigit()), default=0
         )
 
     def bytes_aside(self) -> int:
@@ -257,7 +302,10 @@ class StagingDirectory:
         return sum(path.stat().st_size for folder in self._aside.values() for path in folder.iterdir())
 
     def _path(self, generation: int) -> Path:
-        return self._staging / f"{generation:016d}"
+        return Path(self._place(generation))
+
+    def _place(self, generation: int) -> str:
+        return f"{self._folder}/{generation:016d}"
 
 
 def _sync_folder(path: Path) -> None:
@@ -268,14 +316,14 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     except OSError as exc:
         raise _model_error(exc, path) from exc
 
 
-def _model_error(exc: OSError, path: Path) -> NoSpace | LocalDiskError:
+def _model_error(exc: OSError, path: Path | str) -> NoSpace | LocalDiskError:
     if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
         return NoSpace(f"{path}: the cache disk is full; free space or unmount other caches on it")
     return LocalDiskError(f"{path}: {exc.strerror or exc}")

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -23,18 +24,19 @@ from fusecache.engine.cache_table import CacheTable
 from fusecache.engine.fetcher import Fetcher, SupportsGet
 from fusecache.engine.frames import Frames
 from fusecache.engine.housekeeping import Housekeeping
-from fusecache.engine.keeper import Keeper
+from fusecache.engine.keeper import Keeper, Staged
 from fusecache.engine.offload import Offload
 from fusecache.engine.reading_ahead import ReadAhead, Stream
 from fusecache.engine.residents import CachedObject, Chunk, Frame
 from fusecache.engine.room import Room
+from fusecache.engine.snippets import Snippets
 from fusecache.index.cache_index import CacheIndex, read_boot_id
 from fusecache.model.nouns import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.fetch_order import Cause
 from fusecache.policy.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.ledger import Ledger
-from fusecache.policy.readahead import Phase, demand_stop, grow, request_bytes
+from fusecache.policy.readahead import Phase, demand_stop, grow, request_bytes, side_stream
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,18 @@ class ReadHandle:
         return self.entry.size
 
 
+class SupportsHints(Protocol):
+    """What is known of future reads, as far as reads need it."""
+
+    def names(self, object_id: ObjectId) -> bool:
+        """Say whether somebody has said that he will read a version."""
+        ...
+
+    def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+        """Bytes of a version were read; has_waited: for the bucket."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Bytes [0, stop) of an object version of `size` bytes, at most one chunk of them, worth having soon."""
@@ -126,6 +140,9 @@ class BlockCache:
         self.housekeeping = Housekeeping(
             offload, self._files, self._index, self._table, self._room, self._fetcher, self._frames
         )
+        self.snippets = Snippets(self._fetcher)
+        # Told of what is read while there are hints.
+        self.hints: SupportsHints | None = None
         self._ahead = ReadAhead(self._table, self._frames, self._fetcher)
         self._nursery: trio.Nursery | None = None
         self._staging_fell = trio.Event()
@@ -183,16 +200,32 @@ class BlockCache:
         if offset >= stop:
             return b""
         began = trio.current_time()
-        stream = self._ahead.observe(handle.streams, handle.entry, offset, stop, began)
-        data: memoryview | bytes | None = self._read_nowait(stream, offset, stop, began)
-        if data is not None:
-            self._counters.hits += 1
-            self._ahead.run(stream)
-        else:
-            data = await self._read_slowly(stream, offset, stop)
+        data: memoryview | bytes | None = None
+        has_missed = False
+        if self.snippets:
+            data = await self.snippets.read(handle.entry.object_id, offset, stop)
+            self._counters.hits += data is not None
+        if data is None:
+            data, has_missed = await self._read_cached(handle, offset, stop)
         self._counters.bytes_read += len(data)
         self._counters.latency.count(trio.current_time() - began)
+        if self.hints is not None:
+            self.hints.note_read(handle.entry.object_id, offset, len(data), has_waited=has_missed)
         return data
+
+    async def _read_cached(self, handle: ReadHandle, start: int, stop: int) -> tuple[memoryview | bytes, bool]:
+        """Read through buffers and disk, and ahead of the reader; return whether the bucket was needed, too."""
+        now = trio.current_time()
+        if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):
+            # No guess that who reads the beginning reads it all: somebody has said what he reads.
+            handle.streams.append(Stream(handle.entry, side_stream(0)))
+        stream = self._ahead.observe(handle.streams, handle.entry, start, stop, now)
+        data = self._read_nowait(stream, start, stop, now)
+        if data is None:
+            return await self._read_slowly(stream, start, stop)
+        self._counters.hits += 1
+        self._ahead.run(stream)
+        return data, False
 
     def prefetch(self, objects: Sequence[Wanted]) -> None:
         """Have the starts of objects read ahead, the first of them first. Never waits, never fails."""
@@ -268,17 +301,21 @@ class BlockCache:
         if not self.is_staging_high:
             self.announce_staging()
 
-    async def adopt(self, object_id: ObjectId, size: int, path: Path, granule_checksums: bytes) -> None:
-        """Make a staging file whose bytes the bucket has a cache file; its reservation of `size` moves with
-        it.
+    async def adopt(self, files: Sequence[Staged]) -> None:
+        """Make staging files whose bytes the bucket has cache files; the reservation of each moves with it.
 
-        granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB. A file that cannot be kept is
-        removed.
+        A file that cannot be kept is removed.
         """
-        granules = -(-size // GRANULE_BYTES)
-        if len(granule_checksums) != granules * 8:
-            raise ValueError(f"{granules} granules need {granules * 8} bytes, not {len(granule_checksums)}")
-        await self._keeper.adopt(self._entry(object_id, size), path, granule_checksums)
+        for file in files:
+            granules = -(-file.size // GRANULE_BYTES)
+            if len(file.granule_checksums) != granules * 8:
+                raise ValueError(
+                    f"{granules} granules need {granules * 8} bytes, not {len(file.granule_checksums)}"
+                )
+        objects = self._table.objects
+        await self._keeper.adopt(
+            [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]
+        )
         if not self.is_staging_high:
             self.announce_staging()
 
@@ -353,8 +390,8 @@ class BlockCache:
         if stop == chunk.size and stream.pattern.phase is Phase.SEQUENTIAL:
             self._frames.consume(frame)
 
-    async def _read_slowly(self, stream: Stream, start: int, stop: int) -> memoryview | bytes:
-        """Ask for what is missing, read ahead, wait."""
+    async def _read_slowly(self, stream: Stream, start: int, stop: int) -> tuple[memoryview | bytes, bool]:
+        """Ask for what is missing, read ahead, wait; return whether the bucket was needed, too."""
         stream.pattern = grow(stream.pattern)
         pieces = split_by_chunk(Extent(start, stop))
         from_network = False
@@ -378,13 +415,13 @@ class BlockCache:
         self._counters.hits += not from_network
         if len(pieces) == 1:
             index, first, last = pieces[0]
-            return await self._piece(stream, index, first, last)
+            return await self._piece(stream, index, first, last), from_network
         # One chunk pinned at a time: readers that held one and waited for another could block each other
         # for ever.
         parts = bytearray()
         for index, first, last in pieces:
             parts += await self._piece(stream, index, first, last)
-        return memoryview(parts)
+        return memoryview(parts), from_network
 
     async def _piece(self, stream: Stream, index: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of one chunk, waiting as long as it takes."""

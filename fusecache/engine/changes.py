@@ -14,7 +14,7 @@ from fusecache.engine.content import Contents
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Generation, Kind, Node, Operation, attributes_of, in_use
-from fusecache.engine.owed import Owed
+from fusecache.engine.owed import Owed, base_of
 from fusecache.engine.requests import Requests
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, DropOperation, PutFile, PutOperation
@@ -89,7 +89,7 @@ class Changes:
         key = self._tree.child_key(parent, name)
         node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
         changes: list[Change] = []
-        base = self._contents.collapse_delete(key, changes)
+        base = self._contents.places.collapse_delete(key, changes)
         self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
         await self._journal.commit(*changes)
         return node
@@ -118,7 +118,7 @@ class Changes:
         node = await self._names.lookup(parent, name)
         if node.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(node)}: is not a directory")
-        if not await self._names.is_empty(node):
+        if not await self._names.reader.is_empty(node):
             raise NotEmpty(f"{self._tree.path(node)}: is not empty")
         changes: list[Change] = []
         self._remove_marker(node, self._tree.key(node), changes)
@@ -224,7 +224,7 @@ class Changes:
             return
         if target.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(target)}: is not a directory")
-        if not await self._names.is_empty(target):
+        if not await self._names.reader.is_empty(target):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
     async def _everything_below(self, prefix: str) -> list[ObjectInfo]:
@@ -286,7 +286,7 @@ class Changes:
         base: str | None = None
         if target is not None:
             self.on_removed(self._tree.key(target))
-            base = target.published_etag(self._tree.key(target))
+            base = self._shown(target)
             if target.generation is not None and target.handles == 0 and not self._is_owed(target):
                 changes += self._contents.drop(target.generation)
             elif target.generation in self._contents.local:
@@ -294,6 +294,15 @@ class Changes:
             self._tree.detach(target)
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
+
+    def _shown(self, node: Node, key: str = "") -> str | None:
+        """Return what the bucket shows under the node's key (or the one that it had): the first that is queued knows.
+
+        The node knows only if nothing is: it may be a new one, made after an older was removed.
+        """
+        key = key or self._tree.key(node)
+        queued = self._owed.for_key(key)
+        return base_of(queued[0], key) if queued else node.published_etag(key)
 
     def _is_owed(self, node: Node) -> bool:
         return any(item.node is node for item in self._owed.for_key(self._tree.key(node)))
@@ -317,6 +326,7 @@ class Changes:
             self._add_rename(node, key_before, key_now, base, changes)
             return
         generation, published = node.generation, node.published_etag(key_before)
+        shown = self._shown(node, key_before)
         if not queued and (generation is None or published is not None):
             # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
@@ -328,7 +338,7 @@ class Changes:
             queued.remove(replaced)
             changes += self._contents.drop(replaced)
         if queued:
-            collapsed = self._contents.collapse_delete(key_now, changes)
+            collapsed = self._contents.places.collapse_delete(key_now, changes)
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._owed.remove(item)
@@ -345,8 +355,8 @@ class Changes:
             self._owed.add(item)
         if generation is not None and generation not in queued:
             changes += self._rekey(generation, key_now)
-        if self._owed.exists_after(key_before, published):
-            self._add(None, OperationKind.DELETE, key_before, changes, base_etag=published)
+        if self._owed.exists_after(key_before, shown):
+            self._add(None, OperationKind.DELETE, key_before, changes, base_etag=shown)
             self._tree.hide(key_before)
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
@@ -362,7 +372,7 @@ class Changes:
     def _add_rename(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
-        collapsed = self._contents.collapse_delete(key_now, changes)
+        collapsed = self._contents.places.collapse_delete(key_now, changes)
         self._add(
             node,
             OperationKind.RENAME,
@@ -428,12 +438,10 @@ class Changes:
     def _remove_content(self, node: Node, changes: list[Change]) -> None:
         """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
         key = self._tree.key(node)
-        published = node.published_etag(key)
+        published = self._shown(node)
         for item in self._owed.for_key(key):
             if item.node is not node or item.in_flight or _is_rename(item):
                 continue
-            # What is taken back knows what the bucket shows, as it was to replace that.
-            published = published if published is not None else item.record.base_etag
             if isinstance(item, Generation):
                 if node.handles and item is node.generation:
                     self._owed.remove(item)

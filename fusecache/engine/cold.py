@@ -11,7 +11,7 @@ from typing import Any, Self
 from fusecache.disk.staging import StagingDirectory
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.recovering import aside_row, conflict_row, listing_of
-from fusecache.index.journal import DropFile, Journal, PutFile
+from fusecache.index.journal import DropFile, Journal, PutAbort, PutFile
 from fusecache.model.errors import NotFound, NotPermitted
 from fusecache.model.records import FileRecord
 from fusecache.model.states import OWED, FileState
@@ -76,7 +76,9 @@ class ColdCache:
             dropped = FileRecord(
                 number, FileState.DROPPED, record.key, 0, 0, "", record.boot_id, record.attributes
             )
-            self._journal.apply([PutFile(dropped)])
+            # The next mount has the bucket forget its parts.
+            aborts = [PutAbort(record.key, record.upload_id)] if record.upload_id else []
+            self._journal.apply([*aborts, PutFile(dropped)])
         self._staging.delete_aside(number)
         self._staging.delete(number)
         self._journal.apply([DropFile(number)])

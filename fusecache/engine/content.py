@@ -14,14 +14,15 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.engine.cache import BlockCache
+from fusecache.engine.holds import being_written, bytes_in_use
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import FileHandle, Generation, Node, Operation, attributes_of
 from fusecache.engine.offload import Offload
 from fusecache.engine.owed import Owed
 from fusecache.engine.processes import thread_group
-from fusecache.engine.promises import Promises, being_written, bytes_in_use
+from fusecache.engine.promises import Promises, is_killed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import DropFile, PutAttributes, PutFile
+from fusecache.index.journal import Change, PutAttributes, PutFile
 from fusecache.model.errors import FusecacheError, NoSpace, ObjectChanged, ObjectMissing, TooLarge
 from fusecache.model.nouns import MIB
 from fusecache.model.records import FileRecord, PosixAttributes
@@ -93,7 +94,6 @@ class Contents(Promises):
             node.writers -= 1
             node.appenders -= handle.appends
             if node.writers == 0:
-                node.write_error = None
                 self.writing.discard(node)
             self._tree.unpin(node)
         generation = node.generation
@@ -103,7 +103,9 @@ class Contents(Promises):
             if node.handles == 0:
                 self._let_go(generation)
         elif handle.writable and node.writers == 0 and generation.is_mutable:
-            await self._end_writing(node, generation)
+            await self._end_writing(handle, generation)
+        if node.writers == 0:
+            node.write_error = None
         self._tree.forget(node.number, 0)
 
     # ---- reading
@@ -185,6 +187,9 @@ class Contents(Promises):
         node = handle.node
         stop = offset + len(data)
         generation = await self._writable_to(node, stop)
+        if handle.is_flushed and is_killed(handle):
+            # Pages of a mapping, whose end says nothing but RELEASE: the process may be gone by then.
+            generation.killed_writer = handle
         try:
             with being_written(generation):
                 generation.note_changed(offset, stop)  # before it, and after it: a part may be read meanwhile
@@ -261,7 +266,10 @@ class Contents(Promises):
         generation = node.generation
         if generation is not None:
             generation.record = replace(generation.record, attributes=attributes)
-            self._journal.submit(*self._row(generation))
+            is_promised = not (generation.is_mutable and generation.changed_since_flush)
+            # The kernel sets the time of what was written just before it tells of the close, whose row has it too.
+            submit = self._journal.submit if is_promised else self._journal.submit_lazily
+            submit(*self._row(generation))
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
 
@@ -298,17 +306,12 @@ class Contents(Promises):
                 # Until the bytes are there, readers see the old ones.
                 node.generation = old
                 if keep:
-                    await self._reserve(node, generation, keep)
-                    if old is not None:
-                        with bytes_in_use(old):
-                            await self._offload.disk(generation.file.copy_from, old.file, keep)
-                    else:
-                        await self._copy_object(node, generation.file, keep)
+                    await self._fill(node, generation, old, keep)
                     generation.size = keep
             except BaseException:
                 self._abandon(generation)
                 raise
-            dropped: list[DropFile] = []
+            dropped: list[Change] = []
             if old is not None and failed:
                 dropped = self.drop(old)
             elif (
@@ -323,6 +326,16 @@ class Contents(Promises):
             node.generation = generation
             self._journal.submit(*dropped, *self._row(generation))
             return generation
+
+    async def _fill(self, node: Node, generation: Generation, old: Generation | None, size: int) -> None:
+        """Copy the first `size` bytes of what is there."""
+        if old is None:
+            await self._reserve(node, generation, size)
+            await self._copy_object(node, generation.file, size)
+            return
+        with bytes_in_use(old):  # from here on: it may be published while we wait for room
+            await self._reserve(node, generation, size)
+            await self._offload.disk(generation.file.copy_from, old.file, size)
 
     async def _copy_object(self, node: Node, file: StagingFile, size: int) -> None:
         """Fetch the first `size` bytes of the published version: a part of them is about to be changed."""
@@ -372,9 +385,12 @@ class Contents(Promises):
         if self._cache.reserve_staging_nowait(step):
             generation.reserved += step
             return
-        generation.reserved += need  # before the await: two writers must not both reserve the same growth
-        try:
+        async with generation.growth:  # two writers must not both reserve the same growth
+            need = size - generation.reserved
+            if need <= 0:
+                return
             await self._cache.reserve_staging(need)
-        except BaseException:
-            generation.reserved -= need
-            raise
+            if generation.is_mutable:
+                generation.reserved += need
+            else:
+                self._cache.release_staging(need)  # closed, published or removed meanwhile

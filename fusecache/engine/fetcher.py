@@ -80,6 +80,15 @@ class Disk(Protocol):
         ...
 
 
+class Turn:
+    """A GET that fills no frame and waits for its turn among the requests that do. depth: as of theirs."""
+
+    def __init__(self, depth: int) -> None:
+        self.cause = Cause.HINT
+        self.depth = depth
+        self.has_come = trio.Event()
+
+
 class Fetcher:
     """Owns the queues, the bounds and the tasks of all fetches and loads."""
 
@@ -101,6 +110,7 @@ class Fetcher:
         # Requests whose chunk has a frame for them wait for none. Behind one that does they would wait for ever: the
         # frame that it needs may be held by the reader who waits for them.
         self._seated: dict[Source, FetchQueue[Request]] = {source: FetchQueue() for source in Source}
+        self._turns: FetchQueue[Turn] = FetchQueue()
         self._random = random.Random()
         # Called with the handle of read-ahead for which there is no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
@@ -180,6 +190,8 @@ class Fetcher:
             seated = self._seated[source]
             queues = (seated, self._queues[source, True], self._queues[source, False])
             while self._running[source] < self._bound(source):
+                if source is Source.NETWORK and self._give_turn([queue.peek() for queue in queues]):
+                    continue
                 heads = [
                     (head.cause, head.depth, rank, queue, head)
                     for rank, queue in enumerate(queues)
@@ -197,6 +209,52 @@ class Fetcher:
                         self.on_refused(head.handle)
                 else:
                     break
+
+    async def get_exactly(
+        self, object_id: ObjectId, extent: Extent, buffer: memoryview, turn: Turn
+    ) -> None:
+        """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""
+        self._turns.push(turn, turn.cause, turn.depth)
+        self.pump()
+        try:
+            await turn.has_come.wait()
+            await self._offload.network(
+                self._store.get_into, object_id, extent, buffer, lambda received: None, Interruption()
+            )
+            self._counters.bytes_by_cause[turn.cause.name.lower()] += extent.size
+            self.limit.on_success(trio.current_time())
+        except RemoteError as exc:
+            self._counters.errors += 1
+            if exc.asks_to_slow_down:
+                self._slow_down(exc, trio.current_time())
+            raise
+        finally:
+            if turn.has_come.is_set():
+                self._running[Source.NETWORK] -= 1
+                self._last_get = trio.current_time()
+            else:
+                self._turns.remove(turn)
+            self.pump()
+
+    def hurry(self, turn: Turn) -> None:
+        """A reader waits for it now."""
+        if turn in self._turns:
+            turn.cause, turn.depth = Cause.DEMAND, 0
+            self._turns.push(turn, Cause.DEMAND)
+            self.pump()
+
+    def _give_turn(self, others: list[Request | None]) -> bool:
+        """Let a GET that needs no frame go if it comes before all requests that wait; return whether it went."""
+        turn = self._turns.peek()
+        if turn is None or any(
+            (head.cause, head.depth) < (turn.cause, turn.depth) for head in others if head is not None
+        ):
+            return False
+        self._turns.pop()
+        self._running[Source.NETWORK] += 1
+        self._counters.requests += 1
+        turn.has_come.set()
+        return True
 
     def _bound(self, source: Source) -> int:
         if source is Source.DISK:

@@ -20,6 +20,8 @@ from fusecache.engine.changes import Changes
 from fusecache.engine.conflicts import Conflicts
 from fusecache.engine.content import Contents
 from fusecache.engine.fsync import Fsync
+from fusecache.engine.groups import one_failure
+from fusecache.engine.hinting import Hinting
 from fusecache.engine.inspecting import Inspector
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.looking import Durability, Looking, Pending
@@ -104,13 +106,14 @@ class FileSystem:
         self.names = Names(
             self.tree, self._listings, requests, self._journal_rows, fresh_seconds=options.fresh_seconds
         )
-        self.names.immutable = options.immutable
+        self.names.freshness.immutable = options.immutable
         self.contents = Contents(
             self.tree, self.cache, self._staging, self.journal, self.owed, offload, boot_id
         )
         self.contents.local_only = options.local_only
         self.contents.temp_names = options.temp_names
-        self.contents.on_read = Siblings(self.tree, self.names, self.cache).note_read
+        self._siblings = Siblings(self.tree, self.names, self.cache)
+        self.contents.on_read = self._guess_next
         self._uploads = PartUploads(store, self.tree, self.journal, offload, self.cache, options.temp_names)
         self._preparer = Preparer(self._uploads, self.cache, self.journal, offload)
         self.contents.on_dropped = self._preparer.dropped
@@ -122,6 +125,7 @@ class FileSystem:
             self.contents,
             self.owed,
             self.journal,
+            self.cache,
             self._preparer,
             Publishing(store, str(empty_file)),
             offload,
@@ -130,7 +134,9 @@ class FileSystem:
             temp_names=options.temp_names,
             delete_delay=options.delete_delay,
         )
-        self._pins = Pins(self.cache, options.pin, self.tree.relative)
+        self._uploads.on_failing = self.publisher.note_failing
+        self._uploads.on_well = self.publisher.note_well
+        self._pins = Pins(self.cache, requests, options.pin, self.tree.relative)
         self.publisher.on_gone = self._pins.note_gone
         self._fsync = Fsync(
             self.tree,
@@ -153,6 +159,7 @@ class FileSystem:
             snapshot_seconds=options.snapshot_seconds,
         )
         self.warmer = Warmer(self.tree, requests, self.cache, self.resolve)
+        self.hinting = Hinting(self.tree, self.names, self.cache, offload, self.resolve)
         self.inspector = Inspector(self.tree, requests, self.cache, self.resolve)
         self._store = store
         self.changes = Changes(self.tree, self.names, self.contents, self.owed, self.journal, requests)
@@ -186,6 +193,11 @@ class FileSystem:
         self.contents.on_name_lost = call
         self.publisher.on_name_lost = call
 
+    def _guess_next(self, node: Node, reader: int) -> None:
+        """Somebody begins to read a file; what comes next is guessed unless a job has said it."""
+        if node.object is None or not self.hinting.names(node.object.object_id):
+            self._siblings.note_read(node, reader)
+
     def end_waiting(self) -> None:
         """The mount is about to end: whoever waits in a close or an fsync is answered now."""
         self._fsync.end_waiting()
@@ -203,23 +215,32 @@ class FileSystem:
             self.recovering.restore_rows(self.recovered)
             self._conflicts.restore(self._journal_rows.conflicts())
             self._check_publishable()
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.journal.run, name="journal")
-                await nursery.start(self.cache.run, name="cache")
-                await nursery.start(self.names.run, name="names")
-                await nursery.start(self.warmer.run, name="warm")
-                await nursery.start(self._preparer.run, name="prepare")
-                for key, upload_id in self.recovered.uploads:
-                    self._uploads.abort(key, upload_id)
-                await nursery.start(self.publisher.run, name="publish")
-                await nursery.start(self._snapshots.run, name="snapshots")
-                await nursery.start(self._pins.run, name="pins")
-                await nursery.start(self.looking.run, name="looking")
-                yield
-                nursery.cancel_scope.cancel()
+            # Whoever looks names up ends before the names do: else their last requests would find nobody.
+            async with trio.open_nursery() as asked:
+                await asked.start(self.journal.run, name="journal")
+                await asked.start(self.cache.run, name="cache")
+                await asked.start(self.names.run, name="names")
+                with one_failure():
+                    async with trio.open_nursery() as asking:
+                        await self._start_asking(asking)
+                        yield
+                        await self.publisher.wait_retired()
+                        asking.cancel_scope.cancel()
+                asked.cancel_scope.cancel()
         finally:
             self._journal_rows.close()
             self._listings.close()
+
+    async def _start_asking(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.warmer.run, name="warm")
+        await nursery.start(self.hinting.run, name="hints")
+        await nursery.start(self._preparer.run, name="prepare")
+        for key, upload_id in self.recovered.uploads:
+            self._uploads.abort(key, upload_id)
+        await nursery.start(self.publisher.run, name="publish")
+        await nursery.start(self._snapshots.run, name="snapshots")
+        await nursery.start(self._pins.run, name="pins")
+        await nursery.start(self.looking.run, name="looking")
 
     def _check_publishable(self) -> None:
         """Raise StateError if the bucket is owed something that this mount may not give it."""
@@ -284,4 +305,5 @@ class FileSystem:
             "cache": cache,
             "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
             "warming": [job.facts() for job in self.warmer.jobs()],
+            "hints": self.hinting.statistics(),
         }

@@ -107,20 +107,28 @@ class Housekeeping:
         """Return how many bytes the cache could hold if all that it holds were evicted."""
         return self._room.clean_limit_bytes()
 
-    async def fill(self, entry: CachedObject, index: int) -> None:
-        """Bring a chunk onto the disk as a whole, behind what readers wait for.
+    async def fill(
+        self,
+        entry: CachedObject,
+        index: int,
+        *,
+        mask: int | None = None,
+        depth: int = 0,
+        attempts: int = _FILL_ATTEMPTS,
+    ) -> None:
+        """Bring a chunk onto the disk, behind what readers wait for: as a whole, or the granules of `mask`.
 
         The caller keeps the object in memory. Raises the fetch's error; NoSpace if it came and was not kept.
         """
         chunk = await self._table.loaded_chunk(entry, index)
         chunk.pins += 1
         try:
-            full = full_mask(chunk.size)
-            for _ in range(_FILL_ATTEMPTS):
+            full = full_mask(chunk.size) if mask is None else mask
+            for _ in range(attempts):
                 if not full & ~chunk.present:
                     return
                 await self._keep_what_is_in_memory(chunk, full & ~chunk.present)
-                await self._fetch(chunk, full & ~chunk.present)
+                await self._fetch(chunk, full & ~chunk.present, depth)
             if full & ~chunk.present:
                 raise NoSpace("it was fetched, but not kept: no room in the cache, or its disk fails")
         finally:
@@ -140,8 +148,27 @@ class Housekeeping:
                 finally:
                     self._frames.let_go(frame, trio.current_time())
 
-    async def _fetch(self, chunk: Chunk, missing: int) -> None:
-        self._fetcher.request(chunk, missing, Cause.HINT)
+    async def missing(self, entry: CachedObject, index: int, mask: int) -> int:
+        """Return which granules of a chunk are not on disk, and not on their way. The caller keeps the object."""
+        chunk = await self._table.loaded_chunk(entry, index)
+        found = mask & full_mask(chunk.size) & ~chunk.present & ~chunk.pending()
+        self._table.drop_if_idle(chunk)
+        return found
+
+    async def make_way(self, nbytes: int, incoming_use: float) -> bool:
+        """Evict what is read later than so many bytes that will come soon; False if they would not be kept."""
+        return self._table.takes_blocks and await self._room.make_way(nbytes, incoming_use)
+
+    def free_bytes(self) -> int:
+        """Return how much may be brought in without anything going for it."""
+        return self._room.free_bytes() if self._table.takes_blocks else 0
+
+    def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
+        """Keep what is read soonest: `hinted_use` says in how many seconds that is; None: nobody says."""
+        self._room.hinted_use = hinted_use
+
+    async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
+        self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)
         self._fetcher.pump()
         requests = [
             request
@@ -149,7 +176,7 @@ class Housekeeping:
             if request.source is Source.NETWORK and request.mask & missing
         ]
         # All events before the first wait: the second request may end while we wait for the first.
-        events = [request.kept or trio.Event() for request in requests]
+        events = [trio.Event() if request.kept is None else request.kept for request in requests]
         for request, kept in zip(requests, events, strict=True):
             request.kept = kept
         for request, kept in zip(requests, events, strict=True):
@@ -177,6 +204,10 @@ class Housekeeping:
                 break
         await self._empty_frames(is_wanted)
         return Dropped(freed, left)
+
+    async def cached(self, is_wanted: IsWanted) -> set[ObjectId]:
+        """Return the versions of wanted keys of which something is on the disk."""
+        return {each.object_id async for blocks in self._walk(is_wanted) for each in blocks}
 
     async def _empty_frames(self, is_wanted: IsWanted) -> None:
         """Let go what is in memory of dropped objects, but what somebody is about to read."""

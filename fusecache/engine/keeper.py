@@ -8,6 +8,8 @@ Invariants:
 """
 
 import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.disk.cache_files import FOLDERS, CacheFiles
@@ -33,6 +35,30 @@ log = logging.getLogger(__name__)
 
 _CHECKSUM_BYTES = 8
 _ROWS_PER_COMMIT = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A staging file whose bytes the bucket has. granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB."""
+
+    object_id: ObjectId
+    size: int
+    path: Path
+    granule_checksums: bytes
+
+
+@dataclass(eq=False, slots=True)
+class _Adopted:
+    """A staging file that becomes cache file `number`. padding: bytes to the end of its last page."""
+
+    entry: CachedObject
+    staged: Staged
+    number: int
+    padding: int
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.entry.size + self.padding
 
 
 class Keeper:
@@ -100,7 +126,7 @@ class Keeper:
         chunk.disk_operations += 1  # no eviction of this chunk, no forgetting it, from here on
         entry.disk_operations += 1
         try:
-            if not await self._room.reserve_cache(nbytes, incoming_use=0.0 if entry.warming else None):
+            if not await self._room.reserve_cache(nbytes, incoming_use=self._room.incoming_use(chunk, mask)):
                 return
             await self._write(chunk, frame, mask, nbytes)
         except NoSpace:
@@ -149,93 +175,138 @@ class Keeper:
         finally:
             self._ledger.cancel_cache(reserved_bytes - done)
 
-    async def adopt(self, entry: CachedObject, path: Path, checksums: bytes) -> None:
-        """Make a staging file the cache file of `entry`; its reservation moves with it."""
-        entry.handles += 1  # it stays in memory
-        await self._table.to_its_end(self._adopt_held, entry, path, checksums, name="cache-adopt")
+    async def adopt(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+        """Make each staging file the cache file of its object; its reservation moves with it."""
+        for entry, _ in files:
+            entry.handles += 1  # it stays in memory
+        await self._table.to_its_end(self._adopt_held, files, name="cache-adopt")
 
-    async def _adopt_held(self, entry: CachedObject, path: Path, checksums: bytes) -> None:
+    async def _adopt_held(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
         try:
-            await self._adopt(entry, path, checksums)
+            await self._adopt(files)
         finally:
-            entry.handles -= 1
-            for chunk in list(entry.chunks.values()):
-                self._table.drop_if_idle(chunk)
-            self._table.drop_object_if_idle(entry)
+            for entry, _ in files:
+                entry.handles -= 1
+                for chunk in list(entry.chunks.values()):
+                    self._table.drop_if_idle(chunk)
+                self._table.drop_object_if_idle(entry)
 
-    async def _adopt(self, entry: CachedObject, path: Path, checksums: bytes) -> None:
-        await self._table.load_object_now(entry)
-        size = entry.size
-        padding = -size % PAGE_BYTES
-        entry.disk_operations += 1
-        try:
-            number = await self._take_over(entry, path, padding)
-        except LocalDiskError as exc:
-            log.debug("staging file not adopted key=%s reason=%s", entry.object_id.key, exc)
-            await self._offload.disk(_unlink, path)
-            self._ledger.release_staging(size)
-            return
-        finally:
-            entry.disk_operations -= 1
-        self._ledger.adopt(size)
-        self._ledger.commit_cache(padding)
-        if entry.number is None:
-            entry.number = number
-            self._table.by_number[number] = entry
+    async def _adopt(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+        await self._table.load_objects([entry for entry, _ in files])
+        for entry, _ in files:
+            await self._table.load_object_now(entry)
             entry.disk_operations += 1
-            try:
-                await self._write_adopted_rows(entry, number, checksums)
-                return
-            except LocalDiskError as exc:
-                self._table.count_disk_error(exc)
-                del self._table.by_number[number]
-                entry.number, entry.blocks = None, 0
-                for chunk in entry.chunks.values():
-                    chunk.present = chunk.dirty = 0
-            finally:
-                entry.disk_operations -= 1
-        # A read of it was cached while the file was renamed, or the index does not take it.
-        self._ledger.release_cache(size + padding)
-        await self._offload.disk(self._files.delete, number)
-
-    async def _take_over(self, entry: CachedObject, path: Path, padding_bytes: int) -> int:
-        """Rename a staging file to a cache file, its last page reserved as a whole; return its number.
-
-        Raises LocalDiskError.
-        """
-        if entry.number is not None or not entry.size or not self._table.takes_blocks:
-            raise LocalDiskError("the object has a cache file already, or is empty, or the index fails")
-        number = await self._table.new_number()
-        if not self._ledger.reserve_cache(padding_bytes):
-            raise LocalDiskError("no room for the rest of its last page")
         try:
-            await self._offload.disk(self._files.adopt, path, number)
-        except LocalDiskError:
-            self._ledger.cancel_cache(padding_bytes)
-            raise
-        return number
+            needless: list[int] = []
+            adopted: list[_Adopted] = []
+            for file in await self._take_over(files):
+                if file.entry.number is None:
+                    file.entry.number, self._table.by_number[file.number] = file.number, file.entry
+                    adopted.append(file)
+                else:  # a read of it was cached while the file was renamed
+                    self._ledger.release_cache(file.disk_bytes)
+                    needless.append(file.number)
+            needless += await self._write_adopted_rows(adopted)
+        finally:
+            for entry, _ in files:
+                entry.disk_operations -= 1
+        for number in needless:
+            await self._offload.disk(self._files.delete, number)
 
-    async def _write_adopted_rows(self, entry: CachedObject, number: int, checksums: bytes) -> None:
-        """Write the rows of a whole file, a bounded number of them in one transaction."""
-        step = _ROWS_PER_COMMIT * BLOCK_BYTES
-        async with self._table.rows_lock:
-            for start in range(0, entry.size, step):
-                rows = _whole_rows(
-                    entry.size, checksums, start, min(entry.size, start + step), self._table.clock
-                )
-                change = ObjectChange(entry.object_id, number, entry.size, rows)
-                await self._offload.rows(self._index.apply, [change], self._table.clock)
-                entry.blocks += len(rows)
-            for chunk in list(entry.chunks.values()):
-                # Made before the file came: what it knows is counted twice now. Look again.
-                self._ledger.release_cache(disk_bytes(chunk.present, chunk.size))
+    async def _take_over(self, files: Sequence[tuple[CachedObject, Staged]]) -> "list[_Adopted]":
+        """Rename staging files to cache files, the last page of each reserved as a whole; return those that are.
+
+        The others are removed: the object has a cache file already, or is empty, or there is no room for it.
+        """
+        moves: list[_Adopted] = []
+        taken: set[CachedObject] = set()
+        for entry, staged in files:
+            number = await self._number_for(entry, staged) if entry not in taken else None
+            padding = -entry.size % PAGE_BYTES
+            if number is not None and self._ledger.reserve_cache(padding):
+                taken.add(entry)
+                moves.append(_Adopted(entry, staged, number, padding))
+        moved = {file.staged.path: file.number for file in moves}
+        done = await self._offload.disk(
+            self._rename_all, [(staged.path, moved.get(staged.path)) for _, staged in files]
+        )
+        for file in moves:
+            if file.number in done:
+                self._ledger.adopt(file.entry.size)
+                self._ledger.commit_cache(file.padding)
+            else:
+                self._ledger.cancel_cache(file.padding)
+        for _, staged in files:
+            if moved.get(staged.path) not in done:
+                self._ledger.release_staging(staged.size)
+        return [file for file in moves if file.number in done]
+
+    async def _number_for(self, entry: CachedObject, staged: Staged) -> int | None:
+        """Return the number of the cache file that a staging file may become; None: it may not."""
+        if entry.number is not None or not entry.size or entry.size != staged.size:
+            return None
+        try:
+            return await self._table.new_number() if self._table.takes_blocks else None
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return None
+
+    def _rename_all(self, moves: Sequence[tuple[Path, int | None]]) -> set[int]:
+        """Run in a thread: make files cache files, or remove those without a number; return the numbers that are."""
+        done: set[int] = set()
+        for path, number in moves:
+            if number is not None:
+                try:
+                    self._files.adopt(path, number)
+                    done.add(number)
+                except LocalDiskError as exc:
+                    log.debug("staging file not adopted path=%s reason=%s", path, exc)
+            if number not in done:
+                try:
+                    _unlink(path)
+                except LocalDiskError as exc:
+                    log.warning("a file that is in the bucket cannot be removed error=%s", exc)
+        return done
+
+    async def _write_adopted_rows(self, files: "list[_Adopted]") -> list[int]:
+        """Write the rows of whole files, a bounded number of them in one transaction.
+
+        Return the numbers of those that the index does not take: they are no cache files any more.
+        """
+        doomed = dict.fromkeys(files)
+        try:
+            async with self._table.rows_lock:
+                for group in _commits(files, self._table.clock):
+                    await self._offload.rows(
+                        self._index.apply, [change for _, change in group], self._table.clock
+                    )
+                    for file, change in group:
+                        file.entry.blocks += len(change.rows)
+                for file in files:
+                    await self._look_again(file)
+                    del doomed[file]
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+        for file in doomed:
+            entry = file.entry
+            self._table.by_number.pop(file.number, None)
+            entry.number, entry.blocks = None, 0
+            for chunk in entry.chunks.values():
                 chunk.present = chunk.dirty = 0
-                first = chunk.index * BLOCKS_PER_CHUNK
-                chunk_rows = await self._offload.rows(
-                    self._index.block_rows, number, first, first + BLOCKS_PER_CHUNK
-                )
-                self._table.fill_from_rows(chunk, chunk_rows)
-                chunk.loaded = True
+            self._ledger.release_cache(file.disk_bytes)
+        return [file.number for file in doomed]
+
+    async def _look_again(self, file: "_Adopted") -> None:
+        """Load the chunks anew that were made before the file came: what they know is counted twice now."""
+        for chunk in list(file.entry.chunks.values()):
+            self._ledger.release_cache(disk_bytes(chunk.present, chunk.size))
+            chunk.present = chunk.dirty = 0
+            first = chunk.index * BLOCKS_PER_CHUNK
+            rows = await self._offload.rows(
+                self._index.block_rows, file.number, first, first + BLOCKS_PER_CHUNK
+            )
+            self._table.fill_from_rows(chunk, rows)
+            chunk.loaded = True
 
     async def forget(self, object_id: ObjectId) -> None:
         """Drop all blocks of an object version; where the index does not take it, they stay, and do no harm."""
@@ -279,6 +350,24 @@ class Keeper:
                     await self._offload.disk(self._files.delete, number)
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
+
+
+def _commits(files: Sequence[_Adopted], clock: int) -> Iterator[list[tuple[_Adopted, ObjectChange]]]:
+    """Divide the rows of whole files into transactions of a bounded number of them."""
+    step = _ROWS_PER_COMMIT * BLOCK_BYTES
+    group: list[tuple[_Adopted, ObjectChange]] = []
+    room = _ROWS_PER_COMMIT
+    for file in files:
+        size = file.entry.size
+        for start in range(0, size, step):
+            rows = _whole_rows(size, file.staged.granule_checksums, start, min(size, start + step), clock)
+            if len(rows) > room:
+                yield group
+                group, room = [], _ROWS_PER_COMMIT
+            group.append((file, ObjectChange(file.entry.object_id, file.number, size, rows)))
+            room -= len(rows)
+    if group:
+        yield group
 
 
 def _whole_rows(size: int, checksums: bytes, start: int, stop: int, stamp: int) -> dict[int, BlockRow | None]:

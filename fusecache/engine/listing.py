@@ -5,7 +5,7 @@ stayed. They come in chunks, each for one stretch of one directory, so that a nu
 in memory but a few words a page.
 
 Invariants:
-1. One listing of a directory runs at a time.
+1. One listing of a directory runs at a time. A part of it may be listed again beside it.
 2. Rows up to `Building.progress` are there; pages are fetched one ahead of those that are stored, no more.
 """
 
@@ -17,19 +17,16 @@ from typing import NamedTuple
 import trio
 
 from fusecache.engine.groups import one_failure
-from fusecache.engine.nodes import CHUNK, LISTED_NUMBERS, Marks, Node
+from fusecache.engine.nodes import CHUNK, LAST_NAME, LISTED_NUMBERS, Marks, Node, in_use
+from fusecache.engine.pages import Page, fetch_page, with_metadata
 from fusecache.engine.requests import Asked, Requests
 from fusecache.engine.tree import Tree
-from fusecache.index.listings import ListedEntry, Listings
-from fusecache.model.errors import FusecacheError, LocalDiskError, ObjectMissing
-from fusecache.model.names import unusable_name
-from fusecache.model.nouns import ObjectInfo
-from fusecache.remote.store import Store
+from fusecache.index.listings import Listings
+from fusecache.index.rows import ListedEntry
+from fusecache.model.errors import FusecacheError, LocalDiskError
 
-# Zero-byte objects may be symlinks: LIST does not tell, a HEAD does; so many at once.
-_HEADS_AT_ONCE = 32
-_PAGE = 1000
-_LAST_NAME = "\U0010ffff"
+# A directory in which others' changes have taken so many chunks of numbers is listed whole again, which frees them.
+_CHUNKS_SPENT = 256
 
 
 @dataclass(eq=False, slots=True)
@@ -56,15 +53,16 @@ class Building(Asked):
     used: set[int] = field(default_factory=set)
 
 
-class _Page(NamedTuple):
-    """One page of LIST as rows. end: the last sort name in it, hidden ones included; token: of the next page."""
+@dataclass(eq=False, slots=True)
+class Renewal(Asked):
+    """The names of a listed directory behind `start`, one page of them, that are asked for again at loop time `asked`.
 
-    asked: float
-    rows: list[ListedEntry]
-    hidden: int
-    has_marker: bool
-    end: str
-    token: str | None
+    newer: what became known since of single names; None: gone.
+    """
+
+    start: str = ""
+    asked: float = 0.0
+    newer: dict[str, ListedEntry | None] = field(default_factory=dict)
 
 
 class _Chunk(NamedTuple):
@@ -87,6 +85,7 @@ class Lister:
         self._requests = requests
         self._ahead_seconds = ahead_seconds
         self._building: dict[int, Building] = {}
+        self._renewals: dict[tuple[int, str], Renewal] = {}
         self._chunks: dict[int, _Chunk] = {}
         self._next_chunk = LISTED_NUMBERS // CHUNK
         self._generation = 0
@@ -116,9 +115,9 @@ class Lister:
         """Return the directory's listing under way, or None."""
         return self._building.get(directory.number)
 
-    def buildings(self) -> Iterable[Building]:
-        """Return all listings under way."""
-        return list(self._building.values())
+    def under_way(self) -> Iterable[Asked]:
+        """Return all listings, and renewals of parts, that are under way."""
+        return [*self._building.values(), *self._renewals.values()]
 
     def marks(self, directory: Node) -> Mapping[int, Marks]:
         """Return the generations of which there are rows, the complete one first, and when they were listed."""
@@ -129,6 +128,20 @@ class Lister:
         if building is not None:
             found[building.generation] = building.marks
         return found
+
+    def must_do(self, directory: Node) -> bool:
+        """Whether an older listing must do: there is one, and the bucket does not answer. Training goes on with it."""
+        return self._requests.is_struggling and directory.is_listed
+
+    def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
+        """Return rows behind a sort name as some listing shows them, however old it is; asks nobody."""
+        if directory.is_listed:
+            return self._listings.scan(directory.number, directory.listing.generation, sort_name, limit)
+        building = self._building.get(directory.number)
+        if building is None:
+            return []
+        rows = self._listings.scan(directory.number, building.generation, sort_name, limit)
+        return [row for row in rows if row.sort_name <= building.progress]
 
     def place_of(self, number: int) -> tuple[Node | None, str, str]:
         """Return where the row of an inode's number is, if anywhere: a directory, the first and the last sort name."""
@@ -141,7 +154,7 @@ class Lister:
         """Return an inode number for a single row of the directory."""
         listing = directory.listing
         if not listing.open_numbers:
-            chunk = self._new_chunk(directory, "", _LAST_NAME)
+            chunk = self._new_chunk(directory, "", LAST_NAME)
             listing.chunks.add(chunk)
             listing.open_numbers = range(chunk * CHUNK, (chunk + 1) * CHUNK)
         number = listing.open_numbers[0]
@@ -155,11 +168,12 @@ class Lister:
         listing = directory.listing
         self._generation += 1
         listing.generation, listing.finished = self._generation, trio.current_time()
-        listing.marks = Marks([_LAST_NAME], [listing.finished])
+        listing.marks = Marks([LAST_NAME], [listing.finished])
         listing.has_directories = False
 
     def note_published(self, directory: Node, row: ListedEntry) -> None:
         """The bucket shows a name now that a listing under way may have passed, or not."""
+        self.note_newer(directory, [], [row])
         building = self._building.get(directory.number)
         if building is None:
             return
@@ -170,9 +184,96 @@ class Lister:
 
     def note_gone(self, directory: Node, sort_name: str) -> None:
         """The bucket no longer shows a name."""
+        for renewal in self._renewals_of(directory, sort_name):
+            renewal.newer[sort_name] = None
         building = self._building.get(directory.number)
         if building is not None:
             building.published.pop(sort_name, None)
+
+    def note_newer(self, directory: Node, gone: Iterable[ListedEntry], rows: Iterable[ListedEntry]) -> None:
+        """The complete listing has other rows of a name now, which a renewal under way may not know."""
+        for row in gone:
+            for renewal in self._renewals_of(directory, row.sort_name):
+                renewal.newer[row.sort_name] = None
+        for row in rows:
+            for renewal in self._renewals_of(directory, row.sort_name):
+                renewal.newer[row.sort_name] = row
+
+    def _renewals_of(self, directory: Node, sort_name: str) -> list[Renewal]:
+        return [
+            renewal
+            for (number, start), renewal in self._renewals.items()
+            if number == directory.number and start < sort_name
+        ]
+
+    # ---- a part again
+
+    def renew(self, directory: Node, start: str) -> Renewal:
+        """Return the renewal under way of the part of a listed directory behind `start`, begun now if there is none.
+
+        It is one request, and what it answers is entered into the complete listing.
+        """
+        renewal = self._renewals.get((directory.number, start))
+        if renewal is None:
+            if self._nursery is None:
+                raise RuntimeError("names are not running")
+            renewal = self._renewals[directory.number, start] = Renewal(
+                start=start, asked=trio.current_time()
+            )
+            self._nursery.start_soon(
+                self._renew, directory, renewal, name=f"list again {self._tree.path(directory)}"
+            )
+        return renewal
+
+    async def _renew(self, directory: Node, renewal: Renewal) -> None:
+        is_known = directory.lookups > 0
+        with in_use(directory):
+            try:
+                prefix = self._tree.key(directory)
+                page = await self._requests.ask(
+                    fetch_page, self._requests.store, prefix, None, renewal.asked, renewal.start
+                )
+                await self._enter_again(directory, prefix, renewal, page)
+            except FusecacheError as exc:
+                renewal.failure = exc
+            finally:
+                del self._renewals[directory.number, renewal.start]
+                renewal.end()
+        if is_known:
+            self._tree.forget(directory.number, 0)
+
+    async def _enter_again(self, directory: Node, prefix: str, renewal: Renewal, page: Page) -> None:
+        listing, number = directory.listing, directory.number
+        generation = listing.generation
+        if not generation:
+            return
+        start, end = renewal.start, page.end
+        rows = await self._completed(directory, prefix, page.rows)
+        # From here on nothing is awaited, as in `_store`.
+        if listing.generation != generation or self._tree.key(directory) != prefix:
+            return  # listed whole, or renamed, meanwhile
+        chunk = self._new_chunk(directory, start, end)
+        try:
+            numbers = self._listings.replace(number, generation, start, end, rows, chunk * CHUNK)
+        except LocalDiskError:
+            listing.expire()
+            raise
+        if any(each // CHUNK == chunk for each in numbers):
+            listing.chunks.add(chunk)
+        else:
+            del self._chunks[chunk]
+        for sort_name, row in renewal.newer.items():
+            if row is not None:
+                self._listings.put(number, generation, [row])
+            else:
+                self._listings.remove(number, generation, sort_name)
+        directory.has_marker |= page.has_marker
+        listing.has_directories |= any(row.is_directory for row in rows)
+        listing.marks.renew(start, end, renewal.asked)
+        if not start and end == LAST_NAME:
+            listing.finished, listing.hidden = trio.current_time(), page.hidden
+        if len(listing.chunks) > _CHUNKS_SPENT + len(listing.marks.ends):
+            self.start(directory)
 
     # ---- listing
 
@@ -217,9 +318,6 @@ class Lister:
                 self._tree.forget(directory.number, 0)
 
     def _complete(self, directory: Node, building: Building) -> None:
-        # Names behind the last page, published until this moment: after its last page was stored a listing still ends.
-        for row in building.published.values():
-            self._put(directory, building, row)
         listing = directory.listing
         if listing.generation:
             self._discard(directory.number, listing.generation)
@@ -250,7 +348,7 @@ class Lister:
 
     async def _list_pages(self, directory: Node, prefix: str, building: Building) -> None:
         # Of no length: one page is fetched while one is stored.
-        send, receive = trio.open_memory_channel[_Page](0)
+        send, receive = trio.open_memory_channel[Page](0)
         with one_failure():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._fetch, prefix, building, send, name=f"pages {prefix}")
@@ -258,12 +356,12 @@ class Lister:
                     async for page in receive:
                         await self._store(directory, prefix, building, page)
 
-    async def _fetch(self, prefix: str, building: Building, send: "trio.MemorySendChannel[_Page]") -> None:
+    async def _fetch(self, prefix: str, building: Building, send: "trio.MemorySendChannel[Page]") -> None:
         token: str | None = None
         async with send:
             while True:
                 asked = trio.current_time()
-                page = await self._requests.ask(_fetch_page, self._requests.store, prefix, token, asked)
+                page = await self._requests.ask(fetch_page, self._requests.store, prefix, token, asked)
                 await send.send(page)
                 token = page.token
                 if token is None:
@@ -272,15 +370,10 @@ class Lister:
                     building.is_given_up = True
                     return
 
-    async def _store(self, directory: Node, prefix: str, building: Building, page: _Page) -> None:
-        rows, number = page.rows, directory.number
+    async def _store(self, directory: Node, prefix: str, building: Building, page: Page) -> None:
+        number = directory.number
         directory.has_marker |= page.has_marker
-        known = {}
-        if directory.is_listed:
-            generation = directory.listing.generation
-            empty = [row.name for row in rows if not row.is_directory and row.size == 0]
-            known = {name: self._listings.get(number, generation, name) for name in empty}
-        rows = await with_metadata(self._requests, prefix, rows, known)
+        rows = await self._completed(directory, prefix, page.rows)
         if rows:
             chunk = self._new_chunk(directory, rows[0].sort_name, rows[-1].sort_name)
             building.chunks.add(chunk)
@@ -302,6 +395,15 @@ class Lister:
                 self._put(directory, building, row)
         building.announce()
 
+    async def _completed(self, directory: Node, prefix: str, rows: list[ListedEntry]) -> list[ListedEntry]:
+        """Return a page's rows with what is known of the empty ones, or is asked now."""
+        known: dict[str, ListedEntry | None] = {}
+        if directory.is_listed:
+            number, generation = directory.number, directory.listing.generation
+            empty = [row.name for row in rows if not row.is_directory and row.size == 0]
+            known = {name: self._listings.get(number, generation, name) for name in empty}
+        return await with_metadata(self._requests, prefix, rows, known)
+
     def _put(self, directory: Node, building: Building, row: ListedEntry) -> None:
         self._listings.put(directory.number, building.generation, [row])
         building.used.add(row.number // CHUNK)
@@ -312,72 +414,3 @@ class Lister:
         self._next_chunk += 1
         self._chunks[chunk] = _Chunk(directory.number, first, last)
         return chunk
-
-
-def file_row(name: str, info: ObjectInfo) -> ListedEntry:
-    """Return the row of an object."""
-    return ListedEntry(name, False, info.size, info.etag, info.modified, info.metadata)  # noqa: FBT003 (a million times)
-
-
-async def with_metadata(
-    requests: Requests, prefix: str, rows: list[ListedEntry], known: Mapping[str, ListedEntry | None]
-) -> list[ListedEntry]:
-    """Return the rows, those of zero-byte objects with metadata: from a known row of the same age, or a HEAD."""
-    empty = [
-        index
-        for index, row in enumerate(rows)
-        if not row.size and not row.is_directory and row.metadata is None
-    ]
-    if not empty:
-        return rows
-    limiter = trio.CapacityLimiter(_HEADS_AT_ONCE)
-    full = dict(enumerate(rows))
-
-    async def head(index: int, row: ListedEntry) -> None:
-        async with limiter:
-            try:
-                info = await requests.ask(requests.store.head, prefix + row.name)
-                full[index] = file_row(row.name, info)
-            except ObjectMissing:
-                del full[index]
-
-    with one_failure():
-        async with trio.open_nursery() as nursery:
-            for index in empty:
-                row = rows[index]
-                old = known.get(row.name)
-                if old is not None and (old.etag, old.modified) == (row.etag, row.modified):
-                    full[index] = old
-                else:
-                    nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
-    return [full[index] for index in sorted(full)]
-
-
-def _fetch_page(store: Store, prefix: str, token: str | None, asked: float) -> _Page:
-    """Ask for a page and make rows of it (in a thread)."""
-    page = store.list_page(prefix, delimiter="/", token=token, limit=_PAGE)
-    start = len(prefix)
-    rows: list[ListedEntry] = []
-    hidden, has_marker, end = 0, False, ""
-    for info in page.objects:
-        name = info.key[start:]
-        if not name:
-            has_marker = True
-        elif unusable_name(name) is None:
-            rows.append(file_row(name, info))
-        else:
-            hidden += 1
-    for common in page.prefixes:
-        name = common[start:-1]
-        if unusable_name(name) is None:
-            rows.append(ListedEntry(name, True))  # noqa: FBT003 (perhaps a million times)
-        else:
-            hidden += 1
-    for last in (*(info.key for info in page.objects[-1:]), *page.prefixes[-1:]):
-        end = max(end, last[start:])
-    rows.sort(key=_sort_name)
-    return _Page(asked, rows, hidden, has_marker, end, page.next_token)
-
-
-def _sort_name(row: ListedEntry) -> str:
-    return row.name + "/" if row.is_directory else row.name

@@ -3,7 +3,7 @@
 Mutable, owned by the loop's thread alone. Rows of the journal (`model/records.py`) are their durable shadow.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ import trio
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache import ReadHandle
+from fusecache.engine.sums import Sums
 from fusecache.model.errors import FusecacheError
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -24,6 +25,8 @@ from fusecache.policy.parts import PartTable, first_ready_at
 # Inode numbers from here on are those of listings' rows: in chunks, of which one page of a listing takes one at most.
 LISTED_NUMBERS = 1 << 40
 CHUNK = 1024
+# Behind every sort name.
+LAST_NAME = "\U0010ffff"
 
 
 class Kind(Enum):
@@ -57,6 +60,36 @@ class Marks:
         index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
         return self.ends[index], self.times[index]
 
+    def start_of(self, sort_name: str) -> str:
+        """Return behind which name the part with that name begins; "" for the first."""
+        index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
+        return self.ends[index - 1] if index > 0 else ""
+
+    def behind(self, start: str) -> float:
+        """Return when the part that begins behind that name was asked for."""
+        if not self.times:
+            return float("-inf")
+        return self.times[min(bisect_right(self.ends, start), len(self.times) - 1)]
+
+    def renew(self, start: str, end: str, moment: float) -> None:
+        """The names behind `start` up to `end` were asked for again at that moment; no others."""
+        if self.ends:
+            self.ends[-1] = LAST_NAME  # the last part is that of all names behind it
+        first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
+        before = list(zip(self.ends[:first], self.times[:first], strict=True))
+        if start and first < len(self.ends) and (not before or before[-1][0] != start):
+            before.append((start, self.times[first]))
+        after = [each for each in zip(self.ends[last:], self.times[last:], strict=True) if each[0] != end]
+        parts = [*before, (end, moment), *after]
+        self.ends, self.times = [part[0] for part in parts], [part[1] for part in parts]
+
+
+class Use(NamedTuple):
+    """How names of a part of a directory are looked up: the loop time of the last one, and a decaying count of them."""
+
+    moment: float
+    heat: float
+
 
 @dataclass(eq=False, slots=True)
 class Listing:
@@ -66,7 +99,7 @@ class Listing:
     believed), seconds: that it took, marks: of its pages. hidden: keys that cannot be names here, and so have no row.
     has_directories: whether it may hold any. chunks: of inode numbers in its rows. probed: the names that were asked
     for one by one since it began, repetitions not counted: `probes` of them. walker: the process that last read it;
-    walked: the child that was last read since.
+    walked: the child that was last read since. uses: of its parts, by where they begin.
     """
 
     generation: int = 0
@@ -81,6 +114,7 @@ class Listing:
     probed: str = ""
     walker: int = 0
     walked: str = ""
+    uses: "dict[str, Use]" = field(default_factory=dict)
 
     def expire(self) -> None:
         """Nothing of it is fresh any more."""
@@ -185,9 +219,11 @@ class Generation:
     node: Node | None
     size: int
     reserved: int = 0
+    _growth: trio.Lock | None = field(default=None, init=False, repr=False)
     error: FusecacheError | None = None
     changed_since_flush: bool = True
     killed_writer: "FileHandle | None" = None
+    flushed_by: "FileHandle | None" = None
     flushed_at: float = float("inf")
     waiting_since: float = float("inf")
     sealed_at: float = float("inf")
@@ -201,11 +237,11 @@ class Generation:
     # Those who wait for this very content to be in the bucket.
     awaited: int = 0
     prepared: "Prepared | None" = None
-    granule_checksums: bytes = b""
-    # How often its bytes changed; that number and the checksums of all granules at the last fsync that took them.
+    granule_checksums: bytes = field(default=b"", repr=False)
+    # How often its bytes changed; that number at the last promise; its checksums at the last fsync.
     changes: int = 0
-    synced_checksums: tuple[int, bytes] = (-1, b"")
-    summed_bytes: int = 0
+    flushed_changes: int = -1
+    sums: Sums = field(default_factory=Sums, repr=False)
     # Whether it was promised right behind the version before it, with nothing queued between.
     follows: bool = False
     # Bytes written so far, repetitions counted; past `grows_at` of them the next part may be sent.
@@ -221,6 +257,13 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.upload_key = self.record.key
+
+    @property
+    def growth(self) -> trio.Lock:
+        """Held by the writer that waits for room."""
+        if self._growth is None:
+            self._growth = trio.Lock()
+        return self._growth
 
     @property
     def state(self) -> FileState:
@@ -252,6 +295,7 @@ class Generation:
     def note_changed(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are others now, or gone: what the bucket holds of them counts no longer."""
         self.changes += 1
+        self.sums.change(min(start, self.size), stop)  # a hole before it is new, too
         if self.upload is not None and self.upload.parts.change(start, stop):
             self.record = replace(self.record, part_etags=self.upload.parts.etags())
             self.sent_bytes = self.upload.parts.held_bytes(self.size)
@@ -282,8 +326,8 @@ class Upload:
 
     key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it. ready: so many
     parts, from the first, may be sent. attributes: what its object's metadata will say. attempts: requests under way.
-    failure: why it cannot go on. stopped: set when nobody wants it any more. changed: set, and made anew, when an
-    attempt ended.
+    is_failing: whether one of them tries again after a failure. failure: why it cannot go on. stopped: set when nobody
+    wants it any more. changed: set, and made anew, when an attempt ended.
     """
 
     key: str
@@ -294,6 +338,7 @@ class Upload:
     is_sealed: bool = False
     ready: int = 0
     attempts: int = 0
+    is_failing: bool = False
     failure: FusecacheError | None = None
     stopped: trio.Event = field(default_factory=trio.Event)
     changed: trio.Event = field(default_factory=trio.Event)
@@ -346,7 +391,7 @@ _NO_CHILDREN: dict[str, Node] = {}
 class FileHandle:
     """One open file. pid: thread that opened it (0: unknown); process: its thread group, if it may write.
 
-    appends: whether it was opened with O_APPEND.
+    appends: whether it was opened with O_APPEND. is_flushed: whether a descriptor of it was closed.
     """
 
     node: Node
@@ -354,6 +399,7 @@ class FileHandle:
     pid: int = 0
     process: int = 0
     appends: bool = False
+    is_flushed: bool = False
     reader: ReadHandle | None = None
     reader_version: ObjectInfo | None = None
 

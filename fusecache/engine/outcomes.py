@@ -17,6 +17,7 @@ from fusecache.engine.nodes import Generation, Item, Node, Operation, attributes
 from fusecache.engine.operations import Outcome
 from fusecache.engine.owed import Owed
 from fusecache.engine.preparing import Preparer
+from fusecache.engine.retiring import Retiring
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
@@ -45,6 +46,7 @@ class Outcomes:
         owed: Owed,
         journal: JournalWriter,
         preparer: Preparer,
+        retiring: Retiring,
     ) -> None:
         self._tree = tree
         self._names = names
@@ -52,6 +54,7 @@ class Outcomes:
         self._owed = owed
         self._journal = journal
         self._preparer = preparer
+        self._retiring = retiring
         # As a dict, to be taken out of by item.
         self._rejected: dict[Item, None] = {}
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
@@ -81,10 +84,11 @@ class Outcomes:
 
     # ---- success
 
-    async def stored(self, generation: Generation, version: ObjectInfo) -> None:
+    def stored(self, generation: Generation, version: ObjectInfo) -> None:
         """The bucket has it: let the name show the bucket's version, say so in the journal, then let the bytes go.
 
-        The tree changes at once, with the queue: whoever writes or removes the file next must know its base.
+        The tree changes at once, with the queue: whoever writes or removes the file next must know its base. The row
+        stands before those of all that comes after; nobody waits for it but the bytes.
         """
         record = generation.go(FileState.STORED)
         self._owed.remove(generation, published=True)
@@ -104,9 +108,7 @@ class Outcomes:
             if node.generation is generation and (self._tree.is_linked(node) or node.handles == 0):
                 node.generation = None
             self._tree.unpin(node)
-        await self._journal.commit(*changes)
-        if node is None or node.generation is not generation:
-            await self._preparer.retire(generation, version)
+        self._retiring.add(generation, version, self._journal.submit_patiently(*changes))
 
     async def done(self, item: Operation, outcome: Outcome) -> None:
         """The bucket has taken a change of names."""
@@ -128,17 +130,16 @@ class Outcomes:
             if self._tree.is_linked(node):
                 self._names.note_published(node)
             self._tree.unpin(node)
-        await self._journal.commit(*changes)
+        await self._journal.submit_patiently(*changes).wait()
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
         follower = self._owed.rebase(key, etag)
-        if follower is not None:
-            return [_row(follower)]
         node = self._tree.find(key)
-        if node is not None and node.generation is not None:
-            # What is being written under this name was begun before the bucket showed this.
+        is_its_own = follower is None or (isinstance(follower, Generation) and follower.node is node)
+        if node is not None and node.generation is not None and is_its_own:
+            # What is being written under this name, or waits behind this, was begun before the bucket showed this.
             node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
-        return []
+        return [_row(follower)] if follower is not None else []
 
     def _journal_rebased(self, item: Item) -> None:
         self._journal.submit(_row(item))
@@ -203,6 +204,7 @@ class Outcomes:
             await self._give_up(item)
             return
         self._owed.remove(item)
+        self._preparer.restart(item)  # parts of what is refused are no use
         record = item.go(FileState.REJECTED, error=str(error))
         node = item.node
         if node is not None and self._tree.is_linked(node):

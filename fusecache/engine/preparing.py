@@ -1,6 +1,6 @@
 """What may happen to sealed content before its turn to be published: sync and checksums, and the parts of large files.
 
-Also what happens after: staged bytes become cache.
+Small files are synced many at once: one crossing to a thread, one sync of the folder, and no task for each.
 """
 
 from collections.abc import Callable
@@ -8,22 +8,27 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.disk.staging import StagingFile, checksum_of_checksums
+from fusecache.disk.staging import StagingFile, checksum_of_checksums, sync_all
+from fusecache.engine.batches import Batches
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Item, Prepared, Upload
 from fusecache.engine.offload import Offload
 from fusecache.engine.uploading import PartUploads
-from fusecache.index.journal import DropFile, PutFile
+from fusecache.index.journal import PutFile
 from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace
-from fusecache.model.nouns import ObjectInfo
+from fusecache.model.nouns import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.parts import choose_part_bytes, part_extents
 
 # So many files are looked after in advance; so many of them are read back at once.
 FILES_AHEAD = 256
 FILES_AT_ONCE = 8
+# Files up to this size are synced together: so many, and those that come within so long.
+_SMALL_BYTES = MIB
+_SMALL_AT_ONCE = 16
+_GATHER_SECONDS = 0.02
 
 
 class Preparer:
@@ -39,11 +44,15 @@ class Preparer:
         self._nursery: trio.Nursery | None = None
         self._running = 0
         self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
+        self._small = Batches(
+            self._prepare_small, seconds=_GATHER_SECONDS, most=_SMALL_AT_ONCE, name="prepare small"
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the preparations until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = self._uploads.nursery = nursery
+            nursery.start_soon(self._small.run, name="prepare small files")
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -70,7 +79,8 @@ class Preparer:
             if self._nursery is None:
                 await trio.sleep_forever()  # the mount ends: so does who waits here
             prepared = generation.prepared or self._start(generation)
-            await prepared.done.wait()
+            if not prepared.done.is_set():
+                await prepared.done.wait()
             if generation.prepared is not prepared:
                 continue  # begun anew meanwhile: the key is another
             if prepared.failure is not None:
@@ -89,22 +99,6 @@ class Preparer:
         if self._nursery is not None:
             self._nursery.start_soon(self._discard, generation, name=f"discard {generation.record.key}")
 
-    async def retire(self, generation: Generation, version: ObjectInfo) -> None:
-        """The bucket has it: the staged bytes become cache, so that what was just written is warm."""
-        await self._no_readers(generation)
-        generation.file.close()
-        size = generation.size
-        self._cache.release_staging(generation.reserved - size)
-        generation.reserved = 0
-        if size and generation.granule_checksums:
-            await self._cache.adopt(
-                version.object_id, size, generation.file.path, generation.granule_checksums
-            )
-        else:
-            self._cache.release_staging(size)
-            await self._offload.disk(generation.file.delete)
-        self._journal.submit_lazily(DropFile(generation.record.generation))
-
     # ---- inside
 
     def _start(self, generation: Generation) -> Prepared:
@@ -113,7 +107,11 @@ class Preparer:
         prepared = Prepared(trio.Event(), trio.CancelScope())
         generation.prepared = prepared
         self._running += 1
-        self._nursery.start_soon(self._prepare, generation, prepared, name=f"prepare {generation.record.key}")
+        if _is_small(generation):
+            self._small.add((generation, prepared))
+        else:
+            name = f"prepare {generation.record.key}"
+            self._nursery.start_soon(self._prepare, generation, prepared, name=name)
         return prepared
 
     def _stop(self, generation: Generation) -> None:
@@ -137,24 +135,52 @@ class Preparer:
             self._running -= 1
             prepared.done.set()
 
+    async def _prepare_small(self, batch: list[tuple[Generation, Prepared]]) -> None:
+        try:
+            unsynced: list[tuple[Generation, Prepared]] = []
+            for generation, prepared in batch:
+                if prepared.scope.cancel_called:
+                    continue
+                if generation.record.synced:
+                    _close_unread(generation)
+                else:
+                    unsynced.append((generation, prepared))
+            if not unsynced:
+                return
+            async with self._syncing:
+                found = await self._offload.disk(sync_all, [each.file for each, _ in unsynced])
+            for (generation, prepared), checksums in zip(unsynced, found, strict=True):
+                try:
+                    if isinstance(checksums, LocalDiskError):
+                        raise checksums
+                    if not prepared.scope.cancel_called:
+                        self._note_synced(generation, checksums)
+                except FusecacheError as exc:
+                    prepared.failure = exc
+        finally:
+            for _, prepared in batch:
+                self._running -= 1
+                prepared.done.set()
+
     async def _sync(self, generation: Generation, prepared: Prepared) -> None:
         """Bring the bytes to the disk for good, and journal what they are."""
         file = generation.file
         if generation.record.synced:
-            if generation.readers == 0:
-                file.close()
+            _close_unread(generation)
             return
         async with self._syncing:
             if generation.upload is None:
-                generation.granule_checksums = await self._offload.disk(_sync_and_sum, file)
+                checksums = await self._offload.disk(_sync_and_sum, file)
             else:
                 await self._offload.disk(_sync, file)
-                generation.granule_checksums = await self._checksums(generation, generation.upload)
-        if prepared.scope.cancel_called:
-            return
-        if generation.readers == 0:
-            file.close()  # who only waits for the bucket needs no descriptor
-        checksum = checksum_of_checksums(generation.granule_checksums)
+                checksums = await self._checksums(generation, generation.upload)
+        if not prepared.scope.cancel_called:
+            self._note_synced(generation, checksums)
+
+    def _note_synced(self, generation: Generation, checksums: bytes) -> None:
+        _close_unread(generation)
+        generation.granule_checksums = checksums
+        checksum = checksum_of_checksums(checksums)
         generation.record = replace(generation.record, synced=True, checksum=checksum)
         self._journal.submit_lazily(PutFile(generation.record))
 
@@ -166,22 +192,38 @@ class Preparer:
             parts.append(known or await self._offload.disk(generation.file.checksums, offset, size))
         return b"".join(parts)
 
-    async def _no_readers(self, generation: Generation) -> None:
-        while generation.readers:
-            generation.unread = trio.Event()
-            await generation.unread.wait()
-
     async def _discard(self, generation: Generation) -> None:
         if generation.prepared is not None:
             await generation.prepared.done.wait()
         try:
-            await self._no_readers(generation)
+            await unread(generation)
             await self._journal.settled()  # a crash must not find the row of a file that is gone
         except FusecacheError:
             return
         await self._offload.disk(generation.file.delete)
         self._cache.release_staging(generation.reserved)
         generation.reserved = 0
+
+
+async def unread(generation: Generation) -> None:
+    """Return when no thread works on a generation's file."""
+    while generation.readers:
+        generation.unread = trio.Event()
+        await generation.unread.wait()
+
+
+def _is_small(generation: Generation) -> bool:
+    """Return whether one sync and one PUT are all that it takes."""
+    has_parts = (
+        generation.upload is not None or generation.record.upload_id or choose_part_bytes(generation.size)
+    )
+    return generation.size <= _SMALL_BYTES and not has_parts
+
+
+def _close_unread(generation: Generation) -> None:
+    """Who only waits for the bucket needs no descriptor."""
+    if generation.readers == 0:
+        generation.file.close()
 
 
 def _sync(file: StagingFile) -> None:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from fusecache.engine.listing import file_row, with_metadata
+from fusecache.engine.pages import file_row, with_metadata
 from fusecache.engine.requests import Asked, Requests
-from fusecache.index.listings import ListedEntry
+from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import FusecacheError
 
 

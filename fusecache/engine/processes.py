@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
@@ -9,17 +10,26 @@ _PF_SIGNALED = 0x400
 # So often who waits is looked at: nobody tells that a process is being killed.
 KILL_LOOK_SECONDS = 0.5
 _PROCESSES_REMEMBERED = 1024
+# The process of a thread is believed for so long: numbers go round, 32 768 of them at least, before one comes again.
+_GROUP_SECONDS = 0.5
+_groups: dict[int, tuple[float, int]] = {}
 
 
 def thread_group(pid: int) -> int:
     """Return the process of a thread, or 0 if it cannot be seen."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("Tgid:"):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
+    now = time.monotonic()
+    seen, group = _groups.get(pid, (float("-inf"), 0))
+    if now - seen < _GROUP_SECONDS:
+        return group
+    status = _read(f"/proc/{pid}/status")
+    at = status.find(b"\nTgid:")
+    if at < 0:
+        return 0
+    group = int(status[at + 6 : status.index(b"\n", at + 1)])
+    if len(_groups) >= _PROCESSES_REMEMBERED:
+        _groups.clear()
+    _groups[pid] = now, group
+    return group
 
 
 def was_killed(process: int) -> bool:
@@ -27,6 +37,8 @@ def was_killed(process: int) -> bool:
 
     All its threads must say so: at a normal exit(2) the kernel ends the other threads by a signal, too.
     """
+    if not _is_signaled(process):  # the first of them
+        return False
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
     except OSError:
@@ -35,13 +47,26 @@ def was_killed(process: int) -> bool:
 
 
 def _is_signaled(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    stat = _read(f"/proc/{pid}/stat")
+    if not stat:
         return False
     # The command's name, in parentheses, may hold anything; flags are the seventh field behind it (proc(5)).
     fields = stat[stat.rindex(b")") + 2 :].split()
     return bool(int(fields[6]) & _PF_SIGNALED)
+
+
+def _read(path: str) -> bytes:
+    """Return the start of a file in /proc, which is all of the small ones; empty if it cannot be seen."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 4096)
+    except OSError:  # ESRCH: it ended just now
+        return b""
+    finally:
+        os.close(file)
 
 
 class KillWatch:

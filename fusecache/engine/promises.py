@@ -1,6 +1,7 @@
-"""What a close promises: the life of a generation from the flush until it is sealed, dropped, or kept aside.
+"""What a close promises: the life of a generation from the flush until it is sealed.
 
-Promises are made here and carried out by the publisher.
+Promises are made here and carried out by the publisher; `places.py` says in which order, `endings.py` how content ends
+of which nothing is promised.
 
 Invariants:
 1. `flush` returns only when the journal's row is synced; what it promised is found again after any crash.
@@ -9,26 +10,25 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import trio
 
 from fusecache.disk.staging import StagingDirectory, checksum_of_checksums
 from fusecache.engine.cache import BlockCache
+from fusecache.engine.endings import Endings
 from fusecache.engine.groups import one_failure
+from fusecache.engine.holds import bytes_in_use
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import FileHandle, Generation, Item, Node, Operation, attributes_of
+from fusecache.engine.nodes import FileHandle, Generation, Node, attributes_of
 from fusecache.engine.offload import Offload
 from fusecache.engine.owed import Owed
+from fusecache.engine.places import Places
 from fusecache.engine.processes import was_killed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, DropOperation, PutFile
-from fusecache.model.errors import AcrossDevices, FusecacheError, NoSpace
-from fusecache.model.nouns import MIB
-from fusecache.model.records import FileRecord, OperationKind, Reason
+from fusecache.index.journal import Change, PutFile
+from fusecache.model.errors import AcrossDevices, FusecacheError
 from fusecache.model.states import FileState
 from fusecache.policy.names import covers, matches_any
 
@@ -37,15 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Files up to this size are taken for ones that speak of others.
-_SMALL_BYTES = MIB
-# So many versions of a file that speaks of others are queued at most, during an outage say.
-_POINTER_VERSIONS = 1000
-# A queued file whose rewriting has put its upload off for so long is published as it is.
-_REWRITE_SECONDS = 10.0
 
-
-class Promises:
+class Promises(Endings):
     """Makes what was written durable here, and queues it for the bucket."""
 
     def __init__(
@@ -58,60 +51,55 @@ class Promises:
         offload: Offload,
         boot_id: str,
     ) -> None:
-        self._tree = tree
-        self._cache = cache
-        self._staging = staging
-        self._journal = journal
-        self._owed = owed
+        super().__init__(tree, cache, staging, journal, owed)
         self._offload = offload
         self._boot_id = boot_id
+        self.places = Places(tree, owed, journal, self.drop)
         # Closed, and perhaps not by the last that holds them.
         self._flushed: set[Generation] = set()
         # Being written; those that ended are taken out by `unsettled`.
         self._dirty: set[Generation] = set()
-        # Content that is never published: of names that match `local_only`.
-        self.local: set[Generation] = set()
         self.local_only: tuple[str, ...] = ()
         self.temp_names: tuple[str, ...] = ()
         self.before_close: Callable[[FileHandle], Awaitable[None]] | None = None
         self.on_dirty: Callable[[], None] = lambda: None
         self.on_sealed: Callable[[], None] = lambda: None
-        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_dropped: Callable[[Generation], None] = lambda _generation: None
-        self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
-        self.on_aside: Callable[[FileRecord], None] = lambda _record: None
 
     async def flush(self, handle: FileHandle) -> None:
         """One close(2) of the file: make what was written durable here. Raises the file's first stored error."""
-        node = handle.node
-        generation = node.generation
         if not handle.writable:
             return
-        if node.write_error is not None:
-            raise node.write_error
+        handle.is_flushed = True
+        node = handle.node
+        _raise_failure(node)
+        generation = node.generation
         if generation is None:
             return
-        _raise_failure(generation)
         if not generation.is_mutable or not generation.changed_since_flush:
+            if generation.state is FileState.FLUSHED and generation.flushed_by is handle:
+                _is_unfinished(generation, handle)  # what was promised is a forked child's close
             await self._journal.settled()  # another's close may be on its way to the disk
-            return
-        if not self.is_local(node):
-            if self.before_close is not None:
-                if not generation.writes:
-                    self._trim(generation)
-                await self.before_close(handle)
-            if node.generation is not generation or not generation.is_mutable:
-                return  # published as it is meanwhile, or removed
-            if _is_unfinished(generation, handle):
-                return
-        await self._promise(node, generation)
+        elif self.is_local(node) or await self._may_promise(handle, generation):
+            generation.flushed_by = handle
+            await self._promise(node, generation)
+
+    async def _may_promise(self, handle: FileHandle, generation: Generation) -> bool:
+        """Wait for room, and say whether the close is to promise anything after that."""
+        if self.before_close is not None:
+            if not generation.writes:
+                self._trim(generation)
+            await self.before_close(handle)
+            _raise_failure(handle.node)  # another's write found no room meanwhile
+        if handle.node.generation is not generation or not generation.is_mutable:
+            return False  # published as it is meanwhile, or removed
+        return not _is_unfinished(generation, handle)
 
     async def fsync(self, handle: FileHandle) -> None:
         """Return when data and journal row are on the disk. Raises the file's first stored error."""
         generation = handle.node.generation
+        _raise_failure(handle.node)
         if generation is None:
             return
-        _raise_failure(generation)
         if generation.is_mutable:
             generation.record = replace(
                 generation.record, size=generation.size, attributes=attributes_of(handle.node)
@@ -128,26 +116,21 @@ class Promises:
         await ticket.wait()
 
     async def _sync(self, generation: Generation) -> None:
-        """Bring the bytes to the disk; take their checksums beside that, so that a close finds them verified.
-
-        Not again before as much was written as was summed: a database that syncs each change does not wait for that.
-        """
-        file, changes = generation.file, generation.changes
-        if generation.writes or not generation.is_mutable or generation.summed_bytes > generation.written:
+        """Bring the bytes to the disk; take their checksums beside that, so that a close finds them verified."""
+        file, sums, size = generation.file, generation.sums, generation.size
+        if generation.writes or not generation.is_mutable or not sums.may_take(size, generation.written):
             await self._offload.disk(file.sync)
             return
-        generation.summed_bytes += generation.size
-        checksums = b""
+        with sums.taking(size) as extent:
 
-        async def sum_up() -> None:
-            nonlocal checksums
-            checksums = await self._offload.disk(file.checksums)
+            async def sum_up() -> None:
+                start, stop = extent
+                sums.put(extent, size, await self._offload.disk(file.checksums, start, stop - start))
 
-        with one_failure():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sum_up, name=f"checksums {generation.record.key}")
-                await self._offload.disk(file.sync)
-        generation.synced_checksums = (changes, checksums)
+            with one_failure():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(sum_up, name=f"checksums {generation.record.key}")
+                    await self._offload.disk(file.sync)
 
     def settle(self, now: float, settle_seconds: float) -> None:
         """Take back promises of files that a writer still holds: the close was a forked child's."""
@@ -236,57 +219,19 @@ class Promises:
         self.on_sealed()
         return changes
 
-    # ---- ending
-
-    def drop(self, generation: Generation) -> list[DropFile]:
-        """End a generation that nobody needs any more; return the change to be journaled with its reason.
-
-        One in flight cannot be dropped.
-        """
-        self._owed.discard(generation)
-        self.local.discard(generation)
-        generation.go(FileState.DROPPED)
-        node = generation.node
-        generation.node = None
-        if node is not None:
-            if node.generation is generation:
-                node.generation = None
-            self._tree.unpin(node)
-        self.on_dropped(generation)
-        return [DropFile(generation.record.generation), *self._drop_replaced(generation)]
-
-    def _drop_replaced(self, generation: Generation) -> list[DropFile]:
-        """The version that the bucket refused is not wanted any more."""
-        refused, generation.replaces = generation.replaces, None
-        return self.drop(refused) if refused is not None else []
-
-    def collapse_delete(self, key: str, changes: list[Change]) -> str | None:
-        """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None."""
-        queued = self._owed.for_key(key)
-        last = queued[-1] if queued else None
-        if isinstance(last, Operation) and last.record.kind is OperationKind.DELETE and not last.in_flight:
-            self._owed.remove(last)
-            self._tree.unhide(key, gone=False)
-            changes.append(DropOperation(last.sequence))
-            return last.record.base_etag
-        return None
-
-    def _let_go(self, generation: Generation) -> None:
-        """The last handle of an unlinked file is closed."""
-        if generation.state is FileState.STORED:
-            generation.node = None
-            self.on_dropped(generation)
-        else:
-            self._journal.submit(*self.drop(generation))
-
-    async def _end_writing(self, node: Node, generation: Generation) -> None:
+    async def _end_writing(self, handle: FileHandle, generation: Generation) -> None:
         """The last writer is gone: seal, or keep aside."""
-        failed = generation.state is FileState.FAILED
-        if not failed and self.is_local(node):
+        node = handle.node
+        error, node.write_error = node.write_error, None
+        if error is not None:
+            self._fail(generation, error)  # bytes are missing that were to be in it
+        if generation.state is FileState.FAILED:
+            self._put_aside(node, generation)
+        elif self.is_local(node):
             if generation.state is not FileState.LOCAL or generation.changed_since_flush:
                 await self._promise(node, generation)
             self._trim(generation)
-        elif failed or generation.killed_writer is not None or generation.record.sequence == 0:
+        elif _is_unfinished_at_end(generation, handle):
             self._put_aside(node, generation)
         else:
             if generation.state is FileState.OPEN:
@@ -294,65 +239,7 @@ class Promises:
             if node.writers == 0 and generation.state is FileState.FLUSHED:
                 self._seal(generation)  # else another writer came meanwhile: its end seals
 
-    def _put_aside(self, node: Node, generation: Generation) -> None:
-        """Keep content that must not be published; the published version shows again under the name."""
-        parent, name = node.parent, node.name
-        if isinstance(generation.error, NoSpace):
-            # Its writer was told; keeping it would hold the very room that is missing.
-            log.warning("removed a file that the disk had no room for path=%s", self._tree.path(node))
-            self._journal.submit(*self.drop(generation))
-        else:
-            self._owed.discard(generation)
-            self.local.discard(generation)
-            self.on_key_changed(generation)  # parts that were sent are for nobody
-            failed = generation.error is not None
-            record = generation.go(
-                FileState.ORPHAN,
-                size=generation.size,
-                moment=time.time(),
-                reason=Reason.FAILED if failed else Reason.KILLED,
-                error=str(generation.error) if failed else "its writer was killed before it closed the file",
-            )
-            self._journal.submit(PutFile(record))
-            generation.file.close()
-            place = self._staging.move_aside(record.generation, "orphans")
-            log.warning(
-                "kept aside an unfinished file path=%s bytes=%d at=%s reason=%s",
-                self._tree.path(node), record.size, place, record.error,
-            )  # fmt: skip
-            self.on_aside(record)
-            self._cache.release_staging(generation.reserved - generation.size)
-            generation.reserved = generation.size
-            node.generation = None
-            generation.node = None
-            self._tree.unpin(node)
-        if parent is not None and node.parent is not None:
-            # The kernel holds the unfinished bytes under this inode: the name needs another one.
-            self._tree.detach(node)
-            self._hand_over(node, parent, name)
-            self.on_name_lost(parent, name)
-
-    def _hand_over(self, node: Node, parent: Node, name: str) -> None:
-        """Give what is queued for a node to a new one of that name: its last closed version shows again."""
-        queued = [
-            item for item in self._owed.for_key(self._tree.child_key(parent, name)) if item.node is node
-        ]
-        if not queued:
-            return
-        heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)
-        for item in queued:
-            item.node = heir
-            self._tree.pin(heir)
-            self._tree.unpin(node)
-            if isinstance(item, Generation):
-                heir.generation = item
-
     # ---- inside
-
-    def _row(self, generation: Generation) -> list[PutFile]:
-        """Return the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
-        is_named = generation.node is not None and self._tree.is_linked(generation.node)
-        return [PutFile(generation.record)] if is_named else []
 
     async def _note_change(self, generation: Generation) -> None:
         """Bytes change after a close was promised: take the promise back until the next close, or the release.
@@ -390,6 +277,7 @@ class Promises:
         Content that is never published becomes LOCAL instead. Return what is to be journaled.
         """
         generation.changed_since_flush = False
+        generation.flushed_changes = generation.changes
         self._owed.discard(generation)
         key = self._tree.key(node)
         changes: list[Change] = [*self._drop_replaced(generation)]
@@ -400,7 +288,7 @@ class Promises:
                 FileState.LOCAL, key=key, size=generation.size, sequence=0, attributes=attributes
             )
             return [*changes, PutFile(record)]
-        sequence, base_etag = self._place(node, generation, key)
+        sequence, base_etag = self.places.new(node, generation, key)
         record = generation.go(
             FileState.FLUSHED,
             key=key,
@@ -420,72 +308,29 @@ class Promises:
 
     def _verified(self, generation: Generation) -> dict[str, bool | str]:
         """Return what a row says of bytes on the disk: verified, if they are those of the last fsync."""
-        changes, checksums = generation.synced_checksums
-        if generation.writes or changes != generation.changes:
+        if generation.writes or not generation.sums.are_current:
             return {"synced": False, "checksum": ""}
-        generation.granule_checksums = checksums
-        return {"synced": True, "checksum": checksum_of_checksums(checksums)}
+        generation.granule_checksums = generation.sums.checksums
+        return {"synced": True, "checksum": checksum_of_checksums(generation.granule_checksums)}
 
     async def _promise_late(self, node: Node, generation: Generation) -> None:
-        """Pages came after the close (a mapping): same promise, same place, the newer bytes."""
+        """Pages came after the close (a mapping): same promise, same place, the newer bytes.
+
+        A place of their own if what was closed is published already, or was promised under another name.
+        """
+        if not generation.sequence:
+            await self._promise(node, generation)
+            return
         self._owed.discard(generation)
         key = self._tree.key(node)
         base = self._owed.base_for(key, node.published_etag(key))
         verified = self._verified(generation)
         record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base, **verified)
         generation.changed_since_flush = False
+        generation.flushed_changes = generation.changes
         self._flushed.add(generation)
         self._owed.add(generation)
         await self._journal.commit(PutFile(record))
-
-    def _place(self, node: Node, generation: Generation, key: str) -> tuple[int, str | None]:
-        """Return sequence and base for new content of `key`, behind what is queued of it."""
-        sequence = self._journal.next_number()
-        queued = self._owed.for_key(key)
-        last = queued[-1] if queued else None
-        generation.follows = last is not None and self._owed.ends_with(last)
-        return sequence, self._owed.base_for(key, node.published_etag(key))
-
-    def _take_place(self, generation: Generation) -> list[Change]:
-        """Give sealed content the place of the queued version that it makes needless; return what is to be journaled.
-
-        Or have it take the place of a removed object. Not before: a promise that is taken back must leave the closed
-        version before it, or its removal, in the queue.
-        """
-        key = generation.record.key
-        queued = [item for item in self._owed.for_key(key) if item.sequence < generation.sequence]
-        last = queued[-1] if queued else None
-        if _is_delete(last) and not last.in_flight:
-            self._owed.remove(last)  # what it knew of the bucket passes on
-            self._tree.unhide(key, gone=False)
-            return [DropOperation(last.sequence)]
-        if not isinstance(last, Generation) or last.node is not generation.node or last.in_flight:
-            return []
-        # A small file may speak of what was written since: the newer content comes after that, and the oldest stays
-        # where it is, for those that rely on it. Of one that is known to speak of others (`latest`) each version
-        # stays: what came between, a removed checkpoint say, relies on the one before it.
-        versions = sum(isinstance(item, Generation) and item.node is last.node for item in queued)
-        most = _POINTER_VERSIONS if self._owed.tells(key) else 2
-        if generation.size <= _SMALL_BYTES and not generation.follows and versions < most:
-            return []
-        # A file rewritten again and again must not keep everything behind it waiting for ever: its oldest version goes.
-        is_overdue = (
-            trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id != ""
-        )
-        if is_overdue and versions == 1:
-            return []
-        # Who waits for this very content in the bucket must not be told of later content that may never come.
-        if last.awaited:
-            return []
-        # The newer content takes the oldest unpublished place of its key: whatever was written after the old one may
-        # rely on it.
-        sequence, generation.waiting_since = last.sequence, last.waiting_since
-        self._owed.remove(generation)
-        changes: list[Change] = [*self.drop(last)]
-        base = self._owed.base_for(key, last.record.base_etag)
-        generation.record = replace(generation.record, sequence=sequence, base_etag=base)
-        self._owed.add(generation)
-        return changes
 
     def _seal(self, generation: Generation) -> None:
         rows = self._sealed(generation)
@@ -501,29 +346,24 @@ class Promises:
         self._trim(generation)
         if generation not in self._owed:
             self._owed.add(generation)
-        changes = self._take_place(generation)
+        changes = self.places.take(generation)
         return [*changes, PutFile(generation.record)]
 
-    def _trim(self, generation: Generation) -> None:
-        """Nothing more is written into it for now: give back what was reserved for that."""
-        if generation.reserved > generation.size:
-            self._cache.release_staging(generation.reserved - generation.size)
-            generation.reserved = generation.size
 
-
-def _is_delete(item: Item | None) -> TypeGuard[Operation]:
-    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
-
-
-def _raise_failure(generation: Generation) -> None:
+def _raise_failure(node: Node) -> None:
     """Raise why content is not published; an upload that is only tried again is no failure of its writer."""
-    if generation.error is not None and generation.state in {FileState.FAILED, FileState.REJECTED}:
+    if node.write_error is not None:
+        raise node.write_error
+    generation = node.generation
+    if generation is None or generation.error is None:
+        return
+    if generation.state in {FileState.FAILED, FileState.REJECTED}:
         raise generation.error
 
 
 def _is_unfinished(generation: Generation, handle: FileHandle) -> bool:
     """Return whether the process that wrote through a handle is being killed, and note it."""
-    if was_killed(handle.process or handle.pid):
+    if is_killed(handle):
         generation.killed_writer = handle
     elif generation.killed_writer is not handle:
         generation.killed_writer = None
@@ -531,25 +371,16 @@ def _is_unfinished(generation: Generation, handle: FileHandle) -> bool:
     return generation.killed_writer is not None
 
 
-@contextmanager
-def bytes_in_use(generation: Generation) -> Iterator[None]:
-    """Keep a generation's file while a thread works on it, even if its bytes become cache meanwhile."""
-    generation.readers += 1
-    try:
-        yield
-    finally:
-        generation.readers -= 1
-        if generation.readers == 0 and generation.unread is not None:
-            generation.unread.set()
+def _is_unfinished_at_end(generation: Generation, handle: FileHandle) -> bool:
+    """Return whether content must not be published although its last writer is gone."""
+    if generation.killed_writer is not None:
+        return True
+    if generation.changes == generation.flushed_changes:
+        return False  # a close promised just this
+    # A mapping's late pages, of a process that may have been killed; or nothing was written, and nothing closed.
+    return is_killed(handle) or not (generation.changes or generation.sequence)
 
 
-@contextmanager
-def being_written(generation: Generation) -> Iterator[None]:
-    """Keep a generation from being sealed while a thread writes into it."""
-    generation.writes += 1
-    try:
-        yield
-    finally:
-        generation.writes -= 1
-        if generation.writes == 0 and generation.idle is not None:
-            generation.idle.set()
+def is_killed(handle: FileHandle) -> bool:
+    """Return whether the process that opened a file for writing is being ended by a signal."""
+    return was_killed(handle.process or handle.pid)

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import trio
 
+from fusecache.engine.cache import BlockCache
 from fusecache.engine.content import Contents
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
@@ -29,8 +30,9 @@ from fusecache.engine.operations import Publishing
 from fusecache.engine.outcomes import Outcomes
 from fusecache.engine.owed import Owed
 from fusecache.engine.preparing import Preparer
+from fusecache.engine.retiring import Retiring
 from fusecache.engine.tree import Tree
-from fusecache.engine.turns import LIGHT_BYTES, Turns
+from fusecache.engine.turns import LIGHT_BYTES, Failures, Turns
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
     AccessDenied,
@@ -39,6 +41,7 @@ from fusecache.model.errors import (
     FusecacheError,
     NoSpace,
     ObjectMissing,
+    PartsRefused,
     ReadOnly,
     RemoteError,
     StateError,
@@ -46,6 +49,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.states import FileState
 from fusecache.policy.backoff import Outage, RequestLimit, backoff_seconds
+from fusecache.policy.parts import choose_part_bytes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,10 +66,16 @@ _RESTING = 16
 _AHEAD_SECONDS = 0.02
 # Each file wakes the loop several times: what comes within this time is looked at in one pass.
 _PASS_SECONDS = 0.005
+# While so many items are under way a place more or less empty for a moment matters little: passes, and rows of the
+# journal, gather for longer.
+_CROWD = 8
+_CROWD_PASS_SECONDS = 0.02
 # Files are looked at so often at least while anything is owed: they settle without telling.
 _LOOK_SECONDS = 1.0
 # Causes that pass, or that a person can mend while we wait. What is missing was removed just now: looking again tells.
 _WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing, ObjectMissing)
+# So often the parts of a file are sent again that the bucket does not want as it has them.
+_BEGUN_ANEW_MAX = 4
 # The journal cannot be written: nothing can be published, as nobody could tell afterwards what was.
 _STOPPED = (NoSpace, StateError, ReadOnly)
 
@@ -80,6 +90,7 @@ class Publisher:
         contents: Contents,
         owed: Owed,
         journal: JournalWriter,
+        cache: BlockCache,
         preparer: Preparer,
         publishing: Publishing,
         offload: Offload,
@@ -101,7 +112,8 @@ class Publisher:
         self._turns = Turns(
             owed, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
-        self._outcomes = outcomes = Outcomes(tree, names, contents, owed, journal, preparer)
+        self._retiring = Retiring(cache, journal, offload)
+        self._outcomes = outcomes = Outcomes(tree, names, contents, owed, journal, preparer, self._retiring)
         self._draining = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
@@ -180,9 +192,35 @@ class Publisher:
             raise self._stopped
         await self._progress.wait()
 
+    async def wait_retired(self) -> None:
+        """Return when the staged bytes of all that was published are cache."""
+        await self._retiring.ended()
+
     def is_temporary(self, item: Item) -> bool:
         """Whether the item waits because of its temporary name."""
         return self._turns.is_temporary(item, trio.current_time())
+
+    def note_failing(self, item: Item, error: FusecacheError) -> Failures:
+        """A request for an item failed in a way that may pass: if others succeed meanwhile it holds fewer of them back.
+
+        Also told of items whose parts are sent before their turn.
+        """
+        if item not in self._owed:
+            return Failures()  # written on, removed, or not closed yet
+        failures = self._turns.note_failed(item, trio.current_time())
+        self._failing[item] = item.error = error
+        if self._outage.last_success > failures.first:
+            self._owed.order.note_stuck(item.sequence)
+        return failures
+
+    def note_well(self, item: Item) -> None:
+        """What failed for an item goes on."""
+        if item not in self._owed:
+            return
+        self._turns.note_well(item)
+        self._owed.order.note_well(item.sequence)
+        self._failing.pop(item, None)
+        item.error = None
 
     # ---- the loop
 
@@ -192,6 +230,7 @@ class Publisher:
         try:
             with one_failure():
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._retiring.run, name="retire stored files")
                     await self._dispatch(nursery)
         except _STOPPED as exc:
             log.exception("publishing stopped; what is not in the bucket waits for the next mount")
@@ -213,13 +252,17 @@ class Publisher:
                 self._light += light
                 nursery.start_soon(self._publish, item, name=f"publish {item.changed_keys()[-1]}")
             if len(self._owed):
-                deadline = min(self._turns.next_time(), now + _LOOK_SECONDS, next_look)
-                deadline = max(deadline, self._outage.quiet_until if self._outage.is_on else deadline)
+                deadline = self._turns.next_time()
+                if self._outage.is_on:
+                    deadline = max(deadline, self._outage.quiet_until)
+                # Files settle, and are brought to the disk, also while the bucket does not answer.
+                deadline = min(deadline, now + _LOOK_SECONDS, next_look)
             else:
                 deadline = float("inf")
-            with trio.move_on_at(deadline):
-                await self._wake.wait()
-            await trio.sleep_until(now + _PASS_SECONDS)
+            if not self._wake.is_set():
+                with trio.move_on_at(deadline):
+                    await self._wake.wait()
+            await trio.sleep_until(now + (_PASS_SECONDS if self._light < _CROWD else _CROWD_PASS_SECONDS))
 
     def _next_item(self, now: float) -> Item | None:
         """Return what is to be published now, if there is room for it."""
@@ -256,7 +299,10 @@ class Publisher:
 
     def _note_added(self, item: Item) -> None:
         self._turns.note_added(item, trio.current_time())
-        if isinstance(item, Generation) and not self._turns.is_aside(item, trio.current_time()):
+        # Of what is aside no part is sent: it may get another name.
+        if isinstance(item, Generation) and not (
+            choose_part_bytes(item.size) and self._turns.is_aside(item, trio.current_time())
+        ):
             self._unprepared[item] = None
 
     def _note_removed(self, item: Item) -> None:
@@ -284,6 +330,8 @@ class Publisher:
         except _STOPPED:
             raise
         except Exception as exc:
+            if isinstance(exc, PartsRefused) and self._begins_anew(item, exc):
+                return
             if not isinstance(exc, FusecacheError):
                 # A mistake of ours: it must not keep everything else from the bucket.
                 log.exception("unexpected failure key=%s", item.changed_keys()[-1])
@@ -295,30 +343,42 @@ class Publisher:
             self.wake()
 
     def _put_off(self, item: Item, error: FusecacheError) -> None:
-        """An attempt failed: the item pauses, and if others succeed meanwhile it holds fewer of them back."""
+        """An attempt failed: the item pauses."""
         if item not in self._owed:
             return
         now = trio.current_time()
-        failures = self._turns.note_failed(item, now)
+        failures = self.note_failing(item, error)
+        failures.count += 1
         pause = backoff_seconds(failures.count, random.random())
         failures.pause_until = now + pause
-        self._failing[item] = item.error = error
-        if self._outage.last_success > failures.first:
-            self._owed.order.note_stuck(item.sequence)
         self._outage.on_failure(id(item), now, random.random())
         log.warning(
             "publishing waits key=%s attempt=%d seconds=%.1f error=%s",
             item.changed_keys()[-1], failures.count, pause, error,
         )  # fmt: skip
 
+    def _begins_anew(self, item: Item, error: PartsRefused) -> bool:
+        """The bucket has the parts, and does not want them so: send them again, a few times."""
+        if item not in self._owed:
+            return True
+        failures = self._turns.note_failed(item, trio.current_time())
+        if failures.begun_anew >= _BEGUN_ANEW_MAX:
+            return False
+        failures.begun_anew += 1
+        if isinstance(item, Generation):
+            self._preparer.restart(item)
+        self._put_off(item, error)
+        return True
+
     async def _attempt(self, item: Item) -> None:
         if isinstance(item, Generation):
             await self._preparer.wait(item)
             if not self._turns.may_go(item, trio.current_time()):
                 return  # dropped, or under another key and so in another place, while its bytes were sent
-            await self._journal.commit(PutFile(item.go(FileState.PUBLISHING)))
+            submit = self._journal.submit if self._light < _CROWD else self._journal.submit_patiently
+            await submit(PutFile(item.go(FileState.PUBLISHING))).wait()
             version = await self._ask(item, self._publishing.publish_file, item.record, item.file.path)
-            await self._outcomes.stored(item, version)
+            self._outcomes.stored(item, version)
             return
         if not self._turns.may_go(item, trio.current_time()):
             return
@@ -330,7 +390,9 @@ class Publisher:
     async def _ask(self, item: Item, call: Callable[..., T], *args: object) -> T:
         """Send a publishing request when the bucket lets us; have it heard if it says to slow down."""
         quiet_until = self._outage.quiet_until if self._outage.is_on else float("-inf")
-        await trio.sleep_until(max(trio.current_time(), self._limit.silent_until, quiet_until))
+        quiet_until = max(quiet_until, self._limit.silent_until)
+        if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
+            await trio.sleep_until(quiet_until)
         sends_bytes = isinstance(item, Generation) and not _is_light(item) and not item.record.upload_id
         slots, most = (self._sending, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
         slots.total_tokens = min(most, self._limit.limit)

@@ -193,7 +193,7 @@ class Recovering:
             generation.record = replace(generation.record, state=FileState.LOCAL, sequence=0, **fresh)
             changes.append(PutFile(generation.record))
             return
-        base = self._owed.base_for(key, self._contents.collapse_delete(key, changes))
+        base = self._owed.base_for(key, self._contents.places.collapse_delete(key, changes))
         # A new life, not a step of the old one: what must not be published never is, by itself.
         generation.record = replace(generation.record, state=FileState.SEALED, base_etag=base, **fresh)
         self._queue(generation, changes)

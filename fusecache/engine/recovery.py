@@ -15,8 +15,8 @@ from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_ch
 from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, Journal, PutFile, PutOperation
-from fusecache.model.errors import LocalDiskError, Refused
+from fusecache.index.journal import Change, DropFile, Journal, PutAbort, PutFile, PutOperation
+from fusecache.model.errors import Refused
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import (
     DOUBTFUL,
@@ -51,7 +51,7 @@ class Recovered:
     orphans: int = 0
     suspects: int = 0
     staged_bytes: int = 0
-    # (key, UploadId) of those that nobody will complete.
+    # (key, UploadId) of those that the bucket has to be told to forget.
     uploads: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -62,17 +62,24 @@ class Recovery:
         self._journal = journal
         self._staging = staging
         self._boot_id = boot_id
+        # Bytes of the staging files, by generation, as they were at the start.
+        self._sizes: dict[int, int] = {}
 
     def read(self) -> Recovered:
         """Look at every row and staging file; journal what became of them. Blocking: checksums may be read."""
-        found = Recovered(operations=self._journal.operations())
-        records = self._journal.files()
+        found = Recovered(operations=self._journal.operations(), uploads=self._journal.aborts())
+        ended = {upload_id for _, upload_id in found.uploads}
+        records = [
+            without_upload(record) if record.upload_id in ended else record
+            for record in self._journal.files()
+        ]
+        self._sizes = self._staging.sizes()
         changes: list[Change] = []
         for record in records:
             if record.state not in OWED:
                 changes += self._recover_file(record, found)
         changes += self._recover_queue([record for record in records if record.state in OWED], found)
-        without_row = self._staging.generations() | self._staging.aside().keys()
+        without_row = self._sizes.keys() | self._staging.aside().keys()
         for number in sorted(without_row - {record.generation for record in records}):
             # Made, but killed before its row was written: nothing was promised.
             strange = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
@@ -109,12 +116,11 @@ class Recovery:
             case FileState.FAILED:
                 return self._set_aside(record, Reason.FAILED, record.error, found)
             case FileState.LOCAL:
-                local = self._open(record, found)
+                local = self._find(record)
                 if local is None:
                     return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
                 # It is changed in place: what the disk kept is what it is.
-                local.size = local.file.size()
-                local.file.close()
+                local.size = self._sizes[record.generation]
                 found.local.append(local)
                 return []
             case FileState.REJECTED:
@@ -123,10 +129,9 @@ class Recovery:
                 raise ValueError(f"{record.state} is queued: `_recover_queue` takes it")
 
     def _recover_refused(self, record: FileRecord, found: Recovered) -> list[Change]:
-        generation = self._open(record, found)
+        generation = self._find(record)
         if generation is None:
             return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
-        generation.file.close()
         generation.error = Refused(record.error)
         found.rejected.append(generation)
         return []
@@ -169,7 +174,7 @@ class Recovery:
         # Stays PUBLISHING: the request may have been sent, so that only the bucket can tell what it did.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
         owed = record if record.state is state else replace(record, state=state)
-        generation = self._open(owed, found)
+        generation = self._find(owed)
         if generation is None:
             return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
         words = self._doubt(record, generation.file)
@@ -177,16 +182,17 @@ class Recovery:
             generation.file.close()
             reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
             return self._set_aside(record, reason, words, found)
-        if generation.file.size() > record.size:
+        if self._sizes[record.generation] > record.size:
             generation.file.truncate(record.size)
-        generation.file.close()
+            generation.file.close()
         found.generations.append(generation)
         return []  # FLUSHED or SEALED, the next start would decide the same
 
     def _doubt(self, record: FileRecord, file: StagingFile) -> str:
         """Return why the bytes may not be the ones that were closed, or ""."""
-        if file.size() < record.size:
-            return f"only {file.size()} of {record.size} bytes are on the disk"
+        size = self._sizes[record.generation]
+        if size < record.size:
+            return f"only {size} of {record.size} bytes are on the disk"
         if record.boot_id == self._boot_id:
             return ""  # the page cache outlived the daemon
         if not record.synced:
@@ -195,12 +201,11 @@ class Recovery:
             return "its bytes do not match their checksum"
         return ""
 
-    def _open(self, record: FileRecord, found: Recovered) -> Generation | None:
-        try:
-            file = self._staging.open(record.generation)
-        except LocalDiskError as exc:
-            log.error("a staging file is gone key=%s error=%s", record.key, exc)
+    def _find(self, record: FileRecord) -> Generation | None:
+        if record.generation not in self._sizes:
+            log.error("a staging file is gone key=%s generation=%d", record.key, record.generation)
             return None
+        file = self._staging.known(record.generation)
         return Generation(record, file, None, size=record.size, changed_since_flush=False)
 
     def _set_aside(self, record: FileRecord, reason: Reason, words: str, found: Recovered) -> list[Change]:
@@ -215,8 +220,10 @@ class Recovery:
             facts = place.stat()
             size, moment = facts.st_size, moment or facts.st_mtime
         log.warning("kept aside reason=%s: %s at=%s", record.key, words, place or "nowhere: its file is gone")
+        aborts: list[Change] = []
         if record.upload_id:
             found.uploads.append((record.key, record.upload_id))
+            aborts.append(PutAbort(record.key, record.upload_id))
         kept = replace(
             without_upload(record),
             state=FileState.ORPHAN,
@@ -226,7 +233,7 @@ class Recovery:
             error=words,
         )
         found.aside.append((kept, 0 if place is None else size))
-        return [PutFile(kept)]
+        return [*aborts, PutFile(kept)]
 
     def _keep_aside(self, record: FileRecord, found: Recovered) -> list[Change]:
         """A file that was set aside before: its move may not have reached the disk, its row may be an older one."""

@@ -10,6 +10,7 @@ Invariants:
 import math
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import trio
 
@@ -20,16 +21,21 @@ from fusecache.engine.offload import Offload
 from fusecache.engine.residents import CachedObject, Chunk
 from fusecache.index.cache_index import CacheIndex, Evicted
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.nouns import BLOCK_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
+from fusecache.model.nouns import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
 from fusecache.policy.eviction import CANDIDATES_PER_VICTIM, Candidate, choose_victims, is_admitted
-from fusecache.policy.granules import BLOCK_MASK, BLOCKS_PER_CHUNK
+from fusecache.policy.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, runs
 from fusecache.policy.ledger import Ledger
 
-# One eviction frees this much, so that sampling and punching are paid once for many blocks …
+# One eviction frees this much, or this part of a small cache, so that sampling and punching are paid once for many
+# blocks …
 _EVICT_BATCH_BYTES = 64 * MIB
+_EVICT_SHARE = 16
 # … from this many random places, a few neighbours each: neighbours are one hole to punch.
 _SAMPLE_SEEKS = 128
 _SAMPLE_RUN = 8
+# With hints, what is freed and not filled yet would have answered somebody: less at a time, of fewer places.
+_EVICT_SHARE_HINTED = 128
+_SAMPLE_SEEKS_LEAST = 16
 # Extents and folders of the file system: 16 bytes for each 64 KiB at worst, in leaves that are half full.
 _BOOKKEEPING_SHARE = 1024
 # What may evict nothing that is needed as soon as itself looks so often for something else.
@@ -65,10 +71,13 @@ class Room:
         # Whether an object is pinned; None: none is.
         self.is_pinned: Callable[[ObjectId], bool] | None = None
         self._pinned: set[int] = set()
-        # What the hints say; nothing until somebody sets it.
+        # What warm-ups say; nothing until somebody sets it.
         self.next_use: Callable[[CachedObject | None, Candidate], float | None] = lambda entry, candidate: (
             None
         )
+        # In how many seconds hints say that bytes [start, stop) of an object are read; None: there are no hints.
+        self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
+        self._sampled: dict[int, ObjectId] = {}
 
     async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
         """Reserve room for cache blocks, evicting others if needed.
@@ -82,8 +91,13 @@ class Room:
             self._counters.not_admitted += 1
             return False
         spare = math.inf if incoming_use is None else incoming_use
-        if await self._make_room(nbytes, lambda: self.ledger.reserve_cache(nbytes), spare):
+        ledger = self.ledger
+        reserve, give_back = partial(ledger.reserve_cache, nbytes), partial(ledger.cancel_cache, nbytes)
+        if await self._make_room(nbytes, reserve, give_back, spare):
             return True
+        if incoming_use:
+            self._counters.not_admitted += 1  # all that is here is read sooner
+            return False
         self._counters.uncached += 1
         self._table.tell_once("room", "no room in the cache: reads go on, uncached")
         return False
@@ -97,7 +111,7 @@ class Room:
             self._table.count_disk_error(exc)
             return False
         candidates = [Candidate(number, block, row.size, row.stamp) for number, block, row in sample]
-        await self._look_at_pins(candidates)
+        await self._look_at_objects(candidates)
         return not candidates or is_admitted(
             candidates,
             clock=self._table.clock,
@@ -106,17 +120,55 @@ class Room:
             chance=self._random.random(),
         )
 
-    async def _look_at_pins(self, candidates: list[Candidate]) -> None:
-        """Learn which of the files in a sample are pinned."""
+    async def _look_at_objects(self, candidates: list[Candidate]) -> None:
+        """Learn what the files in a sample are, if anybody pins or hints, and which of them are pinned."""
+        if self.is_pinned is None and self.hinted_use is None:
+            return
+        numbers = {candidate.file_number for candidate in candidates}
+        self._sampled = await self._offload.rows(self._index.objects_of, numbers)
         if self.is_pinned is not None:
-            numbers = {candidate.file_number for candidate in candidates}
-            objects = await self._offload.rows(self._index.objects_of, numbers)
-            self._pinned = {number for number, object_id in objects.items() if self.is_pinned(object_id)}
+            self._pinned = {
+                number for number, object_id in self._sampled.items() if self.is_pinned(object_id)
+            }
 
     def _next_use(self, candidate: Candidate) -> float | None:
-        if candidate.file_number in self._pinned:
+        """Return when a block is read next: now, if it is pinned or warmed; as hints say; None if nobody said."""
+        number = candidate.file_number
+        if number in self._pinned:
             return 0.0
-        return self.next_use(self._table.by_number.get(candidate.file_number), candidate)
+        entry = self._table.by_number.get(number)
+        use = self.next_use(entry, candidate)
+        if use is not None or self.hinted_use is None:
+            return use
+        object_id = entry.object_id if entry is not None else self._sampled.get(number)
+        if object_id is None:
+            return None
+        start = candidate.block * BLOCK_BYTES
+        return self.hinted_use(object_id, start, start + BLOCK_BYTES)
+
+    def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
+        """Return when granules of a chunk that are about to be written are read: as for those that are there."""
+        if chunk.owner.warming:
+            return 0.0
+        if self.hinted_use is None:
+            return None
+        start, stop = next(runs(mask))
+        base = chunk.index * CHUNK_BYTES
+        object_id = chunk.owner.object_id
+        return self.hinted_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
+
+    def free_bytes(self) -> int:
+        """Return how much may be cached without anything going for it."""
+        ledger = self.ledger
+        on_disk = self._free_bytes - self.floor_bytes - ledger.reserved_bytes
+        return max(0, min(ledger.limit_bytes - ledger.total_bytes, on_disk))
+
+    async def make_way(self, nbytes: int, incoming_use: float) -> bool:
+        """Evict what is read later than so many bytes that will come soon; False if they would find no room."""
+        if not await self.reserve_cache(nbytes, incoming_use=incoming_use):
+            return False
+        self.ledger.cancel_cache(nbytes)
+        return True
 
     async def reserve_staging(self, nbytes: int) -> None:
         """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
@@ -128,7 +180,11 @@ class Room:
                 f"files not yet in the bucket would take {ledger.staging_bytes + nbytes} of the "
                 f"{ledger.staging_limit_bytes} bytes they may: wait for uploads, or raise the limit"
             )
-        if not await self._make_room(nbytes, lambda: ledger.reserve_staging(nbytes)):
+        reserve, give_back = (
+            partial(self.reserve_staging_nowait, nbytes),
+            partial(ledger.release_staging, nbytes),
+        )
+        if not await self._make_room(nbytes, reserve, give_back):
             raise NoSpace(f"the disk has no room for {nbytes} more bytes, and nothing clean is left to evict")
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
@@ -142,19 +198,30 @@ class Room:
         """Return how many bytes the file system lacks for `nbytes` more above the floor; reserved ones count."""
         return self.floor_bytes + self.ledger.reserved_bytes + nbytes - self._free_bytes
 
-    async def _make_room(self, nbytes: int, reserve: Callable[[], bool], spare: float | None = None) -> bool:
-        """Evict until `reserve` succeeds; False if eviction frees too little, or the caller is gone."""
-        wanted = [True]
+    async def _make_room(
+        self,
+        nbytes: int,
+        reserve: Callable[[], bool],
+        give_back: Callable[[], None],
+        spare: float | None = None,
+    ) -> bool:
+        """Evict until `reserve` succeeds; False if eviction frees too little. Who is cancelled gets nothing."""
+        is_wanted, is_granted = True, False
+
+        def reserve_if_wanted() -> bool:
+            nonlocal is_granted
+            is_granted = is_wanted and reserve()
+            return is_granted
+
         try:
             return await self._table.to_its_end(
-                self._evict_until,
-                nbytes,
-                lambda: wanted[0] and reserve(),
-                spare,
-                name="cache-eviction",
+                self._evict_until, nbytes, reserve_if_wanted, spare, name="cache-eviction"
             )
-        finally:
-            wanted[0] = False
+        except trio.Cancelled:
+            is_wanted = False
+            if is_granted:
+                give_back()
+            raise
 
     async def _evict_until(self, nbytes: int, reserve: Callable[[], bool], spare: float | None) -> bool:
         async with self._room_lock:
@@ -164,7 +231,8 @@ class Room:
                 if floor_shortage <= 0 and reserve():
                     return True
                 short = max(self.ledger.shortage_bytes(nbytes), floor_shortage, 1)
-                batch = min(_EVICT_BATCH_BYTES, self.ledger.limit_bytes // 16)
+                share = _EVICT_SHARE if self.hinted_use is None else _EVICT_SHARE_HINTED
+                batch = min(_EVICT_BATCH_BYTES, self.ledger.limit_bytes // share)
                 if not await self._evict(max(short, batch), spare):
                     return floor_shortage <= 0 and reserve()
 
@@ -226,13 +294,17 @@ class Room:
         return []
 
     async def _victims(self, need_bytes: int, spare: float | None) -> list[Candidate]:
-        sample = await self._offload.rows(self._index.sample, self._random, _SAMPLE_SEEKS, _SAMPLE_RUN)
+        seeks = _SAMPLE_SEEKS
+        if self.hinted_use is not None:
+            places = CANDIDATES_PER_VICTIM * need_bytes // (BLOCK_BYTES * _SAMPLE_RUN)
+            seeks = min(max(places, _SAMPLE_SEEKS_LEAST), _SAMPLE_SEEKS)
+        sample = await self._offload.rows(self._index.sample, self._random, seeks, _SAMPLE_RUN)
         candidates = [
             Candidate(number, block, row.size, row.stamp)
             for number, block, row in sample
             if self._may_evict(number, block)
         ]
-        await self._look_at_pins(candidates)
+        await self._look_at_objects(candidates)
         return choose_victims(
             candidates,
             need_bytes,

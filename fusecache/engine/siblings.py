@@ -15,7 +15,7 @@ from fusecache.engine.cache import BlockCache, Wanted
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Node
 from fusecache.engine.tree import Tree
-from fusecache.index.listings import ListedEntry
+from fusecache.index.rows import ListedEntry
 from fusecache.model.nouns import ObjectId
 from fusecache.policy.siblings import REACH, Walk, ask, bytes_to_ask, is_near, observe
 

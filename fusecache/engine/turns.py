@@ -31,9 +31,13 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class Failures:
-    """An item's failed attempts: how many, when the first was, and before when there is no other."""
+    """An item's failed attempts: how many, when the first was, and before when there is no other.
+
+    begun_anew: how often its parts were sent again.
+    """
 
     count: int = 0
+    begun_anew: int = 0
     first: float = _NEVER
     pause_until: float = float("-inf")
 
@@ -77,11 +81,16 @@ class Turns:
         self._last_write[item.changed_keys()[-1]] = now
 
     def note_failed(self, item: Item, now: float) -> Failures:
-        """An attempt failed; return the item's failures, to be given a pause."""
+        """A request for an item failed; return the item's failures, to be counted and given a pause."""
         failures = self._failures.setdefault(item, Failures())
-        failures.count += 1
         failures.first = min(failures.first, now)
         return failures
+
+    def note_well(self, item: Item) -> None:
+        """What failed goes on."""
+        failures = self._failures.get(item)
+        if failures is not None:
+            failures.first = _NEVER
 
     def end_pauses(self) -> None:
         """Whatever made items fail is over, as far as can be told."""

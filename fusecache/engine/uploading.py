@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -20,6 +20,7 @@ from typing import TypeVar
 import trio
 
 from fusecache.disk.staging import digests
+from fusecache.engine.aborts import Aborts
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Upload
@@ -31,7 +32,6 @@ from fusecache.model.errors import (
     BucketMissing,
     CredentialsMissing,
     FusecacheError,
-    RemoteError,
     Unavailable,
 )
 from fusecache.model.metadata import content_metadata
@@ -39,6 +39,7 @@ from fusecache.model.records import PosixAttributes, without_upload
 from fusecache.model.states import FileState
 from fusecache.policy.backoff import backoff_seconds
 from fusecache.policy.names import matches_any
+from fusecache.policy.pacing import UploadPace
 from fusecache.policy.parts import (
     PARTS_MAX,
     Attempt,
@@ -56,9 +57,8 @@ T = TypeVar("T")
 PARTS_AT_ONCE = 16
 # While a file is written, its writer needs the processors more than its upload does, and what is written in a moment
 # is not sent sooner for being disturbed: MD5 of 1 GiB takes a processor for two seconds.
-PARTS_AT_ONCE_AHEAD = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
-# Who reads waits, who uploads does not: a part costs as much of a processor as the reading of twice its bytes.
-PARTS_AT_ONCE_BESIDE_READS = PARTS_AT_ONCE_AHEAD
+_PROCESSORS = len(os.sched_getaffinity(0))
+PARTS_AT_ONCE_AHEAD = max(1, min(8, _PROCESSORS // 2))
 AHEAD_AFTER_SECONDS = 1.0
 # Causes that pass, or that a person can mend while we wait.
 _WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
@@ -86,9 +86,16 @@ class PartUploads:
         self._journal = journal
         self._offload = offload
         self._cache = cache
+        self._aborts = Aborts(store, journal, offload)
         self._limit = cache.limit
         self._temp_names = temp_names
+        self.on_failing: Callable[[Generation, FusecacheError], object] = lambda _generation, _error: None
+        self.on_well: Callable[[Generation], None] = lambda _generation: None
         self._under_way = 0
+        self._pace = UploadPace(_PROCESSORS)
+        self._is_resting = False
+        # Parts that are being read for their digests.
+        self._digesting = 0
         self._active: dict[Generation, Upload] = {}
         self.nursery: trio.Nursery | None = None
 
@@ -151,6 +158,9 @@ class PartUploads:
             )
         if upload is None:
             return
+        if record.upload_id:
+            # Before the row that no longer has it.
+            self._aborts.note(upload.key, record.upload_id)
         generation.record = without_upload(record)
         upload.stop()
         if self.nursery is not None:
@@ -159,7 +169,7 @@ class PartUploads:
     def abort(self, key: str, upload_id: str) -> None:
         """Have the bucket forget an upload of an earlier run."""
         if self.nursery is not None:
-            self.nursery.start_soon(self._have_forgotten, key, upload_id, name=f"abort {key}")
+            self.nursery.start_soon(self._aborts.carry_out, key, upload_id, name=f"abort {key}")
 
     # ---- deciding
 
@@ -221,7 +231,9 @@ class PartUploads:
         metadata = content_metadata(generation.record.uuid, upload.attributes)
         create = partial(self._store.create_multipart, upload.key, metadata=metadata)
         try:
-            upload.upload_id = await self._ask(upload, lambda: True, create)
+            upload.upload_id = await self._ask(
+                generation, upload, lambda: True, partial(self._offload.upload, create)
+            )
             if not upload.stopped.is_set():
                 generation.upload_key = upload.key
                 generation.record = replace(
@@ -241,13 +253,15 @@ class PartUploads:
         self._pump()
 
     def _pump(self) -> None:
-        """Start as many attempts as there is room for."""
-        most = PARTS_AT_ONCE_BESIDE_READS if self._cache.is_fetching() else PARTS_AT_ONCE
-        most = min(most, self._limit.limit)
+        """Start as many attempts as there is room for, and as reads leave time for."""
+        most = min(PARTS_AT_ONCE, self._limit.limit)
+        now, is_read = trio.current_time(), self._cache.is_fetching()
         for generation, upload in sorted(self._active.items(), key=_sealed_first):
             if not upload.is_known or upload.failure is not None:
                 continue
             at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
+            if upload.is_failing:
+                continue  # one part tries, and leaves the room to others
             while self._under_way < most and upload.attempts < at_once:
                 # The file may have been cut since.
                 whole = generation.size // upload.parts.part_bytes
@@ -256,6 +270,9 @@ class PartUploads:
                 )
                 if index is None:
                     break
+                if is_read and (self._digesting >= self._pace.at_once or self._pace.delay(now)):
+                    self._rest()
+                    return
                 self._under_way += 1
                 upload.attempts += 1
                 attempt = upload.parts.begin(index, generation.size)
@@ -263,17 +280,36 @@ class PartUploads:
                 self.nursery.start_soon(
                     self._send, generation, upload, attempt, name=f"part {index + 1} {upload.key}"
                 )
+                if is_read:
+                    return  # it looks for another one once it is at work
+
+    def _rest(self) -> None:
+        """Look again when reads leave time for another part; whoever ends its digests looks anyway."""
+        if not self._is_resting and not self._digesting:
+            self._is_resting = True
+            assert self.nursery is not None
+            self.nursery.start_soon(self._pump_rested, name="rest beside reads")
+
+    async def _pump_rested(self) -> None:
+        await trio.sleep(self._pace.delay(trio.current_time()))
+        self._is_resting = False
+        self._pump()
 
     async def _send(self, generation: Generation, upload: Upload, attempt: Attempt) -> None:
         """Send one part until the bucket has it, or until it is no longer worth it."""
         etag, checksums = "", b""
         try:
             etag, checksums = await self._ask(
-                upload, lambda: upload.parts.is_current(attempt), self._send_once, generation, upload, attempt
+                generation,
+                upload,
+                lambda: upload.parts.is_current(attempt),
+                partial(self._send_once, generation, upload, attempt),
             )
         except FusecacheError as exc:
             # Bytes that changed, or went, meanwhile explain any failure.
-            if upload.parts.is_current(attempt):
+            if upload.parts.is_current(attempt) and not (
+                upload.is_failing and isinstance(exc, _WORTH_WAITING)
+            ):
                 self._fail(generation, upload, exc)
         try:
             if upload.parts.end(attempt, etag, checksums) and not upload.stopped.is_set():
@@ -288,12 +324,21 @@ class PartUploads:
             upload.announce()
         self._pump()
 
-    def _send_once(self, generation: Generation, upload: Upload, attempt: Attempt) -> tuple[str, bytes]:
-        """Run in a thread: one pass for the digests while the bytes are in memory, one to send them."""
-        path = str(generation.file.path)
-        md5, checksums = digests(generation.file.path, attempt.offset, attempt.size)
-        body = FileSlice(path, attempt.offset, attempt.size, md5)
-        return self._store.upload_part(upload.key, upload.upload_id, attempt.index + 1, body), checksums
+    async def _send_once(self, generation: Generation, upload: Upload, attempt: Attempt) -> tuple[str, bytes]:
+        """One pass for the digests while the bytes are in memory, one to send them."""
+        path, began = generation.file.path, trio.current_time()
+        self._digesting += 1
+        self._pump()
+        try:
+            md5, checksums = await self._offload.upload(digests, path, attempt.offset, attempt.size)
+        finally:
+            self._digesting -= 1
+        now = trio.current_time()
+        self._pace.note_digested(now, now - began)
+        self._pump()
+        body = FileSlice(str(path), attempt.offset, attempt.size, md5)
+        put, number = self._store.upload_part, attempt.index + 1
+        return await self._offload.upload(put, upload.key, upload.upload_id, number, body), checksums
 
     def _fail(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
         """An upload cannot go on: who waits for it hears why; one that nobody waits for yet is begun anew later."""
@@ -310,52 +355,53 @@ class PartUploads:
         while upload.attempts:
             await upload.changed.wait()
         if upload.upload_id:
-            await self._have_forgotten(upload.key, upload.upload_id)
-
-    async def _have_forgotten(self, key: str, upload_id: str) -> None:
-        attempt = 0
-        while True:
-            try:
-                await self._offload.upload(self._store.abort_multipart, key, upload_id)
-                return
-            except Unavailable:
-                attempt += 1
-                await trio.sleep(backoff_seconds(attempt, random.random()))
-            except RemoteError as exc:
-                # The bucket drops unfinished uploads by itself after a week.
-                log.warning("abort failed key=%s error=%s", key, exc)
-                return
+            self._aborts.note(upload.key, upload.upload_id)  # perhaps created since: no row knew of it
+            await self._aborts.carry_out(upload.key, upload.upload_id)
 
     # ---- inside
 
     async def _ask(
-        self, upload: Upload, is_worth_it: Callable[[], bool], call: Callable[..., T], *args: object
+        self,
+        generation: Generation,
+        upload: Upload,
+        is_worth_it: Callable[[], bool],
+        call: Callable[[], Awaitable[T]],
     ) -> T:
-        """Send a request again until the bucket answers it. Raises the last error if it is not worth it any more."""
+        """Send a request again until the bucket answers it.
+
+        Raises the last error if it is not worth it any more, or if another of the upload's requests tries already.
+        """
         attempt = 0
-        while True:
-            silence_seconds = self._limit.silent_until - trio.current_time()
-            if silence_seconds > 0:
-                await trio.sleep(silence_seconds)
-            try:
-                answer = await self._offload.upload(call, *args)
-            except _WORTH_WAITING as exc:
-                if exc.asks_to_slow_down:
-                    self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
-                if upload.stopped.is_set() or not is_worth_it():
-                    raise
-                attempt += 1
-                pause = backoff_seconds(attempt, random.random())
-                log.warning(
-                    "upload waits key=%s attempt=%d seconds=%.1f error=%s", upload.key, attempt, pause, exc
-                )
-                with trio.move_on_after(pause):
-                    await upload.stopped.wait()
-                if upload.stopped.is_set() or not is_worth_it():
-                    raise
-            else:
-                self._limit.on_success(trio.current_time())
-                return answer
+        try:
+            while True:
+                await trio.sleep_until(max(trio.current_time(), self._limit.silent_until))
+                try:
+                    answer = await call()
+                except _WORTH_WAITING as exc:
+                    if exc.asks_to_slow_down:
+                        self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
+                    if upload.stopped.is_set() or not is_worth_it() or (upload.is_failing and not attempt):
+                        raise
+                    attempt += 1
+                    upload.is_failing = True
+                    self.on_failing(generation, exc)
+                    await self._pause(upload, attempt, exc)
+                    if upload.stopped.is_set() or not is_worth_it():
+                        raise
+                else:
+                    self._limit.on_success(trio.current_time())
+                    return answer
+        finally:
+            if attempt:
+                upload.is_failing = False
+                self.on_well(generation)
+
+    async def _pause(self, upload: Upload, attempt: int, error: FusecacheError) -> None:
+        """Wait before the next attempt, unless nobody wants the upload any more."""
+        pause = backoff_seconds(attempt, random.random())
+        log.warning("upload waits key=%s attempt=%d seconds=%.1f error=%s", upload.key, attempt, pause, error)
+        with trio.move_on_after(pause):
+            await upload.stopped.wait()
 
     def _row(self, generation: Generation) -> Iterator[PutFile]:
         """Yield the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""

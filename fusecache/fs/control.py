@@ -1,6 +1,7 @@
 """The control directory `.fusecache` in the mount's root: hidden from listings, made of files that say what is so.
 
-`socket` names the daemon's unix socket; `stats.json` shows the counters of this moment.
+`socket` names the daemon's unix socket; `stats.json` shows the counters of this moment; into `hints` jobs write what
+they will read (`hint_files`).
 """
 
 import json
@@ -11,20 +12,31 @@ from typing import Any
 
 import pyfuse3
 
+from fusecache.fs.hint_files import DIRECTORY as HINTS
+from fusecache.fs.hint_files import HintFiles
+from fusecache.model.hint import FOLDER
 from fusecache.model.names import CONTROL_NAME
 
 DIRECTORY = 2
 _FILES = {3: "socket", 4: "stats.json"}
 NAME = CONTROL_NAME
 FIRST_HANDLE = 1 << 48
+# Handles of the two directories: they have no state.
+_DIRECTORY_HANDLES = {FIRST_HANDLE - 1: DIRECTORY, FIRST_HANDLE - 2: HINTS}
 
 
 class ControlDirectory:
     """Answers the kernel's questions about the fixed inodes of the control directory."""
 
     def __init__(
-        self, socket_path: str, statistics: Callable[[], dict[str, Any]], uid: int, gid: int
+        self,
+        socket_path: str,
+        statistics: Callable[[], dict[str, Any]],
+        hints: HintFiles,
+        uid: int,
+        gid: int,
     ) -> None:
+        self.hints = hints
         self._socket_path = socket_path
         self._statistics = statistics
         self._uid, self._gid = uid, gid
@@ -34,18 +46,33 @@ class ControlDirectory:
 
     def owns(self, inode: int) -> bool:
         """Return whether an inode is one of the control directory's."""
-        return inode == DIRECTORY or inode in _FILES
+        return inode == DIRECTORY or inode in _FILES or self.hints.owns(inode)
+
+    def opendir(self, inode: int) -> pyfuse3.FileHandleT | None:
+        """Return a handle of a directory, None for what is none."""
+        handles = [handle for handle, directory in _DIRECTORY_HANDLES.items() if directory == inode]
+        return pyfuse3.FileHandleT(handles[0]) if handles else None
+
+    def owns_directory_handle(self, handle: int) -> bool:
+        """Return whether the handle of a directory was given out here."""
+        return handle in _DIRECTORY_HANDLES
 
     def owns_handle(self, handle: int) -> bool:
         """Return whether a file handle was given out here."""
         return handle in self._open
 
-    def lookup(self, name: str) -> int | None:
-        """Return the inode of a name in the control directory."""
+    def lookup(self, parent: int, name: str) -> int | None:
+        """Return the inode of a name in one of the two directories."""
+        if parent == HINTS:
+            return self.hints.lookup(name)
+        if name == FOLDER:
+            return HINTS
         return next((number for number, file in _FILES.items() if file == name), None)
 
     def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
         """Return what stat shows."""
+        if self.hints.owns(inode):
+            return self.hints.attributes(inode)
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(inode)
         directory = inode == DIRECTORY
@@ -73,9 +100,11 @@ class ControlDirectory:
         """Close a file."""
         del self._open[handle]
 
-    def entries(self) -> list[tuple[str, int]]:
-        """Return names and inodes in the control directory."""
-        return [(name, number) for number, name in _FILES.items()]
+    def entries(self, handle: int) -> list[tuple[str, int]]:
+        """Return names and inodes in an open directory."""
+        if _DIRECTORY_HANDLES[handle] == HINTS:
+            return self.hints.entries()
+        return [*((name, number) for number, name in _FILES.items()), (FOLDER, HINTS)]
 
     def _content(self, inode: int) -> bytes:
         if _FILES[inode] == "socket":

@@ -3,6 +3,7 @@
 import errno
 
 from fusecache.model import errors
+from fusecache.model.hint import HintError
 
 # The first class that fits, most special first.
 ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
@@ -16,6 +17,7 @@ ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.ReadOnly, errno.EROFS),
     (errors.NameTooLong, errno.ENAMETOOLONG),
     (errors.InvalidName, errno.EINVAL),
+    (HintError, errno.EINVAL),
     (errors.NotPermitted, errno.EPERM),
     (errors.TooLarge, errno.EFBIG),
     (errors.Interrupted, errno.EINTR),

@@ -19,7 +19,7 @@ import trio
 
 from fusecache.engine.filesystem import FileSystem
 from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, Shown, attributes_of, in_use
-from fusecache.fs import control
+from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.errno_table import errno_of
 from fusecache.model.errors import (
@@ -110,8 +110,8 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Find a name; a missing one is remembered by the kernel for a second."""
-        if parent_inode == control.DIRECTORY:
-            inode = self._control.lookup(os.fsdecode(name))
+        if self._control.owns(parent_inode):
+            inode = self._control.lookup(parent_inode, os.fsdecode(name))
             if inode is None:
                 raise pyfuse3.FUSEError(errno.ENOENT)
             return self._control.attributes(inode)
@@ -162,6 +162,8 @@ class Operations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         """Change size, mode, owner or times."""
+        if self._control.hints.owns(inode):
+            return self._control.attributes(inode)  # a message begins anew with its first write
         self._check_writable(inode)
         node = self._node(inode)
         if fh is None:
@@ -219,6 +221,9 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove a file."""
+        if parent_inode == hint_files.DIRECTORY:
+            self._control.hints.unlink(os.fsdecode(name))
+            return
         self._check_writable(parent_inode)
         await self._fs.changes.unlink(self._directory(parent_inode), decode_name(name))
 
@@ -270,8 +275,9 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         """Open a directory."""
-        if inode == control.DIRECTORY:
-            return pyfuse3.FileHandleT(control.FIRST_HANDLE - 1)
+        own = self._control.opendir(inode)
+        if own is not None:
+            return own
         node = self._directory(inode)
         node.handles += 1
         return self._keep(self._directories, DirectoryHandle(node, ctx.pid))
@@ -279,8 +285,8 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """Stream a directory's entries, with attributes."""
-        if fh == control.FIRST_HANDLE - 1:
-            self._read_control_directory(start_id, token)
+        if self._control.owns_directory_handle(fh):
+            self._read_control_directory(fh, start_id, token)
             return
         handle = self._directories[fh]
         if start_id < _DOTS:
@@ -291,7 +297,7 @@ class Operations(pyfuse3.Operations):
             handle = await self._rewound(fh, start_id - _DOTS)
         while await self._fill(handle):
             while handle.queue:
-                shown = self._fs.names.current(handle.node, handle.queue[0])
+                shown = self._fs.names.reader.current(handle.node, handle.queue[0])
                 if shown is not None:
                     name = pyfuse3.FileNameT(os.fsencode(shown.name))
                     entry = self._shown_entry(handle.node, shown)
@@ -319,15 +325,15 @@ class Operations(pyfuse3.Operations):
                 return False
         return True
 
-    def _read_control_directory(self, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        for index, (text, inode) in enumerate(self._control.entries()[start_id:], start_id):
+    def _read_control_directory(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        for index, (text, inode) in enumerate(self._control.entries(fh)[start_id:], start_id):
             entry = self._control.attributes(inode)
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
                 return
 
     async def _fill(self, handle: DirectoryHandle) -> bool:
         if not handle.queue:
-            handle.queue.extend(await self._fs.names.next_entries(handle, _ENTRIES_AT_ONCE))
+            handle.queue.extend(await self._fs.names.reader.next_entries(handle, _ENTRIES_AT_ONCE))
         return bool(handle.queue)
 
     @_guarded
@@ -349,6 +355,8 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Make and open a file."""
+        if parent_inode == hint_files.DIRECTORY:
+            return self._control.hints.create(os.fsdecode(name))
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
         node = await self._fs.changes.create(
@@ -361,6 +369,8 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         """Open a file. ESTALE makes the kernel look the name up again: another client replaced it."""
+        if self._control.hints.owns(inode):
+            return self._control.hints.open(inode)
         if self._control.owns(inode):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise pyfuse3.FUSEError(errno.EACCES)
@@ -386,16 +396,22 @@ class Operations(pyfuse3.Operations):
         """Return bytes: a view of a buffer that stays valid until pyfuse3 has replied."""
         if self._control.owns_handle(fh):
             return self._control.read(fh, off, size)
+        if self._control.hints.owns_handle(fh):
+            return self._control.hints.read(fh, off, size)
         return await self._fs.contents.read(self._files[fh], off, size)
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         """Take bytes."""
+        if self._control.hints.owns_handle(fh):
+            return self._control.hints.write(fh, off, buf)
         return await self._fs.contents.write(self._files[fh], off, buf)
 
     @_guarded
     async def flush(self, fh: int) -> None:
         """One close(2)."""
+        if self._control.hints.owns_handle(fh):
+            await self._control.hints.flush(fh)
         handle = self._files.get(fh)
         if handle is not None:
             await self._fs.contents.flush(handle)
@@ -412,6 +428,9 @@ class Operations(pyfuse3.Operations):
         """The last descriptor of an open file is gone."""
         if self._control.owns_handle(fh):
             self._control.release(fh)
+            return
+        if self._control.hints.owns_handle(fh):
+            self._control.hints.release(fh)
             return
         await self._fs.contents.release(self._files.pop(fh))
 
@@ -480,12 +499,12 @@ class Operations(pyfuse3.Operations):
     def _shown_entry(self, directory: Node, shown: Shown) -> pyfuse3.EntryAttributes:
         if isinstance(shown, Node):
             return self._entry(shown)
-        seconds = self._fs.names.fresh_seconds_below(directory, shown.name)
+        seconds = self._fs.names.freshness.seconds_below(directory, shown.name)
         return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
 
     async def _look_again(self, node: Node) -> None:
         """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
-        if node.parent is not None and node.generation is None and not self._fs.names.is_trusted(node):
+        if node.parent is not None and node.generation is None and not self._fs.names.freshness.is_trusted(node):
             with in_use(node):
                 try:
                     seen = await self._fs.names.lookup(node.parent, node.name)
@@ -497,8 +516,8 @@ class Operations(pyfuse3.Operations):
 
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
         """Return a node's attributes, for the kernel to ask again at once if a request must tell more."""
-        seconds = min(self._fs.names.fresh_seconds(node), _IMMUTABLE_SECONDS)
-        if self._read_only and node.kind is Kind.FILE and not self._fs.names.is_trusted(node):
+        seconds = min(self._fs.names.freshness.seconds(node), _IMMUTABLE_SECONDS)
+        if self._read_only and node.kind is Kind.FILE and not self._fs.names.freshness.is_trusted(node):
             seconds = 0.0
         return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
 

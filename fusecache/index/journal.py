@@ -34,6 +34,8 @@ from fusecache.model.records import (
 FORMAT_VERSION = 1
 # Address space, not disk: LMDB grows the file as rows come. 8 GiB hold about ten million rows.
 MAP_BYTES = 8 << 30
+# Made once: rows are written several times for each file.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,33 @@ class DropConflict:
     number: int
 
 
-Change = PutFile | DropFile | PutOperation | DropOperation | PutAttributes | PutConflict | DropConflict
+@dataclass(frozen=True, slots=True)
+class PutAbort:
+    """A multipart upload is not wanted any more, and the bucket has not been told."""
+
+    key: str
+    upload_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropAbort:
+    """The bucket has forgotten an upload."""
+
+    key: str
+    upload_id: str
+
+
+Change = (
+    PutFile
+    | DropFile
+    | PutOperation
+    | DropOperation
+    | PutAttributes
+    | PutConflict
+    | DropConflict
+    | PutAbort
+    | DropAbort
+)
 
 
 class Journal:
@@ -104,6 +132,7 @@ class Journal:
             self._attributes = self._env.open_db(b"attributes")
             self._meta = self._env.open_db(b"meta")
             self._conflicts = self._env.open_db(b"conflicts")
+            self._aborts = self._env.open_db(b"aborts")
         except lmdb.Error as exc:
             raise StateError(
                 f"{directory}: the journal cannot be opened ({exc}); it may hold writes that the bucket does not "
@@ -156,6 +185,10 @@ class Journal:
         """Return all conflicts, oldest first. Raises StateError if a row is unreadable."""
         return [self._parse(conflict_from_row, raw) for raw in self._values(self._conflicts)]
 
+    def aborts(self) -> list[tuple[str, str]]:
+        """Return key and UploadId of each upload that the bucket has to be told to forget."""
+        return [self._parse(_abort_from_row, raw) for raw in self._values(self._aborts)]
+
     @property
     def has_attributes(self) -> bool:
         """Whether the local attributes of any version are kept."""
@@ -190,6 +223,10 @@ class Journal:
                 txn.put(_number_key(conflict.number), _dump(to_row(conflict)), db=self._conflicts)
             case DropConflict(number):
                 txn.delete(_number_key(number), db=self._conflicts)
+            case PutAbort(key, upload_id):
+                txn.put(_version_key(key, upload_id), _dump([key, upload_id]), db=self._aborts)
+            case DropAbort(key, upload_id):
+                txn.delete(_version_key(key, upload_id), db=self._aborts)
 
     def _check_format(self) -> None:
         with self._env.begin(write=True, db=self._meta) as txn:
@@ -238,6 +275,13 @@ def _row_of(change: Change) -> tuple[object, int]:
             return ("conflict", conflict.number), conflict.number
         case DropConflict(number):
             return ("conflict", number), number
+        case PutAbort(key, upload_id) | DropAbort(key, upload_id):
+            return ("abort", key, upload_id), 0
+
+
+def _abort_from_row(row: list[str]) -> tuple[str, str]:
+    key, upload_id = row
+    return key, upload_id
 
 
 def _number_key(number: int) -> bytes:
@@ -250,4 +294,4 @@ def _version_key(key: str, etag: str) -> bytes:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _encode(value).encode()

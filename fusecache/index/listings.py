@@ -5,85 +5,47 @@ Worth nothing after a restart: the environment is made anew for each mount, and 
 A directory is a number chosen by the caller. Its rows are sorted by their sort name, where that of a subdirectory ends
 with '/', as in the bucket's own order: so that "everything up to here is known" is one comparison. A key that is also a
 prefix has two rows. One record holds a block of rows, a page of LIST as a rule: a million records would cost ten times
-the time of their LIST. It is keyed by (directory, generation, its last sort name).
+the time of their LIST. It is keyed by (directory, generation, its last sort name). Single rows are kept in memory
+first, and written some hundred at a time: else each file that is published would cost the rewriting of a block.
 
-Invariant: the blocks of a generation do not overlap.
+Invariants:
+1. The blocks of a generation do not overlap.
+2. A row in memory stands before one of its name in a block; what is read is both, merged.
 """
 
-import json
 import shutil
 import struct
 import threading
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lmdb
 
+from fusecache.index.rows import FIELDS, Block, ListedEntry, joined, numbers_in, page_fields
 from fusecache.model.errors import LocalDiskError
 
 MAP_BYTES = 64 << 30
 # Rows of a block that grows by single names; pages have at most 1 000.
 BLOCK_ROWS_MAX = 2000
+# Single rows that are kept in memory: of one directory (then they are written), and of all (then each is at once).
+LATE_ROWS = 256
+LATE_ROWS_IN_ALL = 32_768
 # Of a directory that nobody knows any more so many are removed in one transaction.
 _BLOCKS_DROPPED_AT_ONCE = 100
-# Decoded ones, about 0.5 MB each.
-_BLOCKS_KEPT = 8
+# Decoded ones, about 0.4 MB each of 1 000 rows: as many directories as somebody writes into at a time.
+_BLOCKS_KEPT = 16
 _PREFIX = struct.Struct(">QI")
-# A name cannot hold it, nor can what JSON writes.
-_SEPARATOR = "\0"
-_FIELDS = 6
-
-
-class ListedEntry(NamedTuple):
-    """One name as LIST shows it. Directories have size 0 and no etag; metadata only if a HEAD was made.
-
-    number: of the inode that shows it while no node does; 0: none yet.
-    """
-
-    name: str
-    is_directory: bool
-    size: int = 0
-    etag: str = ""
-    modified: float = 0.0
-    metadata: dict[str, str] | None = None
-    number: int = 0
-
-    @property
-    def sort_name(self) -> str:
-        """The name in the bucket's order."""
-        return f"{self.name}/" if self.is_directory else self.name
-
-
-class _Block:
-    """The rows of one record, decoded as far as needed: fields in turn, and the sort names among them."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.fields = raw.decode().split(_SEPARATOR)
-        self.names = self.fields[::_FIELDS]
-
-    def row(self, index: int) -> ListedEntry:
-        name, etag, size, modified, metadata, number = self.fields[index * _FIELDS : (index + 1) * _FIELDS]
-        facts = json.loads(metadata) if metadata else None
-        if name[-1] == "/":
-            return ListedEntry(name[:-1], True, 0, "", 0.0, facts, int(number))  # noqa: FBT003 (a million times)
-        return ListedEntry(name, False, int(size), etag, float(modified), facts, int(number))  # noqa: FBT003
-
-    def rows(self, start: int, stop: int) -> list[ListedEntry]:
-        return [self.row(index) for index in range(start, min(stop, len(self.names)))]
-
-    def find(self, sort_name: str) -> int | None:
-        index = bisect_left(self.names, sort_name)
-        return index if index < len(self.names) and self.names[index] == sort_name else None
 
 
 class Listings:
     """Rows of listings. Memory-mapped and unsynced: a call takes 10 to 300 µs.
 
-    Readers and `put`, `remove` belong to the loop's thread; `put_page` and `drop` may run in others at the same time.
+    Readers and `put`, `remove`, `replace` belong to the loop's thread; `put_page` and `drop` may run in others at the
+    same time.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,8 +53,11 @@ class Listings:
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         self._directory = directory
-        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()
-        self._cache_lock = threading.Lock()
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+        self._lock = threading.Lock()
+        # (directory, generation) -> sort name -> row; changed by the loop's thread alone.
+        self._late: dict[tuple[int, int], dict[str, ListedEntry]] = {}
+        self._late_count = 0
         self._env = _open(
             str(directory),
             # A map that is written through would be a SIGBUS on a full disk.
@@ -108,14 +73,27 @@ class Listings:
         """Close; the rows are worth nothing any more."""
         self._env.close()
 
+    @property
+    def rows_in_memory(self) -> int:
+        """How many rows are yet to be written."""
+        return self._late_count
+
     # ---- reading
 
     def get(self, directory: int, generation: int, sort_name: str) -> ListedEntry | None:
         """Return one row, or None."""
+        late = self._late.get((directory, generation))
+        if late is not None and sort_name in late:
+            return late[sort_name]
         for block in self._from(directory, generation, sort_name):
             index = block.find(sort_name)
             return None if index is None else block.row(index)
         return None
+
+    def named(self, directory: int, generation: int, name: str) -> list[ListedEntry]:
+        """Return the rows of a name: its file's, its directory's, both or none."""
+        rows = (self.get(directory, generation, sort_name) for sort_name in (name, name + "/"))
+        return [row for row in rows if row is not None]
 
     def scan(self, directory: int, generation: int, after: str, limit: int) -> list[ListedEntry]:
         """Return up to `limit` rows behind the sort name `after` ("" for the first), in order."""
@@ -125,7 +103,14 @@ class Listings:
             rows += block.rows(start, start + limit - len(rows))
             if len(rows) == limit:
                 break
-        return rows
+        late = self._late.get((directory, generation))
+        if not late:
+            return rows
+        # Behind the last of a full portion nothing is known yet.
+        last = rows[-1].sort_name if len(rows) == limit else None
+        merged = {row.sort_name: row for row in rows}
+        merged |= {name: row for name, row in late.items() if name > after and (last is None or name <= last)}
+        return [merged[name] for name in sorted(merged)][:limit]
 
     def iterate(self, directory: int, generation: int, batch: int = 1000) -> Iterator[ListedEntry]:
         """Yield all rows, reading them in batches, so that rows may change meanwhile."""
@@ -138,11 +123,15 @@ class Listings:
         self, directory: int, generation: int, number: int, first: str, last: str
     ) -> ListedEntry | None:
         """Return the row of an inode's number, if it is one of those from `first` to `last`."""
+        for row in self._late.get((directory, generation), {}).values():
+            if row.number == number:
+                return row
         text = str(number)
         for block in self._from(directory, generation, first):
-            numbers = block.fields[_FIELDS - 1 :: _FIELDS]
+            numbers = block.fields[FIELDS - 1 :: FIELDS]
             if text in numbers:
-                return block.row(numbers.index(text))
+                row = block.row(numbers.index(text))
+                return row if self.get(directory, generation, row.sort_name) == row else None
             if block.names[-1] >= last:
                 break
         return None
@@ -160,37 +149,66 @@ class Listings:
         if not rows:
             return set()
         known = self._numbers(directory, older, rows[0].sort_name, rows[-1].sort_name) if older else {}
-        numbers: list[int] = []
-        for index, row in enumerate(rows, first_number):
-            etag, number = known.get(row.sort_name, ("", 0))
-            numbers.append(number if number and etag == row.etag else index)
-        fields = [_fields(row, number) for row, number in zip(rows, numbers, strict=True)]
+        fields = page_fields(rows, known, first_number)
         with self._writing() as txn:
-            txn.put(_key(directory, generation, rows[-1].sort_name), _SEPARATOR.join(fields).encode())
-        return set(numbers)
+            self._write(txn, directory, generation, fields)
+        return numbers_in(fields)
 
     def put(self, directory: int, generation: int, entries: Iterable[ListedEntry]) -> None:
-        """Write single rows. Raises LocalDiskError if the disk does not take them."""
-        for entry in entries:
-            with self._changing(directory, generation, entry.sort_name) as block:
-                index = bisect_left(block.names, entry.sort_name)
-                replaced = int(block.find(entry.sort_name) is not None)
-                fields = _fields(entry, entry.number).split(_SEPARATOR)
-                block.fields[index * _FIELDS : (index + replaced) * _FIELDS] = fields
+        """Enter single rows. Raises LocalDiskError if the disk does not take those that were to be written now."""
+        with self._lock:
+            late = self._late.setdefault((directory, generation), {})
+            before = len(late)
+            for entry in entries:
+                late[entry.sort_name] = entry
+            self._late_count += len(late) - before
+            is_full = len(late) >= LATE_ROWS or self._late_count > LATE_ROWS_IN_ALL
+        if is_full:
+            self._write_late(directory, generation)
 
     def remove(self, directory: int, generation: int, sort_name: str) -> None:
         """Remove one row. Raises LocalDiskError."""
+        self._forget_late(directory, generation, [sort_name])
         if self.get(directory, generation, sort_name) is None:
             return
-        with self._changing(directory, generation, sort_name) as block:
-            index = bisect_left(block.names, sort_name)
-            del block.fields[index * _FIELDS : (index + 1) * _FIELDS]
+        with self._writing() as txn:
+            block, _ = self._taken(txn, directory, generation, sort_name)
+            block.remove(sort_name)
+            self._write(txn, directory, generation, block.fields)
+
+    def replace(
+        self,
+        directory: int,
+        generation: int,
+        after: str,
+        end: str,
+        rows: Sequence[ListedEntry],
+        first_number: int,
+    ) -> set[int]:
+        """Put a page in the place of all rows behind `after` up to `end`; return the numbers of its rows.
+
+        A row keeps the number that the same version had, else it gets one from `first_number` on. Raises
+        LocalDiskError.
+        """
+        new = page_fields(rows, self._numbers(directory, generation, after, end), first_number)
+        late = self._late.get((directory, generation), {})
+        self._forget_late(directory, generation, [name for name in late if after < name <= end])
+        if new != self._fields_between(directory, generation, after, end):
+            with self._writing() as txn:
+                before: list[str] = []
+                behind: list[str] = []
+                for block in self._overlapping(txn, directory, generation, after, end):
+                    before += block.fields[: bisect_right(block.names, after) * FIELDS]
+                    behind += block.fields[bisect_right(block.names, end) * FIELDS :]
+                self._write(txn, directory, generation, before + new + behind)
+        return numbers_in(new)
 
     def drop(self, directory: int, generation: int) -> bool:
         """Remove some rows of a generation that is not read any more; return whether there are more.
 
         Raises LocalDiskError.
         """
+        self._take_late(directory, generation)
         prefix = _PREFIX.pack(directory, generation)
         with self._writing() as txn, txn.cursor() as cursor:
             found = cursor.set_range(prefix)
@@ -203,7 +221,7 @@ class Listings:
 
     # ---- private
 
-    def _from(self, directory: int, generation: int, sort_name: str) -> Iterator[_Block]:
+    def _from(self, directory: int, generation: int, sort_name: str) -> Iterator[Block]:
         """Yield the block that holds, or would hold, a sort name, and those behind it."""
         prefix = _PREFIX.pack(directory, generation)
         with self._env.begin() as txn, txn.cursor() as cursor:
@@ -212,60 +230,118 @@ class Listings:
                 yield self._block(key, cursor.value)
                 found = cursor.next()
 
-    def _block(self, key: bytes, value: Any) -> _Block:
-        with self._cache_lock:
+    def _block(self, key: bytes, value: Any) -> Block:
+        with self._lock:
             block = self._blocks.get(key)
             if block is not None:
                 self._blocks.move_to_end(key)
                 return block
-        block = _Block(value())
-        with self._cache_lock:
+        block = Block(value())
+        with self._lock:
             self._blocks[key] = block
             if len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
         return block
 
     def _forget_block(self, key: bytes) -> None:
-        with self._cache_lock:
+        with self._lock:
             self._blocks.pop(key, None)
 
-    def _numbers(self, directory: int, generation: int, first: str, last: str) -> dict[str, tuple[str, int]]:
+    def _numbers(self, directory: int, generation: int, first: str, last: str) -> dict[str, tuple[str, str]]:
         """Return sort name -> (etag, number) of the rows from `first` to `last`, and some around them."""
-        known: dict[str, tuple[str, int]] = {}
+        known: dict[str, tuple[str, str]] = {}
         for block in self._from(directory, generation, first):
-            numbers = map(int, block.fields[_FIELDS - 1 :: _FIELDS])
-            known.update(zip(block.names, zip(block.fields[1::_FIELDS], numbers, strict=True), strict=True))
+            numbers = block.fields[FIELDS - 1 :: FIELDS]
+            known.update(zip(block.names, zip(block.fields[1::FIELDS], numbers, strict=True), strict=True))
             if block.names[-1] >= last:
                 break
+        with self._lock:
+            late = dict(self._late.get((directory, generation), {}))
+        known.update((name, (row.etag, str(row.number))) for name, row in late.items())
         return known
 
-    @contextmanager
-    def _changing(self, directory: int, generation: int, sort_name: str) -> Iterator[_Block]:
-        """Read the block that a sort name belongs to, and write what the body made of its fields."""
+    def _fields_between(self, directory: int, generation: int, after: str, end: str) -> list[str]:
+        fields: list[str] = []
+        for block in self._from(directory, generation, after + "\0"):
+            start, stop = bisect_right(block.names, after), bisect_right(block.names, end)
+            fields += block.fields[start * FIELDS : stop * FIELDS]
+            if stop < len(block):
+                break
+        return fields
+
+    # ---- rows in memory
+
+    def _take_late(self, directory: int, generation: int) -> dict[str, ListedEntry]:
+        with self._lock:
+            late = self._late.pop((directory, generation), {})
+            self._late_count -= len(late)
+        return late
+
+    def _forget_late(self, directory: int, generation: int, names: Iterable[str]) -> None:
+        with self._lock:
+            late = self._late.get((directory, generation), {})
+            for name in names:
+                self._late_count -= late.pop(name, None) is not None
+
+    def _write_late(self, directory: int, generation: int) -> None:
+        """Write the rows of a directory that are in memory, each block that they belong to once."""
+        late = self._take_late(directory, generation)
+        names = deque(sorted(late))
+        with self._writing() as txn:
+            while names:
+                block, end = self._taken(txn, directory, generation, names[0])
+                while names and (end is None or names[0] <= end):
+                    block.put(late[names.popleft()])
+                self._write(txn, directory, generation, block.fields)
+
+    # ---- blocks
+
+    def _taken(
+        self, txn: lmdb.Transaction, directory: int, generation: int, sort_name: str
+    ) -> tuple[Block, str | None]:
+        """Take out the block that a sort name belongs to; with the last name that does, None: all behind it."""
         prefix = _PREFIX.pack(directory, generation)
-        with self._writing() as txn, txn.cursor() as cursor:
+        with txn.cursor() as cursor:
+            end: str | None = None
             found = cursor.set_range(_key(directory, generation, sort_name))
-            if not (found and bytes(cursor.key()).startswith(prefix)):
+            if found and bytes(cursor.key()).startswith(prefix):
+                end = bytes(cursor.key())[len(prefix) :].decode()
+            else:
                 # Behind all others: into the last block, while it has room.
                 found = cursor.prev() if found else cursor.last()
                 found = found and bytes(cursor.key()).startswith(prefix)
-                found = found and bytes(cursor.value()).count(b"\0") < (BLOCK_ROWS_MAX // 2) * _FIELDS
-            block = _Block(b"")
-            block.fields, block.names = [], []
-            if found:
-                old_key = bytes(cursor.key())
-                block = _Block(bytes(cursor.value()))
-                cursor.delete()
-                self._forget_block(old_key)
-            yield block
-            step = (
-                BLOCK_ROWS_MAX if len(block.fields) <= BLOCK_ROWS_MAX * _FIELDS else BLOCK_ROWS_MAX // 2
-            ) * _FIELDS
-            for start in range(0, len(block.fields), step):
-                fields = block.fields[start : start + step]
-                key = _key(directory, generation, fields[-_FIELDS])
-                txn.put(key, _SEPARATOR.join(fields).encode())
-                self._forget_block(key)
+                found = found and bytes(cursor.value()).count(b"\0") < (BLOCK_ROWS_MAX // 2) * FIELDS
+            if not found:
+                return Block(b""), None
+            block = Block(bytes(cursor.value()))
+            self._forget_block(bytes(cursor.key()))
+            cursor.delete()
+            return block, end
+
+    def _overlapping(
+        self, txn: lmdb.Transaction, directory: int, generation: int, after: str, end: str
+    ) -> Iterator[Block]:
+        """Take out the blocks that have rows behind `after` up to `end`, one after the other."""
+        prefix = _PREFIX.pack(directory, generation)
+        with txn.cursor() as cursor:
+            found = cursor.set_range(_key(directory, generation, after + "\0"))
+            while found and bytes(cursor.key()).startswith(prefix):
+                block = Block(bytes(cursor.value()))
+                if block.names[0] > end:
+                    return
+                self._forget_block(bytes(cursor.key()))
+                found = cursor.delete()
+                yield block
+
+    def _write(self, txn: lmdb.Transaction, directory: int, generation: int, fields: list[str]) -> None:
+        """Write rows that lie between other blocks' in one, or in several if they are many."""
+        half = BLOCK_ROWS_MAX // 2 * FIELDS
+        step = len(fields) if len(fields) <= BLOCK_ROWS_MAX * FIELDS else half
+        for start in range(0, len(fields), step or 1):
+            some = fields[start : start + step]
+            key = _key(directory, generation, some[-FIELDS])
+            txn.put(key, joined(some))
+            self._forget_block(key)
 
     @contextmanager
     def _writing(self) -> Iterator[lmdb.Transaction]:
@@ -273,7 +349,7 @@ class Listings:
             with self._env.begin(write=True) as txn:
                 yield txn
         except lmdb.Error as exc:
-            with self._cache_lock:
+            with self._lock:
                 self._blocks.clear()
             raise LocalDiskError(
                 f"{self._directory}: listings cannot be kept ({exc}); is the disk full?"
@@ -289,9 +365,3 @@ def _open(path: str, **options: Any) -> lmdb.Environment:
 
 def _key(directory: int, generation: int, sort_name: str) -> bytes:
     return _PREFIX.pack(directory, generation) + sort_name.encode()
-
-
-def _fields(row: ListedEntry, number: int) -> str:
-    metadata = json.dumps(row.metadata) if row.metadata is not None else ""
-    etag = row.etag.replace(_SEPARATOR, "")
-    return f"{row.sort_name}\0{etag}\0{row.size}\0{row.modified!r}\0{metadata}\0{number}"

@@ -69,7 +69,11 @@ class UploadLost(RemoteError):
 
 
 class Refused(RemoteError):
-    """The bucket will never take this request (EntityTooLarge, InvalidPart, 411, a lock policy, …)."""
+    """The bucket will never take this request (EntityTooLarge, 411, a lock policy, …)."""
+
+
+class PartsRefused(Refused):
+    """The bucket makes no object of these parts (InvalidPart, …): sent anew, they may be as it wants them."""
 
 
 # ---- the node

@@ -3,7 +3,7 @@
 All rows are frozen: a change is a new row under the same number. Described field by field in docs/on-disk.md.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -129,14 +129,12 @@ class OperationRecord:
 def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:
     """Return a record as plain values for the journal."""
     # Not `asdict`, which copies deeply: rows are written several times for each file.
-    row: dict[str, Any] = {}
-    for entry in fields(record):
-        value = getattr(record, entry.name)
+    row: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
+    for name, value in row.items():
         if isinstance(value, Enum):
-            value = value.value
+            row[name] = value.value
         elif isinstance(value, PosixAttributes):
-            value = {name: getattr(value, name) for name in PosixAttributes.__slots__}
-        row[entry.name] = value
+            row[name] = {each: getattr(value, each) for each in PosixAttributes.__slots__}
     return row
 
 
@@ -169,8 +167,7 @@ def conflict_from_row(row: dict[str, Any]) -> ConflictRecord:
 def _known(
     record: type[FileRecord] | type[OperationRecord] | type[ConflictRecord], row: dict[str, Any]
 ) -> dict[str, Any]:
-    known = {entry.name for entry in fields(record)}
-    strange = set(row) - known
+    strange = set(row).difference(record.__slots__)
     if strange:
         raise ValueError(f"unknown fields {sorted(strange)}: written by a newer fusecache?")
     return dict(row)

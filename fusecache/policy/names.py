@@ -4,11 +4,25 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
+from math import exp
 
 from fusecache.model.names import CONTROL_NAME, unusable_name
 
 # In a directory that nothing is known of: from the third name on it is listed.
 PROBES_UNLISTED = 2
+# A directory is in use until so long after the last lookup in it.
+IN_USE_SECONDS = 3.0
+# No part of a directory is listed ahead of lookups more often: LISTs are paid for one by one.
+LISTS_PER_SECOND = 1.3
+# What a busy node may be late with.
+_LATE_SECONDS = 0.05
+# A page of a large directory costs the CPU of so many questions for a name (some 10 ms): this many lookups in
+# `IN_USE_SECONDS` are worth one.
+HEAT_OF_A_PAGE = 8.0
+# Where lookups wait for so much of the time, a directory counts as in use that is visited as seldom as this: a program
+# that goes round through thirty directories, and waits for a listing of each, would have no listing made ahead else.
+WAITING_SHARE = 0.3
+WAITING_SECONDS = 6.0
 # A long listing that only lookups ask for is followed by a pause of so many times its own duration.
 LISTING_REST = 10
 
@@ -54,6 +68,31 @@ def listing_pays(probes: int, pages: int, seconds: float, idle_seconds: float) -
     if pages == 0:
         return probes >= PROBES_UNLISTED
     return pages == 1 or (probes >= pages and idle_seconds >= seconds * LISTING_REST)
+
+
+def relist_after_seconds(fresh_seconds: float, list_seconds: float) -> float:
+    """Return how old a listing may be before it is made again ahead of lookups; inf: it is not worth it.
+
+    list_seconds: that it takes; some more are allowed for, so that the new one is there in time.
+    """
+    seconds = max(fresh_seconds - 1.5 * list_seconds - _LATE_SECONDS, 1 / LISTS_PER_SECOND)
+    return seconds if seconds < fresh_seconds else float("inf")
+
+
+def cooled(heat: float, seconds: float) -> float:
+    """Return what is left, some time later, of a count of lookups or a sum of waits."""
+    return heat * exp(-seconds / IN_USE_SECONDS)
+
+
+def is_in_use(idle_seconds: float, fresh_seconds: float, waiting_share: float) -> bool:
+    """Return whether lookups so far apart make it worth to list a directory ahead of the next one.
+
+    Each listing then answers at least one; or lookups come so seldom only because each of them waits for a listing.
+    waiting_share: of the last few seconds, that somebody waited for names.
+    """
+    if idle_seconds <= fresh_seconds:
+        return True
+    return idle_seconds <= WAITING_SECONDS and waiting_share >= WAITING_SHARE
 
 
 class UnusableKeys:

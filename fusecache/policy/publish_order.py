@@ -225,6 +225,10 @@ class PublishOrder:
             self._stuck.add(sequence)
             self._look_at_oldest()
 
+    def note_well(self, sequence: int) -> None:
+        """What was stuck goes on."""
+        self._stuck.discard(sequence)
+
     # ---- what may be done
 
     def next_free(self) -> int | None:

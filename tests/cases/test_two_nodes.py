@@ -1,6 +1,8 @@
-"""Two nodes with caches of their own that write one name at the same time."""
+"""Two nodes with caches of their own that write one checkpoint, or one name, at the same time."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -13,6 +15,36 @@ SIZES = [pytest.param(1000, id="one request"), pytest.param(66 * MIB, id="parts"
 BASES = [pytest.param(None, id="new"), pytest.param(b"base", id="replaced")]
 # Both are written before either is published; the second then meets the first, and not R2's one write a second.
 SETTLE_SECONDS = ("1", "3")
+
+
+@pytest.mark.case(7)
+def test_a_node_that_dies_before_its_fsync_fails_it_and_publishes_nothing_of_its_shard(
+    mount: Callable[..., Mount], bucket: Bucket, expect_log: ExpectedLog
+):
+    """Who writes the metadata hears of it: the fsync of a rank fails, and what it says of the others is not asked."""
+    expect_log("kept aside reason=")
+    expect_log("recovered files=")
+    nodes = [mount("--fsync", "remote") for _ in range(2)]
+    shards = [
+        os.open(node.path / f"shard-{rank}", os.O_CREAT | os.O_WRONLY) for rank, node in enumerate(nodes)
+    ]
+    try:
+        for shard in shards:
+            os.write(shard, pattern(3 * MIB))
+        os.fsync(shards[0])
+        nodes[1].kill()
+        with pytest.raises(OSError, match=r"[Tt]ransport endpoint|[Ss]oftware caused|not connected"):
+            os.fsync(shards[1])
+    finally:
+        os.close(shards[0])
+        with suppress(OSError):
+            os.close(shards[1])
+    again = mount("--fsync", "remote", cache=nodes[1].cache)
+    again.sync()
+    assert not (again.path / "shard-1").exists()
+    assert bucket.sizes() == {"shard-0": 3 * MIB}
+    for path in (nodes[0].path, again.path):
+        assert (path / "shard-0").read_bytes() == pattern(3 * MIB)
 
 
 def write_on_both(mount: Callable[..., Mount], name: str, one: bytes, two: bytes) -> tuple[Mount, Mount]:

@@ -1,9 +1,11 @@
 """What a bad day does: outages, storms, revoked keys, other clients, a full disk. Nothing is lost, order is kept."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -219,6 +221,42 @@ def test_keys_that_were_replaced_are_read_again(
     finally:
         daemon.clean_up()
         server.control.add_account(Account(server.access_key, server.secret_key))
+
+
+# A daemon with little patience: what it does each few seconds comes at once, what it says after 90 s after 2.
+IMPATIENT = (
+    "import sys, fusecache.daemon as daemon; daemon.STATUS_SECONDS = 0.1; daemon.CREDENTIALS_SECONDS = 0.5;"
+    "daemon.AUTH_FAILED_SECONDS = 2.0; from fusecache.cli import main; sys.exit(main())"
+)
+
+
+@pytest.mark.case(30)
+def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_granted_again(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon()
+    daemon.program = [sys.executable, "-c", IMPATIENT]
+    daemon.mount()
+
+    def state() -> str:
+        return json.loads((daemon.path / ".fusecache" / "stats.json").read_text())["state"]
+
+    try:
+        (daemon.path / "file").write_bytes(b"1")
+        server.control.revoke(server.access_key)
+        wait_until(lambda: refusals(server, 403), "a refusal")
+        assert state() == "ok"
+        wait_until(lambda: state() == "auth-failed", "the state auth-failed")
+        assert "the bucket refuses the keys" in daemon.command("status", daemon.path).stdout
+        status = json.loads(daemon.command("status", daemon.path / "file", "--json").stdout)
+        assert status["state"] == "error:auth-failed", status
+        assert (daemon.path / "file").read_bytes() == b"1"
+        (daemon.path / "file").write_bytes(b"2")  # writers go on
+    finally:
+        server.control.add_account(Account(server.access_key, server.secret_key))
+    assert daemon.sync() == 0
+    wait_until(lambda: state() == "ok", "the state ok")
+    assert shows(server) == {"file": b"2"}
 
 
 def test_a_file_that_is_refused_for_good_holds_nobody_back(server: ServerProcess, daemon: Daemon) -> None:

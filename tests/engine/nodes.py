@@ -172,7 +172,7 @@ class User:
         directory = await self.fs.resolve(path)
         with in_use(directory):  # as an open directory is
             handle = DirectoryHandle(directory)
-            while nodes := await self.fs.names.next_entries(handle, 100):
+            while nodes := await self.fs.names.reader.next_entries(handle, 100):
                 for node in nodes:
                     inner = f"{path}/{node.name}".strip("/")
                     found[inner] = await self._shown(node, inner)
@@ -181,9 +181,11 @@ class User:
         return found
 
     async def drained(self, seconds: float = 600) -> str:
-        """Wait until the bucket has everything; return how that ended."""
+        """Wait until the bucket has everything, and it is cache here; return how that ended."""
         with trio.fail_after(seconds):
-            return (await self.fs.wait_durable("", None)).result
+            durability = await self.fs.wait_durable("", None)
+            await self.fs.publisher.wait_retired()
+            return durability.result
 
     async def _shown(self, node: Node, path: str) -> bytes | None:
         if node.kind is Kind.SYMLINK:

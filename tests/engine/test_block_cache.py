@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from fusecache.disk.cache_files import granule_checksums
+from fusecache.engine.keeper import Staged
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
 from tests.engine.block_caches import new_bucket, pages_of, read_all, running_cache, some_bytes, until
@@ -266,7 +267,7 @@ async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Pa
         handle = cache.open(object_id, len(data))  # open before, as a reader's is
         checksums = _staged(staged, data)
         assert cache.reserve_staging_nowait(len(data))
-        await cache.adopt(object_id, len(data), staged, checksums)
+        await cache.adopt([Staged(object_id, len(data), staged, checksums)])
         assert not staged.exists()
         assert await cache.read(handle, MIB, 10) == data[MIB : MIB + 10]
         assert await read_all(cache, object_id, len(data)) == data
@@ -286,9 +287,36 @@ async def test_a_file_that_is_cached_already_is_not_adopted_twice(tmp_path: Path
         await until(lambda: cache.statistics().used_bytes == len(data))
         checksums = _staged(tmp_path / "staged", data)
         assert cache.reserve_staging_nowait(len(data))
-        await cache.adopt(object_id, len(data), tmp_path / "staged", checksums)
+        await cache.adopt([Staged(object_id, len(data), tmp_path / "staged", checksums)])
         assert not (tmp_path / "staged").exists()
         assert (cache.statistics().used_bytes, cache.statistics().staging_bytes) == (len(data), 0)
+
+
+async def test_of_many_files_each_is_adopted_that_can_be_and_the_others_are_removed(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    data = {name: some_bytes(size) for name, size in (("a", 5000), ("b", 70 * KIB), ("c", 10), ("lost", 99))}
+    ids = {name: bucket.put(name, content) for name, content in data.items()}
+    folder = tmp_path / "staged"
+    folder.mkdir()
+
+    def staged(file: str, name: str, size: int) -> Staged:
+        sums = _staged(folder / file, data[name])
+        return Staged(ids[name], size, folder / file, sums)
+
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache:
+        files = [staged(name, name, len(content)) for name, content in data.items()]
+        files.append(staged("a again", "a", len(data["a"])))
+        (folder / "lost").unlink()
+        assert cache.reserve_staging_nowait(sum(file.size for file in files))
+        await cache.adopt(files)
+        assert list(folder.iterdir()) == []
+        kept = sum(pages_of(len(data[name])) for name in ("a", "b", "c"))
+        assert (cache.statistics().used_bytes, cache.statistics().staging_bytes) == (kept, 0)
+        assert cache.statistics().reserved_bytes == 0
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache:
+        for name in ("a", "b", "c"):
+            assert await read_all(cache, ids[name], len(data[name])) == data[name]
+    assert bucket.memory.statistics().gets == 0
 
 
 async def test_a_forgotten_version_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from fusecache.engine.cache import BlockCache
@@ -382,3 +383,20 @@ def test_a_reader_s_wait_is_the_queue_s_until_its_request_started_and_then_its_s
     counters = Counters()
     counters.count_wait(requests, began=10.0, now=14.0)
     assert counters.wait_seconds == waits
+
+
+async def test_two_warm_ups_of_one_file_share_its_requests(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    data = some_bytes(3 * MIB)
+    file = bucket.put("file", data)
+    go_on = threading.Event()
+    bucket.watched.on_progress = lambda extent, received: go_on.wait(10) and None
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache, trio.open_nursery() as nursery:
+        nursery.start_soon(fill_all, cache, file, len(data))
+        await until(lambda: len(bucket.watched.extents) == 1)
+        nursery.start_soon(fill_all, cache, file, len(data))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(fill_all, cache, file, len(data))
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+    assert bucket.watched.extents == [Extent(0, len(data))]

@@ -1,6 +1,7 @@
 """Directories too large to wait for: looked into, read and read again while they are listed, without a node a name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine import listing, names
+from fusecache.engine import pages, reconciling
 from fusecache.engine.nodes import DirectoryHandle, Listed, Node, Shown
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import NotFound, Unavailable
+from fusecache.model.nouns import ObjectInfo
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, running_node
 
@@ -21,7 +23,7 @@ PAGE = 10
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of a listing has ten names."""
-    monkeypatch.setattr(listing, "_PAGE", PAGE)
+    monkeypatch.setattr(pages, "PAGE_NAMES", PAGE)
 
 
 class FarOffload(InlineOffload):
@@ -47,7 +49,7 @@ async def read_all(user: User, directory: Node, process: int = 0) -> list[Shown]
     """Read a directory to its end."""
     handle = DirectoryHandle(directory, process)
     found: list[Shown] = []
-    while shown := await user.fs.names.next_entries(handle, 7):
+    while shown := await user.fs.names.reader.next_entries(handle, 7):
         found += shown
     return found
 
@@ -198,7 +200,7 @@ async def test_names_stream_out_while_the_listing_goes_on(
         directory = await user.fs.resolve("dir")
         handle, began, moments = DirectoryHandle(directory), trio.current_time(), []
         found: list[str] = []
-        while shown := await user.fs.names.next_entries(handle, 1000):
+        while shown := await user.fs.names.reader.next_entries(handle, 1000):
             found += [each.name for each in shown]
             moments.append(trio.current_time() - began)
         assert found == made
@@ -250,7 +252,7 @@ async def test_a_replaced_object_has_another_inode_and_the_old_one_is_stale(
 async def test_nodes_that_nobody_uses_make_room_and_come_back_with_their_inode(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "NODES_KEPT", 50)
+    monkeypatch.setattr(reconciling, "NODES_KEPT", 50)
     made = fill(bucket, 400)
     async with running_node(bucket, cache) as user:
         directory = await user.fs.resolve("dir")
@@ -322,12 +324,12 @@ async def test_what_is_published_or_removed_while_a_listing_runs_is_shown_as_it_
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
         handle = DirectoryHandle(directory)
-        found = [each.name for each in await user.fs.names.next_entries(handle, 5)]
+        found = [each.name for each in await user.fs.names.reader.next_entries(handle, 5)]
         await user.write("dir/0000-new", b"1")
         await user.write("dir/0150-new", b"2")
         await user.unlink("dir/0160")
         await user.unlink("dir/0170")
-        while shown := await user.fs.names.next_entries(handle, 1000):
+        while shown := await user.fs.names.reader.next_entries(handle, 1000):
             found += [each.name for each in shown]
         assert len(found) == len(set(found))
         assert set(found) >= set(made) - {"0160", "0170"} | {"0150-new"}
@@ -346,11 +348,11 @@ async def test_a_queued_name_that_is_unlinked_or_renamed_before_it_is_given_out_
     async with running_node(bucket, cache) as user:
         directory = await user.fs.resolve("dir")
         directory.handles += 1  # open
-        queue = await user.fs.names.next_entries(DirectoryHandle(directory), 100)
+        queue = await user.fs.names.reader.next_entries(DirectoryHandle(directory), 100)
         await user.unlink("dir/0001")
         await user.rename("dir/0002", "dir/renamed")
         await user.write("dir/0003", b"longer than before")
-        current = [user.fs.names.current(directory, each) for each in queue]
+        current = [user.fs.names.reader.current(directory, each) for each in queue]
         assert [each and each.name for each in current] == ["0000", None, None, "0003", "0004"]
         assert current[3] is not None
         assert current[3].size == 18
@@ -409,6 +411,40 @@ async def test_a_failed_listing_is_an_error_for_its_readers_and_is_tried_again_b
         handle = DirectoryHandle(directory)
         store.script(Fault(Unavailable("503"), "list_page", times=None))
         with pytest.raises(Unavailable):
-            await user.fs.names.next_entries(handle, 1000)
+            await user.fs.names.reader.next_entries(handle, 1000)
         store.heal()
         assert [each.name for each in await read_all(user, directory)] == made
+
+
+async def test_an_empty_file_is_asked_about_once_however_often_its_directory_is_listed(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """HTTP tells the time of an object in whole seconds, LIST in fractions: both are the same version."""
+
+    class Coarse:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bucket, name)
+
+        def head(self, key: str) -> ObjectInfo:
+            info = bucket.head(key)
+            return replace(info, modified=float(int(info.modified)))
+
+    for index in range(5):
+        bucket.memory.put_bytes(f"dir/empty{index}", b"")
+    async with running_node(Coarse(), cache) as user:
+        directory = await user.fs.resolve("dir")
+        directory.lookups += 1
+        assert len(await read_all(user, directory)) == 5
+        await user.write("dir/mine", b"")
+        assert await user.drained() == "durable"
+        before = bucket.memory.statistics().heads
+        for _ in range(10):
+            await trio.sleep(2)
+            assert len(await read_all(user, directory)) == 6
+        assert bucket.memory.statistics().heads - before <= 1
+        # Another version of it may be a symlink.
+        bucket.memory.put_bytes("dir/empty3", b"")
+        before = bucket.memory.statistics().heads
+        await trio.sleep(2)
+        await read_all(user, directory)
+        assert bucket.memory.statistics().heads - before == 1

@@ -234,7 +234,7 @@ async def test_names_asked_for_one_by_one_while_their_directory_is_listed_hide_n
             for name in names[::-97]:
                 nursery.start_soon(user.fs.names.lookup, directory, name)
                 await trio.lowlevel.checkpoint()
-        await user.fs.names.next_entries(DirectoryHandle(directory), 1)
+        await user.fs.names.reader.next_entries(DirectoryHandle(directory), 1)
         await trio.testing.wait_all_tasks_blocked()
         for name in names:
             assert (await user.fs.names.lookup(directory, name)).name == name

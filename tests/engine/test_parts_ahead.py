@@ -1,18 +1,24 @@
 """Parts of a large file are sent while it is being written: never seen too early, never wrong, never left behind."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.disk.staging import digests
+from fusecache.engine import uploading
 from fusecache.engine.nodes import FileHandle, attributes_of
+from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import Refused, Unavailable
 from fusecache.model.nouns import MIB
 from fusecache.policy import parts
 from fusecache.remote.faulty import Fault, FaultyStore
+from fusecache.remote.store import FileSlice
 from tests.engine.nodes import Bucket, User, photograph, running_node
 
 PART = 4 * MIB  # as `conftest.py` has it
@@ -22,6 +28,18 @@ ROW = MIB
 def body(count: int, letter: bytes = b"1") -> bytes:
     """Return `count` parts, each of its own bytes."""
     return b"".join((letter + b"%07d" % index) * (PART // 8) for index in range(count))
+
+
+class SlowDigests(InlineOffload):
+    """The digests of a part take `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    async def upload(self, call: Callable[..., Any], *args: object) -> Any:
+        if call is digests:
+            await trio.sleep(self.seconds)
+        return await super().upload(call, *args)
 
 
 async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
@@ -392,3 +410,41 @@ async def test_an_explicit_time_goes_with_the_object_although_its_parts_went_bef
     assert metadata is not None
     assert float(metadata["mtime"]) == 1.0
     assert bucket.memory.uploads() == ()
+
+
+# ---- beside reads
+
+
+async def test_an_upload_leaves_reads_their_time_and_goes_at_full_speed_without_them(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests take a second here: of two processors an upload gets a quarter of one beside reads."""
+    monkeypatch.setattr(uploading, "_PROCESSORS", 2)
+    source = tmp_path / "data"
+    source.write_bytes(bytes(64 * MIB))
+    bucket.memory.put("data", FileSlice(str(source), 0, 64 * MIB), metadata={})
+    sent: list[float] = []
+    bucket.on_request = lambda method, _key: (
+        sent.append(trio.current_time()) if method == "upload_part" else None
+    )
+    node = running_node(bucket, tmp_path / "cache", offload=SlowDigests(1.0))
+    async with node as user, trio.open_nursery() as nursery:
+        reading = trio.CancelScope()
+
+        async def read() -> None:
+            handle = user.fs.contents.open(await user.fs.resolve("data"), writable=False, pid=0)
+            with reading:
+                for place in range(256):  # all that was not read yet, here and there
+                    await user.fs.contents.read(handle, place * 37 % 256 * MIB // 4, MIB // 4)
+                    await trio.sleep(0.1)
+            await user.fs.contents.release(handle)
+
+        nursery.start_soon(read)
+        await user.write("model", body(12))
+        began = trio.current_time()
+        await trio.sleep(20)
+        assert 4 <= len(sent) <= 6
+        reading.cancel()
+        assert await user.drained() == "durable"
+        assert trio.current_time() < began + 20 + 4 + 2
+    assert bucket.shows()["model"] == body(12)

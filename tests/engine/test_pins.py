@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import trio
 from trio.testing import MockClock
 
 from fusecache.model.nouns import MIB
@@ -73,3 +74,26 @@ async def test_a_version_that_was_replaced_or_removed_holds_no_room(
             await user.unlink("moved.ckpt")
             assert await user.drained() == "durable"
         assert user.fs.cache.statistics().used_bytes < MIB
+
+
+async def test_what_other_clients_replace_or_remove_holds_no_room(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """Nobody here need look at it: a rotation on another node takes the checkpoint before this one away."""
+    for number in range(2500):
+        bucket.memory.put_bytes(f"step-1/{number:04}", b"-")
+    async with running_node(bucket, cache, cache_bytes=CACHE, pin=("*.ckpt",)) as user:
+        await user.mkdir("step-2")
+        for path in ("step-1/0000.ckpt", "step-1/1500.ckpt", "step-1/2400.ckpt", "step-2/model.ckpt"):
+            await user.write(path, b"p" * MIB)
+        assert await user.drained() == "durable"
+        assert user.fs.cache.statistics().used_bytes >= 4 * MIB
+        bucket.memory.delete("step-1/0000.ckpt")
+        bucket.memory.delete("step-1/2400.ckpt")
+        bucket.memory.put_bytes("step-2/model.ckpt", b"q")
+        lists = bucket.statistics().lists
+        await trio.sleep(700)
+        assert MIB <= user.fs.cache.statistics().used_bytes < 2 * MIB
+        assert bucket.statistics().lists - lists <= 4
+        assert await gets_of(user, bucket, "step-1/1500.ckpt") == 0
+        assert await user.read("step-2/model.ckpt") == b"q"

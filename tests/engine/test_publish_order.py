@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.engine import uploading
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
 from fusecache.model.nouns import MIB
@@ -256,13 +257,16 @@ async def test_a_file_written_again_within_the_delay_of_its_removal_is_replaced_
 # ---- what fails
 
 
+@pytest.mark.parametrize(
+    ("request_", "size"), [("put", 1), ("create_multipart", 9 * MIB), ("upload_part", 9 * MIB)]
+)
 async def test_a_file_that_the_bucket_never_takes_holds_its_own_subtree_alone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, request_: str, size: int
 ) -> None:
-    store = FaultyStore(bucket, Fault(Unavailable("503"), "put", "a/stuck", times=None))
+    store = FaultyStore(bucket, Fault(Unavailable("503"), request_, "a/stuck", times=None))
     async with running_node(store, cache) as user:
         await _published(user, "a/before", "b/before", "b/latest")
-        await user.write("a/stuck", b"1")
+        await user.write("a/stuck", b"1" * size)
         await user.write("a/latest", b"2")
         await trio.sleep(30)
         for number in range(5):
@@ -277,10 +281,31 @@ async def test_a_file_that_the_bucket_never_takes_holds_its_own_subtree_alone(
         assert shown["b/latest"] == b"last"
         assert "b/before" in shown  # a removal waits for every older write
         assert "a/latest" not in shown
+        waiting = (await user.fs.looking.look("a/stuck"))["waiting"]
+        assert [(row["path"], row["cause"]) for row in waiting] == [("a/stuck", "503")]
+        assert user.fs.publisher.failure is not None
         store.heal()
         assert await user.drained() == "durable"
+        assert user.fs.publisher.failure is None
     assert "b/before" not in bucket.shows()
     assert {"a/stuck", "a/latest", "a/other"} <= set(bucket.shows())
+
+
+async def test_the_parts_of_a_file_that_the_bucket_never_takes_leave_room_for_those_of_others(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "PARTS_AT_ONCE", 2)
+    store = FaultyStore(bucket, Fault(Unavailable("503"), "upload_part", "stuck", times=None))
+    async with running_node(store, cache) as user:
+        await user.write("stuck", b"1" * 17 * MIB)
+        await trio.sleep(5)
+        await user.write("large", b"2" * LARGE)
+        await trio.sleep(30)
+        assert set(bucket.shows()) == {"large"}
+        store.heal()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"stuck": b"1" * 17 * MIB, "large": b"2" * LARGE}
+    assert bucket.memory.uploads() == ()
 
 
 async def test_an_outage_is_probed_by_few_requests_and_ends_for_all_at_once(

@@ -8,12 +8,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.disk.staging import digests
 from fusecache.model.errors import (
     AccessDenied,
     LocalDiskError,
     NoSpace,
     NotFound,
     ObjectMissing,
+    PartsRefused,
     ReadOnly,
     Refused,
     StateError,
@@ -177,7 +179,7 @@ def _hold_parts(user: User, hold: list[trio.Event]) -> None:
     offload, upload = user.fs._offload, user.fs._offload.upload
 
     async def held(call, *args):
-        if getattr(call, "__name__", "") == "_send_once" and not hold[0].is_set():
+        if call is digests and not hold[0].is_set():
             hold[0].set()
             with trio.CancelScope(shield=True):
                 await hold[1].wait()
@@ -209,6 +211,21 @@ async def test_a_temporary_name_is_never_published_unless_it_stays(
         assert bucket.sent() == ["done"]
         await trio.sleep(60)
         assert bucket.sent() == ["done", "model.tmp"]
+
+
+async def test_what_was_closed_under_a_temporary_name_is_on_the_disk_soon_as_any_other(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("model.tmp", b"1")
+        await user.write("large.tmp", b"2" * LARGE)
+        await trio.sleep(3)
+        assert {row.key for row in user.fs.journal.journal.files() if row.synced} == {"model.tmp"}
+        assert bucket.requests == []  # and no parts of the large one, under that name
+        await user.rename("model.tmp", "model")
+        await user.rename("large.tmp", "large")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"model": b"1", "large": b"2" * LARGE}
 
 
 # ---- waiting
@@ -389,6 +406,36 @@ async def test_a_refused_file_is_kept_and_the_others_go_on(
         answer = await user.fs.wait_durable("", None)
         assert (answer.result, "EntityTooLarge" in answer.message) == ("error", True)
         assert await user.read("bad") == b"1"
+
+
+async def test_an_upload_whose_parts_are_refused_is_begun_anew(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(PartsRefused("InvalidPart"), "complete_multipart", times=2))
+    async with running_node(store, cache) as user:
+        await user.write("large", b"1" * LARGE)
+        assert await user.drained() == "durable"
+        assert user.fs.publisher.failure is None
+        await trio.sleep(5)
+    assert bucket.shows() == {"large": b"1" * LARGE}
+    assert len(bucket.sent("create_multipart")) == 3
+    assert bucket.memory.uploads() == ()
+
+
+async def test_an_upload_whose_parts_are_refused_again_and_again_is_kept_and_reported(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(PartsRefused("InvalidPart"), "complete_multipart", "bad", times=None))
+    async with running_node(store, cache) as user:
+        await user.write("bad", b"1" * LARGE)
+        await user.write("good", b"2" * LARGE)
+        assert await user.drained() == "error"
+        assert await user.read("bad") == b"1" * LARGE
+        assert (await user.fs.path_state("bad")).startswith("error:")
+        await trio.sleep(5)
+    assert bucket.shows() == {"good": b"2" * LARGE}
+    assert 3 <= len(bucket.sent("create_multipart", "bad")) <= 10
+    assert bucket.memory.uploads() == ()
 
 
 @pytest.mark.parametrize("way_out", ["rewrite", "unlink"])

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -12,10 +13,12 @@ from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.recovery import Recovered, Recovery
-from fusecache.index.journal import Journal
-from fusecache.model.errors import NotFound, StateError
+from fusecache.index.journal import Journal, PutAbort
+from fusecache.model.errors import AccessDenied, NotFound, StateError
 from fusecache.model.nouns import MIB
 from fusecache.model.states import FileState
+from fusecache.remote.faulty import Fault, FaultyStore
+from fusecache.remote.remotes import Remote
 from tests.engine.nodes import Bucket, User, files_in, files_of, folders_in, photograph, running_node
 
 LARGE = 5 * MIB
@@ -429,3 +432,23 @@ async def test_a_directory_renamed_after_a_restart_keeps_what_is_in_it(
         assert await user.drained() == "durable"
         assert await user.tree() == wanted
     assert folders_in(bucket.shows()) == {"e", "e/inner", "e/inner/empty"}
+
+
+@pytest.mark.parametrize("hindrance", ["a read-only mount", "refused keys"])
+async def test_an_abort_that_one_mount_cannot_do_is_the_next_ones(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, hindrance: str
+) -> None:
+    upload_id = bucket.memory.create_multipart("gone", metadata={})
+    (tmp_path / "journal").mkdir()
+    with Journal(tmp_path / "journal") as journal:
+        journal.apply([PutAbort("gone", upload_id)])
+    refusing: Any = FaultyStore(bucket, Fault(AccessDenied("403"), "abort_multipart"))
+    is_read_only = hindrance == "a read-only mount"
+    store = Remote([refusing], None) if is_read_only else refusing
+    async with running_node(store, tmp_path, read_only=is_read_only):
+        await trio.sleep(100)
+    assert bucket.memory.uploads() == ("gone",)
+    async with running_node(bucket, tmp_path) as user:
+        await trio.sleep(5)
+        assert user.fs.journal.journal.aborts() == []
+    assert bucket.memory.uploads() == ()

@@ -5,10 +5,12 @@ from pathlib import Path
 import trio
 from trio.testing import MockClock
 
+from fusecache.engine.nodes import FileHandle
 from fusecache.model.nouns import MIB
-from tests.engine.nodes import Bucket, photograph, running_node
+from tests.engine.nodes import Bucket, User, photograph, running_node
 from tests.engine.test_parts_ahead import PART, body, write
 from tests.engine.test_recovery import change_rows
+from tests.engine.test_writing import SlowUploads
 
 
 async def test_a_removed_file_that_is_written_anew_by_a_shell_is_no_conflict(
@@ -125,3 +127,76 @@ async def test_what_a_suspect_knew_of_the_bucket_passes_to_the_next_version(
         assert await user.drained() == "durable"
         assert not user.fs.publisher.conflicts
     assert bucket.shows()["latest"] == b"3"
+
+
+async def published_under_a_rename(user: User, bucket: Bucket) -> FileHandle:
+    """Return the handle of a closed file that was renamed over one whose newer version was on its way, and is there."""
+    await user.write("file", b"1")
+    assert await user.drained() == "durable"
+    await user.write("file", b"2")
+    await trio.sleep(21)  # settled, and sent
+    assert [item.in_flight for item in user.fs.owed.items()] == [True]
+    handle = await user.open("new")
+    await user.fs.contents.write(handle, 0, b"3")
+    await user.fs.contents.flush(handle)
+    await user.rename("new", "file")
+    await trio.sleep(3)
+    assert bucket.shows() == {"file": b"2"}
+    return handle
+
+
+async def test_a_file_that_took_the_place_of_one_under_way_can_be_removed_and_made_anew(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=SlowUploads(2.0), settle_seconds=20.0) as user:
+        handle = await published_under_a_rename(user, bucket)
+        await user.close(handle)
+        await user.unlink("file")
+        await user.write("file", b"4")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"4"}
+
+
+async def test_a_close_that_is_taken_back_knows_what_was_published_before_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=SlowUploads(2.0), settle_seconds=20.0) as user:
+        handle = await published_under_a_rename(user, bucket)
+        await user.fs.contents.write(handle, 1, b"3")
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"33"}
+
+
+async def test_a_removed_name_that_is_made_anew_and_renamed_away_is_gone(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("before", b"1")
+        assert await user.drained() == "durable"
+        await user.unlink("before")
+        await user.write("before", b"2")
+        await user.rename("before", "after")
+        assert await user.drained() == "durable"
+        assert await user.tree() == {"after": b"2"}
+        await user.write("before", b"3")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"after": b"2", "before": b"3"}
+
+
+async def test_a_removed_name_that_is_made_anew_may_be_renamed_while_it_is_written(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("before", b"1")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.unlink("before")
+        handle = await user.open("before")
+        await user.fs.contents.write(handle, 0, b"2")
+        await user.rename("before", "after")
+        bucket.come_back()
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"after": b"2"}
+    assert bucket.sent("copy") == []

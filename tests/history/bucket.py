@@ -41,15 +41,14 @@ class WatchedBucket:
     def uploads_left(self) -> list[str]:
         """Return the keys of uploads that the node knew of and neither completed nor aborted.
 
-        A node that ended before it journaled an id, or after it journaled that nobody needs it any more and before the
-        abort, has left nobody who knows it: the bucket drops such an upload after a week.
+        A node that ended before it journaled an id has left nobody who knows it: the bucket drops such an upload after
+        a week.
         """
-        ends = self._reaper.uploads_at_ends
         return [
             key
             for upload_id, key in self.memory.open_uploads().items()
             if upload_id not in self._unanswered
-            and all(upload_id in known for known in ends[self._begun.get(upload_id, 1) - 1 :])
+            and (upload_id in self._reaper.journaled or self._begun.get(upload_id) == self._reaper.lives)
         ]
 
     def __getattr__(self, name: str) -> Any:

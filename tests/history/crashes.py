@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
-from fusecache.index.journal import Change, DropFile, Journal, PutFile, PutOperation
+from fusecache.index.journal import Change, Journal, PutFile, PutOperation
 from tests.engine.nodes import photograph
 
 COMMIT, REQUEST, FILE = KINDS = ("commit", "request", "file")
 WHENS = ("before", "after")
 FILE_OPERATIONS = {
     StagingDirectory: ("create", "move_aside", "delete"),
-    StagingFile: ("write", "truncate", "copy_from", "sync", "delete"),
+    StagingFile: ("write", "truncate", "copy_from", "sync", "sync_data", "delete"),
 }
 
 
@@ -45,9 +45,8 @@ class Reaper:
         self.labels: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.lives = 0
-        # UploadIds by generation, as the journal has them now, and as it had them when each life ended.
-        self._uploads: dict[int, str] = {}
-        self.uploads_at_ends: list[set[str]] = []
+        # UploadIds that the journal ever had.
+        self.journaled: set[str] = set()
         self.is_dead = False
         self.died = ""
         self._moment: Moment | None = None
@@ -77,7 +76,6 @@ class Reaper:
         """End now. Raises Crash."""
         photograph(self._place, self._next_place)
         self.is_dead, self.died = True, label
-        self.uploads_at_ends.append(set(self._uploads.values()))
         self.labels[label] += 1
         raise Crash(label)
 
@@ -87,9 +85,7 @@ class Reaper:
         apply(journal, changes)
         for change in changes:
             if isinstance(change, PutFile):
-                self._uploads[change.record.generation] = change.record.upload_id
-            elif isinstance(change, DropFile):
-                self._uploads.pop(change.generation, None)
+                self.journaled.add(change.record.upload_id)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

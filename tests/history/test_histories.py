@@ -153,6 +153,14 @@ def test_local_bytes_go_only_after_the_row_that_lets_them_go() -> None:
         assert {run_program(Program(seed, steps, (moment,))).why for moment in moments} == {""}
 
 
+@pytest.mark.parametrize("change", [("unlink", "a"), ("rename", "a", "b"), ("save", "a", LARGE)])
+def test_an_upload_that_was_ended_is_aborted_though_the_node_ends_before_that(change: Step) -> None:
+    """A part fails once: the upload is under way when its file goes, or gets another name or content."""
+    steps: tuple[Step, ...] = (("save", "a", LARGE), ("fail", 2, "before"), ("wait", 1.2), change)
+    moments = every_moment(run_program(Program(1, steps)).counts, [COMMIT, REQUEST])
+    assert {run_program(Program(1, steps, (moment,))).why for moment in moments} == {""}
+
+
 def test_a_close_that_is_taken_back_leaves_the_closed_version_before_it() -> None:
     """One program closed the file; another, which holds it twice, closes it once and goes on writing."""
     steps: tuple[Step, ...] = (

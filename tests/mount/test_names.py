@@ -179,7 +179,7 @@ while time.monotonic() < end:
 def test_the_control_directory_is_there_but_not_listed(place: Place):
     root = place.first_mount.path
     assert ".fusecache" not in os.listdir(root)
-    assert sorted(os.listdir(root / ".fusecache")) == ["socket", "stats.json"]
+    assert sorted(os.listdir(root / ".fusecache")) == ["hints", "socket", "stats.json"]
     assert (root / ".fusecache" / "socket").read_text().strip().startswith("/")
     assert '"pending_files"' in (root / ".fusecache" / "stats.json").read_text()
     with pytest.raises(PermissionError):
@@ -282,7 +282,7 @@ def test_nothing_else_takes_the_name_of_the_control_directory(mount, bucket):
     ):
         with pytest.raises(OSError):  # noqa: PT011  # EPERM, EEXIST, EISDIR, by the call
             attempt()
-    assert sorted(os.listdir(name)) == ["socket", "stats.json"]
+    assert sorted(os.listdir(name)) == ["hints", "socket", "stats.json"]
     one.sync()
     assert bucket.names() == ["dir/", "file"]
 

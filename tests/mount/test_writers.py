@@ -245,28 +245,55 @@ view[2_000_000] = 9
     assert place.bucket.get("mapped") == expected
 
 
-@pytest.mark.case(52)
-def test_a_mapping_dirtied_after_the_close_is_published_with_its_bytes(place: Place):
-    """Python's mmap dups the descriptor; mmap(2) itself does not, so the pages come after the last close."""
-    program = """
+MAP_AND_CLOSE = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-os.write(descriptor, b"." * 20_000)
+if sys.argv[2] == "new":
+    os.write(descriptor, b"." * 20_000)
 address = libc.mmap(None, 20_000, 3, 1, descriptor, 0)  # PROT_READ | PROT_WRITE, MAP_SHARED
 os.close(descriptor)
 print("closed", flush=True)
 sys.stdin.readline()
 ctypes.memmove(address + 10_000, b"late", 4)
+print("dirty", flush=True)
+sys.stdin.readline()
 """
-    with writer(program, place.path / "mapped") as process:
-        process.communicate("\n")
+
+
+@pytest.mark.case(52)
+@pytest.mark.parametrize("before", ["new", "published"])
+def test_a_mapping_dirtied_after_the_close_is_published_with_its_bytes(place: Place, before: str):
+    """Python's mmap dups the descriptor; mmap(2) itself does not, so the pages come after the last close."""
+    if before == "published":
+        place.bucket.put("mapped", b"." * 20_000)
+    with writer(MAP_AND_CLOSE, place.path / "mapped", before) as process:
+        process.communicate("\n\n")
     expected = b"." * 10_000 + b"late" + b"." * 9_996
     assert (place.path / "mapped").read_bytes() == expected
     place.sync()
     assert place.bucket.get("mapped") == expected
+
+
+@pytest.mark.case(51, 52)
+def test_late_pages_of_a_process_that_is_killed_are_not_published(place: Place, expect_log):
+    expect_log("kept aside an unfinished file")
+    place.bucket.put("mapped", b"." * 20_000)
+    with writer(MAP_AND_CLOSE, place.path / "mapped", "published") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "dirty\n"
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    wait_until(
+        lambda: (place.path / "mapped").read_bytes() == b"." * 20_000, "the published version to show again"
+    )
+    place.sync()
+    assert place.bucket.get("mapped") == b"." * 20_000
 
 
 @pytest.mark.case(14)

@@ -5,9 +5,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy
 import pytest
 
-from loader import MDSDataset
+from loader import MDSDataset, MDSWriter, merge
 from tests.trainers.checks import assert_last, assert_tidy
 from tests.trainers.kills import SLEEPY, Found, Kills
 from tests.trainers.workers import ROOT
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tests.mount.mounts import Mount
 
 SAMPLES = 200
+COLUMNS = {"tokens": "ndarray:int32:1024"}
 WRITE = f"""
 import sys
 import numpy
@@ -45,6 +47,14 @@ def write_dataset(path: object) -> None:
     with start_writer(path) as writer:
         writer.communicate("\n" * SAMPLES)
         assert writer.returncode == 0
+
+
+def resume_dataset(path: object) -> None:
+    """Go on behind the whole shards."""
+    with MDSWriter(path, COLUMNS, size_limit=200_000, resume=True) as writer:
+        assert writer.samples > 0
+        for index in range(writer.samples, SAMPLES):
+            writer.write({"tokens": numpy.full(1024, index, "int32")})
 
 
 def assert_right(path: object) -> None:
@@ -79,9 +89,9 @@ def test_a_node_killed_at_any_request_leaves_no_index_that_names_a_missing_shard
 
 
 @pytest.mark.case(54)
-@pytest.mark.parametrize("lines", [1, 3])
+@pytest.mark.parametrize(("lines", "resume"), [(1, False), (3, False), (3, True)])
 def test_a_node_killed_while_a_dataset_is_written_leaves_no_index_and_it_can_be_written_again(
-    mount, bucket, expect_log, lines: int
+    mount, bucket, expect_log, lines: int, *, resume: bool
 ):
     expect_log("recovered files=|kept aside")
     node: Mount = mount()
@@ -101,6 +111,23 @@ def test_a_node_killed_while_a_dataset_is_written_leaves_no_index_and_it_can_be_
     shards = [name for name in bucket.names() if name.endswith(".mds")]
     assert len(shards) >= lines
     assert "data/index.json" not in bucket.names()
-    write_dataset(again.path / "data")
+    if resume:
+        resume_dataset(again.path / "data")
+    else:
+        write_dataset(again.path / "data")
     again.sync()
+    assert_right(mount().path / "data")
+
+
+def test_parts_that_two_nodes_wrote_are_merged_by_a_third(mount, bucket):
+    halves = ((0, SAMPLES // 2), (SAMPLES // 2, SAMPLES))
+    for part, (first, stop) in enumerate(halves):
+        node: Mount = mount()
+        with MDSWriter(node.path / "data" / str(part), COLUMNS, size_limit=200_000) as writer:
+            for index in range(first, stop):
+                writer.write({"tokens": numpy.full(1024, index, "int32")})
+        node.sync()
+    third: Mount = mount()
+    assert merge(third.path / "data") == sum(name.endswith(".mds") for name in bucket.names())
+    third.sync()
     assert_right(mount().path / "data")

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums, digests
+from fusecache.disk.staging import (
+    StagingDirectory,
+    StagingFile,
+    checksum_of_checksums,
+    digests,
+    sync_all,
+)
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
 from fusecache.model.nouns import GRANULE_BYTES, MIB
 
@@ -104,14 +110,14 @@ def test_a_directory_knows_its_generations_and_moves_them_aside(tmp_path: Path) 
     for number in (3, 12):
         directory.create(number).write(0, b"%d" % number)
     (tmp_path / "staging" / "notes.txt").write_text("not ours")
-    assert directory.generations() == {3, 12}
+    assert directory.sizes().keys() == {3, 12}
     place = directory.move_aside(12, "orphans")
     assert place.read_bytes() == b"12"
-    assert (directory.generations(), directory.bytes_aside()) == ({3}, 2)
+    assert (directory.sizes().keys(), directory.bytes_aside()) == ({3}, 2)
     assert directory.open(3).read(0, 10) == b"3"
     directory.delete(3)
     directory.delete(3)
-    assert directory.generations() == set()
+    assert directory.sizes() == {}
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 1), (0, 3 * MIB + 5), (MIB, 2 * MIB), (2 * MIB, MIB + 5)])
@@ -133,3 +139,24 @@ def test_a_part_behind_the_files_end_has_no_digests(file: StagingFile) -> None:
     file.delete()
     with pytest.raises(LocalDiskError):
         digests(file.path, 0, 1)
+
+
+def test_of_files_that_are_synced_together_one_that_fails_fails_alone(tmp_path: Path) -> None:
+    good, gone, empty = (StagingFile(tmp_path / name, create=True) for name in ("good", "gone", "empty"))
+    good.write(0, b"x" * (GRANULE_BYTES + 1))
+    gone.delete()
+    first, second, third = sync_all([good, gone, empty])
+    assert (first, third) == (good.checksums(), b"")
+    assert isinstance(second, LocalDiskError)
+
+
+def test_files_whose_folder_is_not_synced_are_not_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [StagingFile(tmp_path / name, create=True) for name in ("a", "b")]
+
+    def failing(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    assert all(isinstance(each, LocalDiskError) for each in sync_all(files))

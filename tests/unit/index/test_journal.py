@@ -13,10 +13,12 @@ import pytest
 
 from fusecache.index import journal as journal_module
 from fusecache.index.journal import (
+    DropAbort,
     DropConflict,
     DropFile,
     DropOperation,
     Journal,
+    PutAbort,
     PutAttributes,
     PutConflict,
     PutFile,
@@ -72,6 +74,15 @@ def test_conflicts_are_kept_until_they_are_dropped(tmp_path: Path) -> None:
         journal.apply([DropConflict(4), DropConflict(9)])
         assert journal.conflicts() == []
         assert journal.highest_number() == 9
+
+
+def test_uploads_to_be_aborted_are_kept_until_the_bucket_has_answered(tmp_path: Path) -> None:
+    long_key, long_id = "k" * 1000, "u" * 600
+    with Journal(tmp_path) as journal:
+        journal.apply([PutAbort(long_key, long_id), PutAbort("key", "1"), PutAbort("key", "2")])
+        journal.apply([DropAbort("key", "1"), DropAbort("key", "unknown")])
+    with Journal(tmp_path) as journal:
+        assert sorted(journal.aborts()) == [("key", "2"), (long_key, long_id)]
 
 
 def test_why_a_file_is_kept_aside_is_kept_and_older_rows_do_without(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusecache.index import listings as module
-from fusecache.index.listings import ListedEntry, Listings
+from fusecache.index.listings import Listings
+from fusecache.index.rows import ListedEntry
 
 
 @pytest.fixture
@@ -73,12 +74,39 @@ def test_a_generation_is_dropped_in_portions_and_no_other_is_touched(
     assert listings.get(1, 2, "kept") == listings.get(2, 1, "kept") == file("kept", number=200)
 
 
+def test_single_rows_are_read_before_and_after_they_are_written(
+    listings: Listings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATE_ROWS", 100)
+    listings.put_page(1, 1, [file(f"{index:04}", number=index) for index in range(0, 500, 2)], 0, 0)
+    for index in range(1, 500, 2):
+        listings.put(1, 1, [file(f"{index:04}", number=5000 + index)])
+        assert listings.find_number(1, 1, 5000 + index, "", "9") == file(f"{index:04}", number=5000 + index)
+    listings.put(1, 1, [file("0100", "newer", 7)])
+    assert listings.find_number(1, 1, 7, "", "9") == file("0100", "newer", 7)
+    assert listings.find_number(1, 1, 50, "", "9") is None  # the number that the version before it had
+    assert [row.name for row in listings.iterate(1, 1, 30)] == [f"{index:04}" for index in range(500)]
+    listings.drop(1, 1)
+    assert listings.scan(1, 1, "", 1000) == []
+
+
+def test_rows_of_many_directories_do_not_fill_the_memory(
+    listings: Listings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATE_ROWS_IN_ALL", 50)
+    for index in range(300):
+        listings.put(index % 30, 1, [file(f"{index:04}")])
+        assert listings.rows_in_memory <= 50
+    assert sum(len(listings.scan(directory, 1, "", 100)) for directory in range(30)) == 300
+
+
 NAMES = st.text(alphabet="ab-/\x01é\U0001f389", min_size=1, max_size=4).filter(lambda name: name.strip("/"))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), NAMES),
         st.tuples(st.just("remove"), NAMES),
         st.tuples(st.just("page"), st.sets(NAMES, max_size=12)),
+        st.tuples(st.just("replace"), st.tuples(NAMES, NAMES, st.sets(NAMES, max_size=12))),
     ),
     max_size=40,
 )
@@ -90,6 +118,7 @@ def test_rows_are_those_of_a_sorted_dictionary(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, object]]
 ) -> None:
     monkeypatch.setattr(module, "BLOCK_ROWS_MAX", 6)
+    monkeypatch.setattr(module, "LATE_ROWS", 4)
     listings = Listings(tmp_path_factory.mktemp("rows") / "names")
     try:
         model: dict[str, ListedEntry] = {}
@@ -106,6 +135,22 @@ def test_rows_are_those_of_a_sorted_dictionary(
                 model |= {
                     name: row._replace(number=number * 1000 + place) for place, (name, row) in enumerate(page)
                 }
+                continue
+            if step == "replace":
+                assert isinstance(value, tuple)
+                after, end = sorted(value[:2])
+                old = {name: model.pop(name) for name in list(model) if after < name <= end}
+                page = {
+                    _row(name).sort_name: _row(name)
+                    for name in value[2]
+                    if after < _row(name).sort_name <= end
+                }
+                rows = [page[name] for name in sorted(page)]
+                numbers = listings.replace(3, 4, after, end, rows, number * 1000)
+                for place, row in enumerate(rows):
+                    new = old[row.sort_name].number if row.sort_name in old else number * 1000 + place
+                    model[row.sort_name] = row._replace(number=new)
+                assert numbers == {model[name].number for name in page}
                 continue
             assert isinstance(value, str)
             row = _row(value)._replace(number=number)

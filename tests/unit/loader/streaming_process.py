@@ -1,6 +1,7 @@
 """Runs the real StreamingDataset in a process of its own, as it keeps shared memory and lock files.
 
-Arguments: one JSON object {"local", "options", "read", "stop"}. Prints a JSON object with what it read: the
+Arguments: one JSON object {"local", "options", "read", "stop"}; options may have "streams", the arguments of each,
+in place of local. Prints a JSON object with what it read: the
 `id` of every sample by index or by iteration, the other columns' digest, and the state after `stop` samples.
 """
 
@@ -26,7 +27,12 @@ def main() -> None:
     command = json.loads(sys.argv[1])
     streaming = import_streaming()
     warnings.simplefilter("ignore")
-    dataset = streaming.StreamingDataset(local=command["local"], **command["options"])
+    options = command["options"]
+    if "streams" in options:
+        options["streams"] = [streaming.Stream(**stream) for stream in options["streams"]]
+    else:
+        options["local"] = command["local"]
+    dataset = streaming.StreamingDataset(**options)
     result: dict[str, Any] = {}
     if command["read"] == "index":
         result["digests"] = [digest(dataset[number]) for number in range(dataset.size)]

@@ -16,7 +16,7 @@ import pytest
 
 from loader import DatasetError, EncodingError, MDSDataset, MDSWriter, ShardError, WriterError
 from loader.index import read_index
-from loader.shard import ShardReader
+from loader.shard import ReadOptions, ShardReader
 
 COLUMNS = {"id": "int", "text": "str", "tokens": "ndarray:int32:16"}
 FIXED = {"id": "int", "tokens": "ndarray:int32:16"}
@@ -135,7 +135,7 @@ def test_few_open_files_and_little_memory_are_enough(tmp_path: Path) -> None:
     for compression in (None, "zstd"):
         directory = write(tmp_path / str(compression), compression=compression)
         index = read_index(directory)
-        reader = ShardReader(index, open_files=2, offset_cache_bytes=100, decompressed_cache_bytes=3000)
+        reader = ShardReader(index, ReadOptions(2, 100, 3000))
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(2):
             for shard in range(index.shards):
@@ -145,7 +145,7 @@ def test_few_open_files_and_little_memory_are_enough(tmp_path: Path) -> None:
 
 def test_threads_read_the_same_dataset(tmp_path: Path) -> None:
     index = read_index(write(tmp_path, count=1000))
-    reader = ShardReader(index, open_files=1, offset_cache_bytes=1)
+    reader = ShardReader(index, ReadOptions(open_files=1, offset_cache_bytes=1))
     expected = [bytes(reader.read(shard, 0)) for shard in range(index.shards)]
     wrong: list[object] = []
 

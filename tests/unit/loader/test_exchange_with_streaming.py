@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from tests.real_streaming import import_streaming
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, Stream, World
+from loader.order import OrderSpec
 from tests.unit.loader.streaming_process import digest
 
 COLUMNS = {
@@ -52,16 +50,6 @@ def write_ours(out: Path, **options: Any) -> Path:
     return out
 
 
-def write_theirs(out: Path, **options: Any) -> Path:
-    streaming = import_streaming()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with streaming.MDSWriter(out=str(out), columns=COLUMNS, size_limit=4096, **options) as writer:
-            for sample in samples():
-                writer.write(sample)
-    return out
-
-
 def run_streaming(local: Path, tmp_path: Path, read: str, stop: int = 0, **options: Any) -> dict[str, Any]:
     """What the real StreamingDataset reads of a directory, in its own process."""
     locks = tmp_path / "locks"
@@ -80,26 +68,8 @@ def run_streaming(local: Path, tmp_path: Path, read: str, stop: int = 0, **optio
     return result
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
-
-
-def test_raw_datasets_are_byte_identical(tmp_path: Path) -> None:
-    ours = write_ours(tmp_path / "ours", hashes=["sha1", "xxh64"])
-    theirs = write_theirs(tmp_path / "theirs", hashes=["sha1", "xxh64"])
-    assert len(files(ours)) > 5
-    assert files(ours) == files(theirs)
-
-
-@pytest.mark.parametrize("compression", [None, "zstd:7", "gz:1", "bz2:1", "br:2", "snappy"])
-def test_we_read_what_the_library_wrote(tmp_path: Path, compression: str | None) -> None:
-    dataset = MDSDataset(write_theirs(tmp_path, compression=compression))
-    assert [digest(sample) for sample in dataset] == [digest(sample) for sample in samples()]
-
-
-@pytest.mark.parametrize("options", [{"compression": "zstd:7"}, {"align": 64}])
-def test_the_library_reads_what_we_wrote(tmp_path: Path, options: dict[str, Any]) -> None:
-    local = write_ours(tmp_path / "ours", hashes=["sha1"], **options)
+def test_the_librarys_dataset_reads_and_checks_what_we_wrote(tmp_path: Path) -> None:
+    local = write_ours(tmp_path / "ours", hashes=["sha1"], compression="zstd:7", align=64)
     found = run_streaming(local, tmp_path, "index", validate_hash="sha1", batch_size=1)
     assert found["digests"] == [digest(sample) for sample in samples()]
 
@@ -122,3 +92,37 @@ def test_a_run_moves_over_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
             sampler.load_state_dict(streaming["state"])
         rest = [sorted(chain.from_iterable(parts)) for parts in zip(*group, strict=True)]
         assert rest == [sorted(batch) for batch in batches[4:]]
+
+
+def test_a_run_over_weighted_streams_moves_over_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    first = 0
+    for name, count in (("books", 300), ("code", 200), ("web", 700)):
+        with MDSWriter(tmp_path / name, {"id": "int"}, size_limit=1024) as writer:
+            for number in range(first, first + count):
+                writer.write({"id": number})
+        first += count
+    shares = {"books": 2, "code": 1, "web": 1}
+    streaming = run_streaming(
+        tmp_path,
+        tmp_path,
+        "iterate",
+        stop=120,
+        streams=[{"local": str(tmp_path / name), "proportion": share} for name, share in shares.items()],
+        batch_size=24,
+        shuffle=True,
+        shuffle_seed=7,
+        num_canonical_nodes=4,
+        shuffle_block_size=200,
+        batching_method="stratified",
+    )
+    dataset = MDSDataset([Stream(tmp_path / name, proportion=share) for name, share in shares.items()])
+    spec = OrderSpec("py1e", seed=7, canonical_nodes=4, block_size=200, batching="stratified")
+    for ranks in (1, 2, 3):
+        group = [
+            ElasticBatchSampler(dataset, global_batch_size=24, order=spec, world=World(rank, ranks))
+            for rank in range(ranks)
+        ]
+        for sampler in group:
+            sampler.load_state_dict(streaming["state"])
+        rest = [[dataset[number]["id"] for number in chain(*parts)] for parts in zip(*group, strict=True)]
+        assert list(chain(*rest)) == streaming["rest"]

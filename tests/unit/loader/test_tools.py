@@ -1,11 +1,17 @@
-"""`python -m loader ls` and `verify`."""
+"""`python -m loader ls`, `head`, `stats`, `verify`, `merge`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from loader import MDSWriter
+from loader import MDSDataset, MDSWriter
 from loader.__main__ import main
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(params=[None, "zstd"])
@@ -45,6 +51,91 @@ def test_verify_names_every_damaged_shard(directory: Path, capsys: pytest.Captur
     assert "the file is missing. Restore the shard.\n" in told.err
     assert "python -m loader verify" not in told.err  # it is what runs
     assert "all is well" not in told.out
+
+
+def test_a_quick_verify_looks_at_sizes_alone(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = sorted(directory.glob("shard.*"))
+    shards[0].write_bytes(bytes(shards[0].stat().st_size))
+    assert main(["verify", "--quick", str(directory)]) == 0
+    shards[1].write_bytes(b"")
+    shards[2].unlink()
+    assert main(["verify", "--quick", str(directory)]) == 1
+    told = capsys.readouterr()
+    assert "2 problems" in told.out
+    assert f"{shards[1]} (shard 1)" in told.err
+    assert f"{shards[2]} (shard 2)" in told.err
+
+
+def test_stats_tell_shards_bytes_and_columns(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(directory)]) == 0
+    out = capsys.readouterr().out
+    stored = sum(path.stat().st_size for path in directory.glob("shard.*"))
+    assert "100 samples" in out
+    assert f"{stored} stored" in out
+    assert "column text (str): 8 to 9 bytes, mean 8.9" in out
+
+
+def test_stats_of_an_empty_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path, {"text": "str"}):
+        pass
+    assert main(["stats", str(tmp_path)]) == 0
+    assert "0 shards, 0 samples" in capsys.readouterr().out
+
+
+def test_head_shows_values_of_every_kind_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = Image.new("L", (3, 2))
+    columns = {
+        "array": "ndarray",
+        "image": "png",
+        "images": "list[png]",
+        "long": "str",
+        "number": "float32",
+        "p": "pkl",
+    }
+    with MDSWriter(tmp_path, columns) as writer:
+        for number in range(9):
+            value = {
+                "image": image,
+                "images": [image] * 2,
+                "long": "y" * 999,
+                "number": number,
+                "p": {number},
+            }
+            writer.write(value | {"array": np.arange(20, dtype=np.int16).reshape(4, 5)})
+    assert main(["head", "-n", "2", str(tmp_path), "--allow-pickle"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("sample ") == 2
+    assert "array: int16 (4, 5) [0, 1, 2, 3, 4, 5, 6, 7, ...]" in told
+    assert "image: image PNG L 3x2" in told
+    assert "images: 2 images, the first image PNG L 3x2" in told
+    assert "(999 long)" in told
+    assert "2 of 9 samples" in told
+    assert main(["head", str(tmp_path)]) == 1
+    assert "allow_pickle" in capsys.readouterr().err
+
+
+def test_merge_writes_one_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("2", "10"):
+        with MDSWriter(tmp_path / part, {"text": "str"}) as writer:
+            writer.write({"text": part})
+    assert main(["merge", str(tmp_path)]) == 0
+    assert "2 shards in one index" in capsys.readouterr().out
+    assert [sample["text"] for sample in MDSDataset(tmp_path)] == ["2", "10"]
+    assert main(["merge", str(tmp_path)]) == 1
+    assert "--replace" in capsys.readouterr().err
+    assert main(["merge", "--replace", str(tmp_path), "10", "2"]) == 0
+    assert [sample["text"] for sample in MDSDataset(tmp_path)] == ["10", "2"]
+
+
+def test_the_module_runs_and_a_closed_pipe_is_no_error(directory: Path) -> None:
+    command = f"{sys.executable} -m loader ls {directory} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "columns: text (str)\n"
+    assert done.stderr == ""
 
 
 def test_a_directory_without_a_dataset_is_an_error(

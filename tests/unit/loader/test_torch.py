@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from loader import ElasticBatchSampler, MDSDataset, MDSWriter, ShardError, World
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 
 ROOT = Path(__file__).parents[3]
 RANKS = 4
@@ -116,18 +116,6 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_continues_it_though_workers_read
     resumed.load_state_dict(state)
     rest = [batch["id"].tolist() for batch in DataLoader(dataset, batch_sampler=resumed, num_workers=workers)]
     assert rest == seen[5:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_missing_shard_ends_the_loop_with_its_name(tmp_path: Path, workers: int) -> None:
-    with MDSWriter(tmp_path, {"id": "int", "text": "str"}, size_limit=1024) as writer:
-        for number in range(300):
-            writer.write({"id": number, "text": "some text"})
-    (tmp_path / "shard.00003.mds").unlink()
-    dataset = MDSDataset(tmp_path)
-    with pytest.raises(ShardError, match=r"shard\.00003\.mds.*samples"):
-        for _ in DataLoader(dataset, batch_sampler=sampler_of(dataset), num_workers=workers):
-            pass
 
 
 def test_four_processes_share_each_global_batch(directory: Path, tmp_path: Path) -> None:

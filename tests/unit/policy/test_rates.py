@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from fusecache.policy.rates import WINDOW_SECONDS, Rate, seconds_left
 
-steps = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1 << 40)), max_size=60)
+# Of a clock in nanoseconds: finer steps are lost in a float's digits.
+seconds = st.integers(0, 100 * 10**9).map(lambda nanoseconds: nanoseconds / 1e9)
+steps = st.lists(st.tuples(seconds, st.integers(0, 1 << 40)), max_size=60)
 
 
 @given(steps)

@@ -1,0 +1,142 @@
+"""How content ends that the bucket does not get: dropped, let go with its last handle, kept aside.
+
+Invariant: nothing is dropped that was promised to anyone, unless newer content of the same file stands for it.
+"""
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from fusecache.disk.staging import StagingDirectory
+from fusecache.engine.cache import BlockCache
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.nodes import Generation, Node, attributes_of
+from fusecache.engine.owed import Owed
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import Change, DropFile, PutFile
+from fusecache.model.errors import NoSpace
+from fusecache.model.records import FileRecord, Reason
+from fusecache.model.states import FileState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Endings:
+    """Ends generations, and gives back what they held."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        cache: BlockCache,
+        staging: StagingDirectory,
+        journal: JournalWriter,
+        owed: Owed,
+    ) -> None:
+        self._tree = tree
+        self._cache = cache
+        self._staging = staging
+        self._journal = journal
+        self._owed = owed
+        # Content that is never published: of names that match `local_only`.
+        self.local: set[Generation] = set()
+        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
+        self.on_dropped: Callable[[Generation], None] = lambda _generation: None
+        self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
+        self.on_aside: Callable[[FileRecord], None] = lambda _record: None
+
+    def drop(self, generation: Generation) -> list[Change]:
+        """End a generation that nobody needs any more; return the change to be journaled with its reason.
+
+        One in flight cannot be dropped.
+        """
+        self._owed.discard(generation)
+        self.local.discard(generation)
+        generation.go(FileState.DROPPED)
+        node = generation.node
+        generation.node = None
+        if node is not None:
+            if node.generation is generation:
+                node.generation = None
+            self._tree.unpin(node)
+        self.on_dropped(generation)
+        return [DropFile(generation.record.generation), *self._drop_replaced(generation)]
+
+    def _drop_replaced(self, generation: Generation) -> list[Change]:
+        """The version that the bucket refused is not wanted any more."""
+        refused, generation.replaces = generation.replaces, None
+        return self.drop(refused) if refused is not None else []
+
+    def _let_go(self, generation: Generation) -> None:
+        """The last handle of an unlinked file is closed."""
+        if generation.state is FileState.STORED:
+            generation.node = None
+            self.on_dropped(generation)
+        else:
+            self._journal.submit(*self.drop(generation))
+
+    def _put_aside(self, node: Node, generation: Generation) -> None:
+        """Keep content that must not be published; the published version shows again under the name."""
+        parent, name = node.parent, node.name
+        if isinstance(generation.error, NoSpace):
+            # Its writer was told; keeping it would hold the very room that is missing.
+            log.warning("removed a file that the disk had no room for path=%s", self._tree.path(node))
+            self._journal.submit(*self.drop(generation))
+        else:
+            self._owed.discard(generation)
+            self.local.discard(generation)
+            self.on_key_changed(generation)  # parts that were sent are for nobody
+            failed = generation.error is not None
+            record = generation.go(
+                FileState.ORPHAN,
+                size=generation.size,
+                moment=time.time(),
+                reason=Reason.FAILED if failed else Reason.KILLED,
+                error=str(generation.error) if failed else "its writer was killed before it closed the file",
+            )
+            self._journal.submit(PutFile(record))
+            generation.file.close()
+            place = self._staging.move_aside(record.generation, "orphans")
+            log.warning(
+                "kept aside an unfinished file path=%s bytes=%d at=%s reason=%s",
+                self._tree.path(node), record.size, place, record.error,
+            )  # fmt: skip
+            self.on_aside(record)
+            self._cache.release_staging(generation.reserved - generation.size)
+            generation.reserved = generation.size
+            node.generation = None
+            generation.node = None
+            self._tree.unpin(node)
+        if parent is not None and node.parent is not None:
+            # The kernel holds the unfinished bytes under this inode: the name needs another one.
+            self._tree.detach(node)
+            self._hand_over(node, parent, name)
+            self.on_name_lost(parent, name)
+
+    def _hand_over(self, node: Node, parent: Node, name: str) -> None:
+        """Give what is queued for a node to a new one of that name: its last closed version shows again."""
+        queued = [
+            item for item in self._owed.for_key(self._tree.child_key(parent, name)) if item.node is node
+        ]
+        if not queued:
+            return
+        heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)
+        for item in queued:
+            item.node = heir
+            self._tree.pin(heir)
+            self._tree.unpin(node)
+            if isinstance(item, Generation):
+                heir.generation = item
+
+    def _trim(self, generation: Generation) -> None:
+        """Nothing more is written into it for now: give back what was reserved for that."""
+        if generation.reserved > generation.size:
+            self._cache.release_staging(generation.reserved - generation.size)
+            generation.reserved = generation.size
+
+    def _row(self, generation: Generation) -> list[PutFile]:
+        """Return the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
+        is_named = generation.node is not None and self._tree.is_linked(generation.node)
+        return [PutFile(generation.record)] if is_named else []

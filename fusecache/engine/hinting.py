@@ -1,0 +1,175 @@
+"""Hints of jobs, from the message to the cache: taken, checked, merged, fetched by, shown, forgotten.
+
+Used on the loop; long messages are read in a thread.
+
+Invariant: a message that is refused changes nothing, and nothing that is read depends on any.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from fusecache.engine.cache import BlockCache
+from fusecache.engine.names import Names
+from fusecache.engine.nodes import Node
+from fusecache.engine.offload import Offload
+from fusecache.engine.prefetching import Prefetcher
+from fusecache.engine.timeline import Job, Timeline, Window, index_plan
+from fusecache.engine.tree import Tree
+from fusecache.model.errors import NotFound
+from fusecache.model.hint import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
+from fusecache.model.nouns import ObjectId
+
+log = logging.getLogger(__name__)
+
+# As often silent jobs are looked for.
+_SILENCE_LOOK_SECONDS = 10.0
+# A use of now is not as sacred as what is pinned.
+_NOW = 1e-6
+
+
+class Hinting:
+    """What jobs have said they will read."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        names: Names,
+        cache: BlockCache,
+        offload: Offload,
+        resolve: Callable[[str], Awaitable[Node]],
+    ) -> None:
+        self._tree = tree
+        self._cache = cache
+        self._offload = offload
+        self._timeline = Timeline()
+        self._prefetcher = Prefetcher(self._timeline, tree, names, cache, resolve)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Fetch what is hinted, and forget silent jobs, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._prefetcher.run, name="prefetch-hinted")
+            task_status.started()
+            while True:
+                await trio.sleep(_SILENCE_LOOK_SECONDS)
+                silent = self._timeline.forget_silent(trio.current_time())
+                if silent:
+                    log.info("silent jobs are forgotten jobs=%s", ",".join(silent))
+                    self._changed()
+
+    # ---- what jobs say
+
+    async def take(self, file: str, message: bytes | bytearray) -> None:
+        """Take the content of a hint file, `<job>.plan` or `<job>.cursor`.
+
+        Raises HintError, NotFound for the cursor of a job whose plan is not here, NotPermitted if there are too many.
+        """
+        job, kind = job_of(file)
+        if kind == CURSOR:
+            step = decode_cursor(message)
+            if not self._timeline.move(job, step, trio.current_time()):
+                raise NotFound(f"{job}: there is no plan of this job, or it was forgotten")
+        else:
+            window = await self._offload.disk(_read_plan, bytes(message))
+            self._timeline.add(job, window, trio.current_time())
+            plan = window.plan
+            log.info("plan taken job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step)
+        self._changed()
+
+    def forget(self, job: str) -> bool:
+        """Drop what a job has said; False if it said nothing."""
+        known = self._timeline.forget(job)
+        self._changed()
+        return known
+
+    def jobs(self) -> list[str]:
+        """Return the names of the jobs that have a plan."""
+        return list(self._timeline.jobs)
+
+    def step(self, job: str) -> int | None:
+        """Return where a job is, None if it has no plan."""
+        known = self._timeline.jobs.get(job)
+        return None if known is None else known.step
+
+    # ---- what is shown
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what is hinted and what came of it, as plain values."""
+        return {
+            "jobs": [self._facts(job) for job in self._timeline.jobs.values()],
+            "predicted_stalls": self._prefetcher.predicted_stalls(),
+            "exact_bytes": self._cache.snippets.held_bytes,
+            "forgotten_jobs": self._timeline.forgotten,
+        }
+
+    def facts(self, job: str) -> dict[str, Any]:
+        """Return what is known of one job. Raises NotFound."""
+        known = self._timeline.jobs.get(job)
+        if known is None:
+            raise NotFound(f"{job}: there is no plan of this job")
+        return self._facts(known)
+
+    def _facts(self, job: Job) -> dict[str, Any]:
+        front = job.front(is_exact=False)
+        to_come = max((window.last for window in job.windows), default=job.step)
+        looked_at = front.first if front is not None else to_come
+        return {
+            "job": job.name,
+            "step": job.step,
+            "seconds_a_step": round(job.pace.seconds_a_step, 6),
+            "windows": [window.plan.window for window in job.windows],
+            "extents": job.extents,
+            "planned_steps": max(0, to_come - job.step),
+            "horizon_steps": max(0, looked_at - job.step),
+            "horizon_bytes": job.ahead_bytes,
+            "lead_seconds": round(job.seconds_until(looked_at), 3),
+            "fetched_bytes": job.fetched_bytes,
+            "hit_bytes": job.hit_bytes,
+            "missed_bytes": job.missed_bytes,
+            "late": job.late,
+            "skipped": job.skipped,
+            "silent_seconds": round(trio.current_time() - job.heard, 1),
+        }
+
+    # ---- what the cache asks and tells
+
+    def _changed(self) -> None:
+        is_hinted = bool(self._timeline.jobs)
+        self._cache.housekeeping.listen_to_hints(self._next_use if is_hinted else None)
+        self._cache.hints = self if is_hinted else None
+        self._prefetcher.wake()
+
+    def _next_use(self, object_id: ObjectId, start: int, stop: int) -> float | None:
+        seconds = self._timeline.next_use(self._tree.relative(object_id.key), start, stop)
+        if seconds is None:
+            return None
+        node = self._tree.find(object_id.key)
+        if node is not None and node.object is not None and node.object.etag != object_id.etag:
+            return None  # a version that was replaced
+        return max(_NOW, seconds)
+
+    def names(self, object_id: ObjectId) -> bool:
+        """Say whether some job has said that it will read a file: then nobody needs to guess."""
+        return bool(self._timeline.jobs) and self._timeline.names(self._tree.relative(object_id.key))
+
+    def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+        """Somebody reads a file: the jobs that have named it are alive."""
+        path = self._tree.relative(object_id.key)
+        self._prefetcher.note_read()
+        if self._timeline.note_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
+            self._prefetcher.wake()
+
+
+def job_of(file: str) -> tuple[str, str]:
+    """Return the job and the kind, PLAN or CURSOR, of a hint file's name. Raises HintError."""
+    for kind in (PLAN, CURSOR):
+        if file.endswith(kind) and is_job(file.removesuffix(kind)):
+            return file.removesuffix(kind), kind
+    raise HintError(f"{file!r} is no hint: <job>{PLAN} and <job>{CURSOR} are")
+
+
+def _read_plan(message: bytes) -> Window:
+    """Run in a thread."""
+    return index_plan(decode_plan(message))

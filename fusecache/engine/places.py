@@ -1,0 +1,101 @@
+"""Where content comes in the publish order: behind what is queued of its key, or in the place of that.
+
+Decided without awaiting; what is returned is to be journaled in one transaction with what asked for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeGuard
+
+import trio
+
+from fusecache.engine.journaling import JournalWriter
+from fusecache.engine.nodes import Generation, Item, Node, Operation
+from fusecache.engine.owed import Owed
+from fusecache.engine.tree import Tree
+from fusecache.index.journal import Change, DropOperation
+from fusecache.model.nouns import MIB
+from fusecache.model.records import OperationKind
+
+# Files up to this size are taken for ones that speak of others.
+_SMALL_BYTES = MIB
+# So many versions of a file that speaks of others are queued at most, during an outage say.
+_POINTER_VERSIONS = 1000
+# A queued file whose rewriting has put its upload off for so long is published as it is.
+_REWRITE_SECONDS = 10.0
+
+
+class Places:
+    """Gives promised content its place in the queue. drop: ends content that is not needed any more."""
+
+    def __init__(
+        self, tree: Tree, owed: Owed, journal: JournalWriter, drop: Callable[[Generation], list[Change]]
+    ) -> None:
+        self._tree = tree
+        self._owed = owed
+        self._journal = journal
+        self._drop = drop
+
+    def new(self, node: Node, generation: Generation, key: str) -> tuple[int, str | None]:
+        """Return sequence and base for new content of `key`, behind what is queued of it."""
+        sequence = self._journal.next_number()
+        queued = self._owed.for_key(key)
+        last = queued[-1] if queued else None
+        generation.follows = last is not None and self._owed.ends_with(last)
+        return sequence, self._owed.base_for(key, node.published_etag(key))
+
+    def take(self, generation: Generation) -> list[Change]:
+        """Give sealed content the place of the queued version that it makes needless; return what is to be journaled.
+
+        Or have it take the place of a removed object. Not before: a promise that is taken back must leave the closed
+        version before it, or its removal, in the queue.
+        """
+        key = generation.record.key
+        queued = [item for item in self._owed.for_key(key) if item.sequence < generation.sequence]
+        last = queued[-1] if queued else None
+        if _is_delete(last) and not last.in_flight:
+            self._owed.remove(last)  # what it knew of the bucket passes on
+            self._tree.unhide(key, gone=False)
+            return [DropOperation(last.sequence)]
+        if not isinstance(last, Generation) or last.node is not generation.node or last.in_flight:
+            return []
+        # A small file may speak of what was written since: the newer content comes after that, and the oldest stays
+        # where it is, for those that rely on it. Of one that is known to speak of others (`latest`) each version
+        # stays: what came between, a removed checkpoint say, relies on the one before it.
+        versions = sum(isinstance(item, Generation) and item.node is last.node for item in queued)
+        most = _POINTER_VERSIONS if self._owed.tells(key) else 2
+        if generation.size <= _SMALL_BYTES and not generation.follows and versions < most:
+            return []
+        # A file rewritten again and again must not keep everything behind it waiting for ever: its oldest version goes.
+        is_overdue = (
+            trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id != ""
+        )
+        if is_overdue and versions == 1:
+            return []
+        # Who waits for this very content in the bucket must not be told of later content that may never come.
+        if last.awaited:
+            return []
+        # The newer content takes the oldest unpublished place of its key: whatever was written after the old one may
+        # rely on it.
+        sequence, generation.waiting_since = last.sequence, last.waiting_since
+        self._owed.remove(generation)
+        changes: list[Change] = [*self._drop(last)]
+        base = self._owed.base_for(key, last.record.base_etag)
+        generation.record = replace(generation.record, sequence=sequence, base_etag=base)
+        self._owed.add(generation)
+        return changes
+
+    def collapse_delete(self, key: str, changes: list[Change]) -> str | None:
+        """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None."""
+        queued = self._owed.for_key(key)
+        last = queued[-1] if queued else None
+        if _is_delete(last) and not last.in_flight:
+            self._owed.remove(last)
+            self._tree.unhide(key, gone=False)
+            changes.append(DropOperation(last.sequence))
+            return last.record.base_etag
+        return None
+
+
+def _is_delete(item: Item | None) -> TypeGuard[Operation]:
+    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE

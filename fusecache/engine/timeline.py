@@ -1,0 +1,305 @@
+"""The merged hints of all jobs: when the bytes of a file are read next, and what comes next in each job.
+
+A plan is kept as its columns, with one more that groups its extents by file: some 50 bytes an extent and 80 a path.
+Nothing here awaits, and nothing here decides; times are those of the loop's clock, in seconds.
+
+Invariants:
+1. What is wrong in a hint changes what is fetched and kept, never what is read.
+2. Memory is bounded: by MOST_EXTENTS over all jobs, and MOST_JOBS.
+"""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fusecache.model.errors import NotPermitted
+from fusecache.model.hint import HintError, Plan
+from fusecache.policy.horizon import SILENT_SECONDS, Pace, observe_step, step_of_reads
+
+# Some 150 bytes each at most: 200 MB, and an epoch of 10**6 shards.
+MOST_EXTENTS = 1_000_000
+MOST_JOBS = 64
+# Rows of one file that are looked at to find its next use; there are more only where many small extents lie in it.
+_ROWS_LOOKED_AT = 256
+# The steps of so many last reads say where a job is that does not say so itself …
+_READS = 8
+# … for this long.
+_QUIET_SECONDS = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Window:
+    """One plan, indexed. rows: its extents grouped by path, those of a path in the order of the plan; those of path p
+    are rows[begins[p]:begins[p + 1]]. longest: the most steps from an extent's first use to its last; last: the step of
+    the last use of all. front: the first extent, in the order of the plan, that nobody has fetched or found here yet.
+    first_bytes, later_bytes: fetched for the plan's first step, and for others.
+    """
+
+    plan: Plan
+    rows: "array[int]"
+    begins: "array[int]"
+    longest: int
+    last: int
+    front: int = 0
+    first_bytes: int = 0
+    later_bytes: int = 0
+
+    def extents_of(self, path: str, step: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (first, last, start, stop) of what is read of a path from a step on, the first first, and not all."""
+        plan = self.plan
+        number = bisect_left(plan.paths, path)
+        if number == len(plan.paths) or plan.paths[number] != path:
+            return
+        first, rows = plan.first, self.rows
+        low, high = self.begins[number], self.begins[number + 1]
+        if high - low > 8:
+            low = bisect_left(rows, step - self.longest, low, high, key=first.__getitem__)
+        for row in rows[low : min(high, low + _ROWS_LOOKED_AT)]:
+            last = first[row] + plan.span[row]
+            if last >= step:
+                yield first[row], last, plan.start[row], plan.start[row] + plan.length[row]
+
+
+def index_plan(plan: Plan) -> Window:
+    """Return a plan as a window of the timeline. Takes 0.1 s for 10**5 extents: for a thread."""
+    counts = [0] * (len(plan.paths) + 1)
+    for number in plan.path:
+        counts[number + 1] += 1
+    total = 0
+    for number, count in enumerate(counts):
+        total += count
+        counts[number] = total
+    begins = array("l", counts)
+    rows = array("l", bytes(array("l").itemsize * len(plan)))
+    for row, number in enumerate(plan.path):
+        rows[counts[number]] = row
+        counts[number] += 1
+    longest = max(plan.span, default=0)
+    last = max(map(int.__add__, plan.first, plan.span), default=0)
+    return Window(plan, rows, begins, longest, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An extent that a job reads: its window, and the number there."""
+
+    window: Window
+    row: int
+
+    @property
+    def path(self) -> str:
+        """The file, below the mountpoint."""
+        return self.window.plan.paths[self.window.plan.path[self.row]]
+
+    @property
+    def start(self) -> int:
+        """Its first byte."""
+        return self.window.plan.start[self.row]
+
+    @property
+    def length(self) -> int:
+        """Its bytes, hint.TO_THE_END for all that the file has."""
+        return self.window.plan.length[self.row]
+
+    @property
+    def begins_its_plan(self) -> bool:
+        """Whether it is of the first step of its plan."""
+        return self.first == self.window.plan.first[0]
+
+    @property
+    def first(self) -> int:
+        """The step of its first read."""
+        return self.window.plan.first[self.row]
+
+    @property
+    def last(self) -> int:
+        """The step of its last read."""
+        return self.first + self.window.plan.span[self.row]
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One job. step: all before it are done. ahead: (first step, bytes) of what hints fetched, until that step.
+
+    bytes_per_second: what it consumes of what was fetched. late: fetches that ended after their step had begun.
+    skipped: files that are not there, or cannot be fetched; is_told: whether that was logged.
+    """
+
+    name: str
+    heard: float
+    windows: list[Window] = field(default_factory=list)
+    step: int = 0
+    said_at: float = -math.inf
+    pace: Pace = field(default_factory=Pace)
+    reads: deque[int] = field(default_factory=lambda: deque(maxlen=_READS))
+    ahead: deque[tuple[int, int]] = field(default_factory=deque)
+    ahead_bytes: int = 0
+    consumed_bytes: int = 0
+    bytes_per_second: float = 0.0
+    fetched_bytes: int = 0
+    hit_bytes: int = 0
+    missed_bytes: int = 0
+    late: int = 0
+    skipped: int = 0
+    is_told: bool = False
+
+    @property
+    def extents(self) -> int:
+        """How many extents it has named."""
+        return sum(len(window.plan) for window in self.windows)
+
+    def seconds_until(self, step: int) -> float:
+        """Return how many seconds from now a step comes, by the job's pace; 0 for the present one."""
+        return max(0, step - self.step) * self.pace.seconds
+
+    def front(self, *, is_exact: bool) -> Use | None:
+        """Return what it needs next of what nobody has looked at, of exact plans or of others; None: nothing."""
+        for window in self.windows:
+            plan = window.plan
+            if plan.is_exact is not is_exact:
+                continue
+            # Passed by: who reads it has read it, or waits for it himself.
+            while window.front < len(plan) and plan.first[window.front] + plan.span[window.front] < self.step:
+                window.front += 1
+            if window.front < len(plan):
+                return Use(window, window.front)
+        return None
+
+    def note_fetched(self, use: Use, nbytes: int) -> None:
+        """So many bytes lie ahead of it by a hint, or are about to."""
+        self.fetched_bytes += nbytes
+        if use.begins_its_plan:
+            use.window.first_bytes += nbytes
+        else:
+            use.window.later_bytes += nbytes
+        if use.window.plan.is_exact:
+            return
+        if use.first > self.step:
+            self.ahead.append((use.first, nbytes))
+            self.ahead_bytes += nbytes
+        else:
+            self.consumed_bytes += nbytes
+
+    def move(self, step: int, now: float) -> None:
+        """It has come to a step."""
+        if step < self.step:
+            for window in self.windows:
+                window.front = 0
+            self.ahead.clear()
+            self.ahead_bytes = 0
+        while self.ahead and self.ahead[0][0] <= step:
+            nbytes = self.ahead.popleft()[1]
+            self.ahead_bytes -= nbytes
+            self.consumed_bytes += nbytes
+        self.step = step
+        before, self.pace = self.pace, observe_step(self.pace, step, now)
+        if self.pace.since > before.since:
+            self.bytes_per_second = self.consumed_bytes / (self.pace.since - before.since)
+            self.consumed_bytes = 0
+        self.windows = [window for window in self.windows if window.last >= step]
+
+
+class Timeline:
+    """All jobs that have said what they will read."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.forgotten = 0
+
+    # ---- what jobs say
+
+    def add(self, name: str, window: Window, now: float) -> Job:
+        """Take a job's plan. Raises HintError for too many extents, NotPermitted for too many jobs."""
+        job = self.jobs.get(name)
+        kept = [each for each in job.windows if each.plan.window < window.plan.window] if job else []
+        others = sum(each.extents for each in self.jobs.values() if each is not job)
+        total = others + sum(len(each.plan) for each in kept) + len(window.plan)
+        if total > MOST_EXTENTS:
+            raise HintError(f"{total} extents are too many: all jobs together may name {MOST_EXTENTS}")
+        if job is None:
+            if len(self.jobs) >= MOST_JOBS:
+                raise NotPermitted(
+                    f"{MOST_JOBS} jobs have told what they read: remove the hints of those that ended"
+                )
+            job = self.jobs[name] = Job(name, now, pace=Pace(step=window.plan.step, since=now))
+            job.step = window.plan.step
+        job.heard = now
+        job.windows = [*kept, window]
+        job.is_told = False
+        job.move(window.plan.step, now)
+        return job
+
+    def move(self, name: str, step: int, now: float) -> bool:
+        """Take a job's cursor; False if it has no plan."""
+        job = self.jobs.get(name)
+        if job is None:
+            return False
+        job.heard = job.said_at = now
+        job.reads.clear()
+        job.move(step, now)
+        return True
+
+    def forget(self, name: str) -> bool:
+        """Drop what a job has said; False if it said nothing."""
+        return self.jobs.pop(name, None) is not None
+
+    def forget_silent(self, now: float) -> list[str]:
+        """Drop the jobs of which nothing was heard for long; return their names."""
+        silent = [name for name, job in self.jobs.items() if now - job.heard >= SILENT_SECONDS]
+        for name in silent:
+            del self.jobs[name]
+        self.forgotten += len(silent)
+        return silent
+
+    # ---- what is asked of it
+
+    def next_use(self, path: str, start: int, stop: int) -> float | None:
+        """Return in how many seconds bytes [start, stop) of a file are read next, None if nobody said so."""
+        uses = [
+            job.seconds_until(first)
+            for job in self.jobs.values()
+            for window in job.windows
+            for first, _, begin, end in window.extents_of(path, job.step)
+            if begin < stop and start < end
+        ]
+        return min(uses, default=None)
+
+    def names(self, path: str) -> bool:
+        """Say whether some job has said that it will read a file."""
+        return any(
+            next(window.extents_of(path, job.step), None) is not None
+            for job in self.jobs.values()
+            for window in job.windows
+        )
+
+    def note_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:
+        """Somebody reads bytes of a file: a job that named them is alive, and moves if it does not say where it is.
+
+        has_waited: for the bucket. Return whether a job has moved.
+        """
+        has_moved = False
+        for job in self.jobs.values():
+            steps = (
+                first
+                for window in job.windows
+                for first, _, begin, end in window.extents_of(path, job.step)
+                if begin < offset + nbytes and offset < end
+            )
+            step = min(steps, default=None)
+            if step is None:
+                continue
+            job.heard = now
+            if has_waited:
+                job.missed_bytes += nbytes
+            else:
+                job.hit_bytes += nbytes
+            if now - job.said_at < _QUIET_SECONDS:
+                continue
+            job.reads.append(max(step, job.step))
+            if len(job.reads) == _READS and (at := step_of_reads(job.reads)) > job.step:
+                job.move(at, now)
+                has_moved = True
+        return has_moved

@@ -1,0 +1,175 @@
+"""The directory `.fusecache/hints`: jobs write what they will read there, as files that are held by nobody.
+
+A message is taken when its file is closed, whole or not at all; close says EINVAL to one that is not understood.
+Reading a file back shows what the daemon made of it. Removing one of a job's files takes back what the job has said.
+
+Invariants:
+1. Nothing that is written here reaches the bucket or the disk.
+2. Memory is bounded by MOST_BYTES in files that are being written, and MOST_NAMES names.
+"""
+
+import errno
+import json
+import stat
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import pyfuse3
+
+from fusecache.engine.hinting import Hinting, job_of
+from fusecache.model.hint import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
+
+DIRECTORY = 5
+FIRST_INODE = 1 << 56
+FIRST_HANDLE = 1 << 49
+MOST_BYTES = 4 * LONGEST_MESSAGE_BYTES
+MOST_NAMES = 4096
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """An open file. content: of this moment, for readers; written: by this handle, None if it became too large.
+
+    is_new: something was written since the last close.
+    """
+
+    name: str
+    content: bytes
+    written: bytearray | None = field(default_factory=bytearray)
+    is_new: bool = False
+
+
+class HintFiles:
+    """Answers the kernel's questions about the hints' directory and its files."""
+
+    def __init__(self, hinting: Hinting, uid: int, gid: int) -> None:
+        self._hinting = hinting
+        self._uid, self._gid = uid, gid
+        # Of every name that was asked for, the last asked for last: the number of its inode.
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._names: dict[int, str] = {}
+        self._next_number = FIRST_INODE
+        self._open: dict[int, _Open] = {}
+        self._next_handle = FIRST_HANDLE
+        self._written_bytes = 0
+        self._since = time.time_ns()
+
+    def owns(self, inode: int) -> bool:
+        """Return whether an inode is of the directory or of a file in it, be it gone."""
+        return inode == DIRECTORY or inode >= FIRST_INODE
+
+    def owns_handle(self, handle: int) -> bool:
+        """Return whether a file handle was given out here."""
+        return handle in self._open
+
+    def lookup(self, name: str) -> int | None:
+        """Return the inode of a name, None if it is not there."""
+        return self._number(name) if name in self._shown() else None
+
+    def entries(self) -> list[tuple[str, int]]:
+        """Return names and inodes."""
+        return [(name, self._number(name)) for name in self._shown()]
+
+    def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+        """Return what stat shows. Whoever sees the mount may say what he will read: it is advice."""
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(inode)
+        is_directory = inode == DIRECTORY
+        entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o777 if is_directory else stat.S_IFREG | 0o666)
+        entry.st_nlink = 2 if is_directory else 1
+        entry.st_uid, entry.st_gid = self._uid, self._gid
+        entry.st_size = 0 if is_directory else len(self._content(self._name(inode)))
+        entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = self._since
+        entry.entry_timeout = 60 if is_directory else 0
+        entry.attr_timeout = 0
+        return entry
+
+    def create(self, name: str) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        """Make and open a file. Raises HintError for a name that is none of a hint."""
+        job_of(name)
+        number = self._number(name)
+        return self.open(number), self.attributes(number)
+
+    def open(self, inode: int) -> pyfuse3.FileInfo:
+        """Open a file, to write a message or to read what is known."""
+        name = self._name(inode)
+        handle = self._next_handle
+        self._next_handle += 1
+        self._open[handle] = _Open(name, self._content(name))
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """Return bytes of an open file."""
+        return self._open[handle].content[offset : offset + size]
+
+    def write(self, handle: int, offset: int, data: bytes) -> int:
+        """Take bytes of a message; one that becomes too large is refused by its close."""
+        file = self._open[handle]
+        file.is_new = True
+        if file.written is None:
+            return len(data)
+        grown = max(0, offset + len(data) - len(file.written))
+        if offset + len(data) > LONGEST_MESSAGE_BYTES or self._written_bytes + grown > MOST_BYTES:
+            self._drop(file)
+            return len(data)
+        self._written_bytes += grown
+        file.written.extend(bytes(max(0, offset - len(file.written))))
+        file.written[offset : offset + len(data)] = data
+        return len(data)
+
+    async def flush(self, handle: int) -> None:
+        """One close(2): take the message. Raises HintError, NotFound, NotPermitted."""
+        file = self._open[handle]
+        if not file.is_new:
+            return
+        file.is_new = False
+        if file.written is None:
+            raise HintError(f"{file.name}: a message has at most {LONGEST_MESSAGE_BYTES} bytes")
+        await self._hinting.take(file.name, file.written)
+
+    def release(self, handle: int) -> None:
+        """Close a file."""
+        self._drop(self._open.pop(handle))
+
+    def unlink(self, name: str) -> None:
+        """Take back what a job has said."""
+        if name not in self._shown():
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        self._hinting.forget(job_of(name)[0])
+
+    # ---- inside
+
+    def _shown(self) -> list[str]:
+        return [job + kind for job in self._hinting.jobs() for kind in (PLAN, CURSOR)]
+
+    def _content(self, name: str) -> bytes:
+        job, kind = job_of(name)
+        step = self._hinting.step(job)
+        if step is None:
+            return b""
+        if kind == CURSOR:
+            return encode_cursor(step)
+        return json.dumps(self._hinting.facts(job), indent=1).encode() + b"\n"
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self._next_number
+            self._names[number] = name
+            self._next_number += 1
+        self._numbers.move_to_end(name)
+        while len(self._numbers) > MOST_NAMES:
+            del self._names[self._numbers.popitem(last=False)[1]]
+        return number
+
+    def _name(self, inode: int) -> str:
+        name = self._names.get(inode)
+        if name is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return name
+
+    def _drop(self, file: _Open) -> None:
+        if file.written is not None:
+            self._written_bytes -= len(file.written)
+            file.written = None

@@ -1,0 +1,221 @@
+"""What a job tells the daemon of its future reads: the wire format of plans and cursors. Advice only.
+
+Both the daemon and the loader use this module; it needs nothing but the standard library.
+
+A plan is one line of JSON, then paths, then columns of numbers; a cursor is one line of JSON (`docs/hints.md`). Steps
+are counted by the job over all of its epochs, so that a plan can say what comes behind the end of one. Plans come in
+windows: one takes the place of what the job said of windows of its number and later ones.
+"""
+
+import json
+import re
+import sys
+import unicodedata
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from fusecache.model.errors import FusecacheError
+
+VERSION: Final = 1
+# Of a whole message. A plan of 10**5 extents has some 4 MiB.
+LONGEST_MESSAGE_BYTES: Final = 16 << 20
+# The length of an extent that ends with its file, whatever its size.
+TO_THE_END: Final = 1 << 62
+# Folder and endings of the files of jobs in the control directory of a mount.
+FOLDER: Final = "hints"
+PLAN, CURSOR = ".plan", ".cursor"
+
+_LONGEST_HEADER_BYTES = 4096
+_NUMBER_BYTES = 8
+_COLUMNS = 5
+_MOST_STEPS = 1 << 53
+_JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+# With a slash on either side of each path: an empty part, `.`, `..`; the daemon's own folder.
+_FOREIGN = ("//", "/./", "/../", "\0/.fusecache/")
+
+
+class HintError(FusecacheError):
+    """A message that is not understood; nothing of it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job will read, in the order of its first steps.
+
+    paths: below the mountpoint, sorted. Columns with one number an extent: path (index into paths), start and length
+    (bytes), first (step at which it is read; never falls), span (steps from there to its last read). step: where the
+    job stands. is_exact: small extents are all that will be read of their surroundings for now: not one byte more is
+    to be fetched, and what is fetched need not be kept.
+    """
+
+    window: int
+    step: int
+    paths: list[str]
+    path: "array[int]"
+    start: "array[int]"
+    length: "array[int]"
+    first: "array[int]"
+    span: "array[int]"
+    is_exact: bool = False
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+
+def is_job(text: str) -> bool:
+    """Say whether a text can name a job: letters, digits, `.`, `_` and `-`, at most 100, no dot in front."""
+    return _JOB.fullmatch(text) is not None
+
+
+def encode_plan(  # noqa: PLR0913 -- the fields of the message, by name
+    *,
+    window: int,
+    step: int,
+    paths: Sequence[str],
+    path: Iterable[int],
+    start: Iterable[int],
+    length: Iterable[int],
+    first: Iterable[int],
+    span: Iterable[int],
+    is_exact: bool = False,
+) -> bytes:
+    """Return a plan as a message; see Plan for what the columns are. Raises HintError if it breaks those rules."""
+    steps = array("q", first)
+    advance = array("q", (now - before for now, before in zip(steps, [0, *steps[:-1]], strict=False)))
+    columns = [array("q", column) for column in (path, start, length, advance, span)]
+    text = "\0".join(paths)
+    _check(paths, text, columns)
+    names = text.encode()
+    header = {
+        "fusecache": "plan",
+        "version": VERSION,
+        "window": window,
+        "step": step,
+        "exact": is_exact,
+        "paths": len(paths),
+        "path_bytes": len(names),
+        "extents": len(columns[0]),
+    }
+    message = b"".join([_line(header), names, *map(_little_endian, columns)])
+    if len(message) > LONGEST_MESSAGE_BYTES:
+        raise HintError(
+            f"a plan has at most {LONGEST_MESSAGE_BYTES} bytes, not {len(message)}: use more windows"
+        )
+    return message
+
+
+def decode_plan(message: bytes | bytearray | memoryview) -> Plan:
+    """Return the plan of a message, checked. Raises HintError."""
+    view = memoryview(message)
+    if len(view) > LONGEST_MESSAGE_BYTES:
+        raise HintError(f"a plan has at most {LONGEST_MESSAGE_BYTES} bytes, not {len(view)}")
+    head = bytes(view[:_LONGEST_HEADER_BYTES])
+    end = head.find(b"\n") + 1
+    header = _header(head[:end], "plan")
+    count, names_bytes, extents = (_count(header, name) for name in ("paths", "path_bytes", "extents"))
+    column_bytes = extents * _NUMBER_BYTES
+    if len(view) != end + names_bytes + _COLUMNS * column_bytes:
+        raise HintError(
+            f"the plan should have {end + names_bytes + _COLUMNS * column_bytes} bytes, not {len(view)}"
+        )
+    try:
+        text = bytes(view[end : end + names_bytes]).decode()
+    except UnicodeDecodeError as exc:
+        raise HintError(f"paths are UTF-8: {exc}") from exc
+    paths = text.split("\0") if names_bytes else []
+    if len(paths) != count:
+        raise HintError(f"the plan should have {count} paths, not {len(paths)}")
+    columns = []
+    for number in range(_COLUMNS):
+        begin = end + names_bytes + number * column_bytes
+        column = array("q")
+        column.frombytes(view[begin : begin + column_bytes])
+        if sys.byteorder == "big":
+            column.byteswap()
+        columns.append(column)
+    _check(paths, text, columns)
+    path, start, length, advance, span = columns
+    first = array("q", accumulate(advance))
+    is_exact = header.get("exact")
+    if not isinstance(is_exact, bool):
+        raise HintError(f"exact is {is_exact!r}, neither true nor false")
+    window, step = _count(header, "window"), _count(header, "step")
+    return Plan(window, step, paths, path, start, length, first, span, is_exact)
+
+
+def encode_cursor(step: int) -> bytes:
+    """Return the message that a job has come to a step: all before it are done."""
+    return _line({"fusecache": "cursor", "version": VERSION, "step": step})
+
+
+def decode_cursor(message: bytes | bytearray | memoryview) -> int:
+    """Return the step of a cursor. Raises HintError."""
+    if len(message) > _LONGEST_HEADER_BYTES:
+        raise HintError(f"a cursor has at most {_LONGEST_HEADER_BYTES} bytes, not {len(message)}")
+    return _count(_header(bytes(message), "cursor"), "step")
+
+
+def _check(paths: Sequence[str], text: str, columns: Sequence["array[int]"]) -> None:
+    """Raise HintError unless the parts of a plan are what Plan says. text: the paths with zero bytes between them."""
+    _check_paths(paths, text)
+    path, start, length, advance, span = columns
+    if len({len(column) for column in columns}) != 1:
+        raise HintError("the columns differ in length")
+    if not path:
+        return
+    if min(path) < 0 or max(path) >= len(paths):
+        raise HintError(f"an extent is of a path that is not among the {len(paths)}")
+    if min(start) < 0 or max(start) > TO_THE_END or min(length) < 1 or max(length) > TO_THE_END:
+        raise HintError("an extent is empty, or lies outside of any file")
+    if min(advance) < 0 or min(span) < 0 or max(span) > _MOST_STEPS or sum(advance) > _MOST_STEPS:
+        raise HintError(
+            "extents come in the order of their first steps, and their last step is none before it"
+        )
+
+
+def _check_paths(paths: Sequence[str], text: str) -> None:
+    if paths:
+        fenced = "\0/" + text.replace("\0", "/\0/") + "/"
+        for foreign in _FOREIGN:
+            if (place := fenced.find(foreign)) >= 0:
+                raise HintError(
+                    f"a path leaves the mount, or is none: …{fenced[max(0, place - 40) : place + 20]!r}"
+                )
+    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
+        raise HintError("paths are NFC-normalised")
+    if sorted(paths) != list(paths):
+        raise HintError("paths are sorted")
+
+
+def _header(line: bytes, kind: str) -> dict[str, Any]:
+    if line.count(b"\n") != 1 or not line.endswith(b"\n"):
+        raise HintError(f"a {kind} begins with a line of JSON")
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise HintError(f"the first line of a {kind} is JSON: {exc}") from exc
+    if not isinstance(header, dict) or header.get("fusecache") != kind:
+        raise HintError(f"this is no {kind}")
+    if header.get("version") != VERSION:
+        raise HintError(f"version {header.get('version')!r} of a {kind} is not known, only {VERSION}")
+    return header
+
+
+def _count(header: dict[str, Any], name: str) -> int:
+    value = header.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_STEPS:
+        raise HintError(f"{name} is {value!r}, not a count")
+    return value
+
+
+def _line(header: dict[str, Any]) -> bytes:
+    return json.dumps(header).encode() + b"\n"
+
+
+def _little_endian(column: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()

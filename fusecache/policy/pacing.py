@@ -1,0 +1,27 @@
+"""How much of the processors uploads take while somebody reads: who reads waits, who uploads does not.
+
+Parts cost digests above all, which take a processor for 1.6 s a GB (MD5, AMD EPYC of 2025). Taken by the time that they
+really took, an upload gives way to whatever else keeps the processors busy.
+"""
+
+# Beside reads, parts are digested an eighth of the time of all processors: at 2 of them 150 MB/s, a quarter of what
+# they can without readers, where node and bucket share them (benchmarks/cases_uploads.py, `train`).
+SHARE = 8
+
+
+class UploadPace:
+    """Says when the next part may be digested beside reads. Times are the loop's, in seconds."""
+
+    def __init__(self, processors: int) -> None:
+        self.at_once = max(1, processors // SHARE)
+        # For each second of work so many of rest.
+        self._rest = max(0.0, SHARE / processors - 1)
+        self._until = float("-inf")
+
+    def note_digested(self, now: float, seconds: float) -> None:
+        """The digests of a part took so long, until now."""
+        self._until = max(self._until, now + seconds * self._rest)
+
+    def delay(self, now: float) -> float:
+        """Return the seconds until another part may begin; 0: now."""
+        return max(0.0, self._until - now)

@@ -1,0 +1,83 @@
+"""What the ranks of one machine read, step by step, many steps at a time: for those who plan ahead of the sampler.
+
+The batches are those of `order.batching`; steps are counted over all epochs, which have the same number of them.
+Nothing here reads a dataset.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.order import BatchPlan, Tracks, batch_plan
+from loader.world import World
+
+# Ids made at a time: 8 MiB.
+BLOCK_SAMPLES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The steps of a run, as the machine of `world` sees them. tracks: its own, as it goes ahead of the sampler's.
+
+    steps: of an epoch. samples: that the machine reads a step (the last one of an epoch may have fewer).
+    """
+
+    tracks: Tracks
+    world: World
+    global_batch_size: int
+    drop_last: bool
+    steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self._plan(self.world, 1)
+        object.__setattr__(self, "steps", plan.batches(0, drop_last=self.drop_last))
+
+    @property
+    def samples(self) -> int:
+        """Samples that this machine reads a step."""
+        return self.global_batch_size // self.world.nodes
+
+    def ids(self, first: int, count: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield (step, ids of this machine) for steps first … first + count - 1 of one epoch, in order, in blocks.
+
+        ids: (steps, samples), the order within a step is not that of the batches; a last incomplete step comes
+        alone.
+        """
+        epoch, step = divmod(first, self.steps)
+        stop = min(step + count, self.steps)
+        # Streams that take turns are cut batch by batch; all else is one line, in which many batches are one.
+        together = max(1, BLOCK_SAMPLES // self.samples) if self.tracks.spec.batching == "random" else 1
+        while step < stop:
+            whole = min(together - step % together, stop - step)
+            block = self._block(epoch, step, whole)
+            if block is None:  # the end of the epoch is in it, and is no whole step
+                together, whole = 1, 1
+                block = np.concatenate([self._batch(epoch, step, 1, rank) for rank in self._ranks()])[None]
+            yield epoch * self.steps + step, block
+            step += whole
+
+    def _block(self, epoch: int, step: int, count: int) -> NDArray[np.int64] | None:
+        """(steps, samples) of whole steps, None if the last of them is not whole."""
+        size = self.global_batch_size // self.world.ranks
+        parts = [self._batch(epoch, step, count, rank) for rank in self._ranks()]
+        if any(part.size != count * size for part in parts):
+            return None
+        block: NDArray[np.int64] = np.concatenate([part.reshape(count, size) for part in parts], axis=1)
+        return block
+
+    def _batch(self, epoch: int, step: int, count: int, rank: int) -> NDArray[np.int64]:
+        """A rank's ids of so many steps."""
+        plan = self._plan(replace(self.world, rank=rank), count)
+        start = step * self.global_batch_size if count > 1 else 0
+        return plan.batch(epoch, start, 0 if count > 1 else step)
+
+    def _ranks(self) -> range:
+        first = self.world.node * self.world.ranks_per_node
+        return range(first, first + self.world.ranks_per_node)
+
+    def _plan(self, world: World, together: int) -> BatchPlan:
+        # What the sampler does with an incomplete last batch is a matter of single batches.
+        drop_last = self.drop_last or together > 1
+        return batch_plan(self.tracks, world, self.global_batch_size * together, drop_last=drop_last)

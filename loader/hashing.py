@@ -1,0 +1,26 @@
+"""The hashes that an index may hold: those of hashlib, and xxhash's."""
+
+import hashlib
+import importlib
+
+from loader.errors import LoaderError
+
+XXHASHES = frozenset(["xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"])
+
+
+def digest(name: str, data: bytes) -> str:
+    """Return the hex digest of data. Raises LoaderError for a hash that neither hashlib nor xxhash knows."""
+    if name in XXHASHES:
+        try:
+            xxhash = importlib.import_module("xxhash")
+        except ImportError:
+            raise LoaderError(f"the hash {name} needs the package xxhash: pip install xxhash") from None
+        return str(getattr(xxhash, name)(data).hexdigest())
+    if name not in hashlib.algorithms_available or name.startswith("shake_"):
+        raise LoaderError(f"the hash {name!r} is unknown")
+    return hashlib.new(name, data).hexdigest()
+
+
+def mismatch(hashes: dict[str, str], data: bytes) -> str:
+    """Return the name of the first hash that data does not have, "" if it has all of them."""
+    return next((name for name, value in hashes.items() if digest(name, data) != value), "")

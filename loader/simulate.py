@@ -1,0 +1,218 @@
+"""What a run will ask of the bucket: shards in use, bytes a step, the first batch, and downloads by cache policy.
+
+    python -m loader.simulate DIRECTORY --global-batch-size 512 --cache-bytes 500e9 [--png FILE]
+
+Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole when it comes into
+use and is not cached, and stays until it is out of use; then the policy says what goes.
+"""
+
+import argparse
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from loader.course import Course
+from loader.dataset import MDSDataset
+from loader.errors import LoaderError
+from loader.foresight import Ids, shard_uses
+from loader.optional import optional_module
+from loader.sampler import ElasticBatchSampler
+from loader.world import World
+
+POLICIES = ("LRU", "keep what came first", "known order")
+# A distant bucket, as the project's benchmarks have it.
+LATENCY_SECONDS = 0.04
+BYTES_A_SECOND = 80e6
+CONNECTIONS = 32
+EPOCHS = 3
+
+Figure = int | float | list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Life:
+    """When shards are in use. All arrays: (uses,), in the order of first; steps count over epochs."""
+
+    shard: Ids
+    first: Ids
+    last: Ids
+
+
+def lives(course: Course, ends: Ids, epochs: int) -> Life:
+    """Return each shard's time in use, once an epoch."""
+    parts = [shard_uses(course, ends, epoch * course.steps, course.steps) for epoch in range(epochs)]
+    return Life(
+        np.concatenate([part.shard for part in parts]),
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.last for part in parts]),
+    )
+
+
+def downloads(life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int) -> list[int]:
+    """Return the bytes downloaded in each epoch of so many steps, with a cache of cache_bytes.
+
+    sizes: (shards,) bytes. policy: one of POLICIES; "known order" drops what is used again last, the newcomer as well.
+    """
+    uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
+    following: dict[int, int] = {}
+    again = [0] * len(uses)
+    for number in reversed(range(len(uses))):
+        shard, first, _ = uses[number]
+        again[number] = following.get(shard, 1 << 60)
+        following[shard] = first
+    shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
+    fetched = [0] * (max((first for _, first, _ in uses), default=0) // steps + 1)
+    ending: list[tuple[int, int, int]] = []
+    for number, (shard, first, last) in enumerate(uses):
+        while ending and ending[0][0] < first:
+            _, done, next_use = heappop(ending)
+            shelf.put(done, next_use)
+        if not shelf.take(shard):
+            fetched[first // steps] += int(sizes[shard])
+        heappush(ending, (last, shard, again[number]))
+    return fetched
+
+
+class _Shelf:
+    """Shards that are out of use and kept; those in use have their room first."""
+
+    def __init__(self, policy: str, sizes: list[int], room: int) -> None:
+        self._policy, self._sizes, self._room = policy, sizes, room
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        self._heap: list[tuple[int, int]] = []
+        self._used = 0
+
+    def take(self, shard: int) -> bool:
+        """A shard comes into use; return whether it was here."""
+        is_here = self._kept.pop(shard, None) is not None
+        if not is_here:
+            self._used += self._sizes[shard]
+            self._shrink()
+        return is_here
+
+    def put(self, shard: int, next_use: int) -> None:
+        """A shard is out of use."""
+        self._kept[shard] = next_use
+        heappush(self._heap, (-next_use, shard))
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self._used > self._room and self._kept:
+            shard = self._victim()
+            del self._kept[shard]
+            self._used -= self._sizes[shard]
+
+    def _victim(self) -> int:
+        if self._policy == POLICIES[0]:
+            return next(iter(self._kept))
+        if self._policy == POLICIES[1]:
+            return next(reversed(self._kept))
+        while True:
+            next_use, shard = heappop(self._heap)
+            if self._kept.get(shard) == -next_use:
+                return shard
+
+
+def in_use(life: Life, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
+    """Return (steps,) how many shards are in use at each step of the first epoch, and their bytes."""
+    mine = life.first < steps
+    counts, nbytes = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
+    for total, weights in ((counts, np.ones(int(mine.sum()), np.int64)), (nbytes, sizes[life.shard[mine]])):
+        np.add.at(total, life.first[mine], weights)
+        np.add.at(total, np.minimum(life.last[mine] + 1, steps), -weights)
+    return np.cumsum(counts)[:-1], np.cumsum(nbytes)[:-1]
+
+
+def report(
+    dataset: MDSDataset, sampler: ElasticBatchSampler, cache_bytes: int, epochs: int
+) -> tuple[dict[str, Figure], Ids]:
+    """Return all figures of a run on one machine, and (steps,) the shards in use in its first epoch."""
+    course, index = sampler.course, dataset.index
+    ends: Ids = np.cumsum(index.samples)
+    sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
+    life = lives(course, ends, epochs)
+    counts, nbytes = in_use(life, sizes, course.steps)
+    first = life.shard[life.first == 0]
+    per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
+    rounds = -(-first.size // CONNECTIONS)
+    figures: dict[str, Figure] = {
+        "steps an epoch": course.steps,
+        "bytes a step": round(per_sample * course.samples),
+        "dataset bytes": int(sizes.sum()),
+        "shards in use, mean": float(counts.mean()),
+        "shards in use, most": int(counts.max()),
+        "bytes in use, most": int(nbytes.max()),
+        "first batch, shards": int(first.size),
+        "first batch, seconds by whole shards": rounds
+        * (LATENCY_SECONDS + float(sizes[first].max(initial=0)) / BYTES_A_SECOND),
+        "first batch, seconds by exact bytes": -(-course.samples // CONNECTIONS)
+        * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
+        **{
+            f"bytes an epoch, {policy}": downloads(life, sizes, cache_bytes, policy, course.steps)
+            for policy in POLICIES
+        },
+    }
+    return figures, counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, and draw the picture if asked to; return the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m loader.simulate", description="What a run will ask of the bucket."
+    )
+    parser.add_argument("directory")
+    parser.add_argument("--global-batch-size", type=int, required=True)
+    parser.add_argument("--cache-bytes", type=float, required=True)
+    parser.add_argument("--order", default="py1e")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--png")
+    given = parser.parse_args(arguments)
+    try:
+        dataset = MDSDataset(given.directory)
+        sampler = ElasticBatchSampler(
+            dataset,
+            global_batch_size=given.global_batch_size,
+            order=given.order,
+            world=World(0, given.nodes, 1),
+        )
+        figures, counts = report(dataset, sampler, int(given.cache_bytes), given.epochs)
+        width = max(map(len, figures))
+        for name, value in figures.items():
+            sys.stdout.write(f"{name:<{width}}  {_words(value)}\n")
+        if given.png:
+            draw(counts, figures, given.png)
+    except LoaderError as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        return 1
+    return 0
+
+
+def _words(value: Figure) -> str:
+    if isinstance(value, list):
+        return "  ".join(map(_words, value))
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
+
+
+def draw(counts: Ids, figures: Mapping[str, Figure], path: str) -> None:
+    """Draw the shards in use over the first epoch, and the downloads of each epoch by policy."""
+    figure = optional_module("matplotlib.figure", why="a picture").Figure(
+        figsize=(9, 4), layout="constrained"
+    )
+    left, right = figure.subplots(1, 2)
+    left.plot(counts)
+    left.set(title="shards in use", xlabel="step of the first epoch", ylim=(0, None))
+    for policy in POLICIES:
+        bytes_an_epoch = np.array(figures[f"bytes an epoch, {policy}"])
+        right.plot(bytes_an_epoch / 1e9, marker="o", label=policy)
+    right.set(title="GB downloaded", xlabel="epoch", ylim=(0, None))
+    right.legend()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

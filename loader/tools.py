@@ -1,0 +1,176 @@
+"""What `python -m loader` prints of a dataset: ls, head, stats, verify. They write nothing."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from loader.compression import decompress
+from loader.dataset import MDSDataset
+from loader.errors import LoaderError
+from loader.hashing import mismatch
+from loader.index import Index, read_index
+from loader.shard import VERIFY_HINT, ShardReader
+
+LONGEST_TEXT = 200  # of a value that `head` prints
+STATS_SAMPLES = 1000  # enough for a mean within a few per cent, and seconds on a cold mount
+VERIFY_SAMPLES = 256  # decoded at a time
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line, above a progress bar if there is one."""
+    tqdm.write(text, file=sys.stderr if error else sys.stdout)
+
+
+def progress_bar(total: int | None, unit: str) -> Any:
+    """A bar on the terminal's stderr; nothing elsewhere."""
+    return tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), unit_scale=total is None)
+
+
+def list_shards(directory: Path) -> int:
+    """Print columns, shards and totals as the index says."""
+    index = read_index(directory)
+    for schema in index.schemas:
+        columns = zip(schema.names, schema.encodings, strict=True)
+        say("columns: " + ", ".join(f"{name} ({encoding})" for name, encoding in columns))
+    stored = _stored_bytes(index)
+    for shard in range(index.shards):
+        name = index.zip_names[shard] or index.raw_names[shard]
+        say(f"{name}  {index.samples[shard]} samples  {stored[shard]} bytes")
+    say(f"{index.shards} shards, {index.samples.sum()} samples, {index.raw_bytes.sum()} bytes uncompressed")
+    return 0
+
+
+def show_samples(directory: Path, count: int, *, allow_pickle: bool) -> int:
+    """Print the first samples, a line a column."""
+    dataset = MDSDataset(directory, allow_pickle=allow_pickle)
+    for number in range(min(count, len(dataset))):
+        say(f"sample {number}")
+        for name, value in dataset[number].items():
+            say(f"  {name}: {describe_value(value)}")
+    say(f"{min(count, len(dataset))} of {len(dataset)} samples")
+    return 0
+
+
+def describe_value(value: Any) -> str:
+    """Return a value in a line: arrays and images by kind and shape, long text cut."""
+    if isinstance(value, np.ndarray):
+        values = np.array2string(value.reshape(-1)[:8], separator=", ", threshold=8)
+        more = ", ..." if value.size > 8 else ""
+        return f"{value.dtype.name} {value.shape} {values[:-1]}{more}]"
+    if isinstance(value, list) and value and hasattr(value[0], "mode"):
+        return f"{len(value)} images, the first {describe_value(value[0])}"
+    if hasattr(value, "mode") and hasattr(value, "size"):
+        return f"image {getattr(value, 'format', None) or ''} {value.mode} {value.size[0]}x{value.size[1]}"
+    text = repr(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}... ({len(value)} long)"
+
+
+def show_stats(directory: Path) -> int:
+    """Print how samples and bytes spread over shards, and what the columns take of some samples."""
+    index = read_index(directory)
+    stored = _stored_bytes(index)
+    say(f"{index.shards} shards, {index.samples.sum()} samples")
+    raw, on_disk = int(index.raw_bytes.sum()), int(stored.sum())
+    say(
+        f"bytes: {raw} uncompressed, {on_disk} stored ({on_disk / raw:.0%})"
+        if raw
+        else "bytes: not in the index"
+    )
+    families = sorted({index.compressions[number] or "none" for number in np.unique(index.compression_of)})
+    say(f"compression: {', '.join(families) or 'none'}")
+    for what, numbers in (("samples a shard", index.samples), ("stored bytes a shard", stored)):
+        if numbers.size:
+            say(f"{what}: {numbers.min()} to {numbers.max()}, median {int(np.median(numbers))}")
+    total = int(index.samples.sum())
+    chosen = np.unique(np.linspace(0, total - 1, min(total, STATS_SAMPLES)).astype(np.int64))
+    for name, encoding, sizes in _column_bytes(index, chosen):
+        say(
+            f"column {name} ({encoding}): {min(sizes)} to {max(sizes)} bytes, mean {sum(sizes) / len(sizes):.1f}"
+        )
+    say(f"columns measured on {chosen.size} samples")
+    return 0
+
+
+def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
+    """Read everything, print each shard that is not as it should be, and go on to the next.
+
+    quick: only whether each file is there and as long as the index says.
+    """
+    dataset = MDSDataset(directory, allow_pickle=allow_pickle)
+    index = read_index(directory, with_hashes=not quick)
+    reader = ShardReader(index)
+    damaged = 0
+    first = 0
+    with progress_bar(index.shards, "shard") as progress:
+        for shard, count in enumerate(index.samples.tolist()):
+            try:
+                if quick:
+                    reader.check_size(shard)
+                else:
+                    for problem in _hash_problems(index, shard):
+                        damaged += 1
+                        say(problem, error=True)
+                    for start in range(first, first + count, VERIFY_SAMPLES):
+                        _ = dataset[start : min(start + VERIFY_SAMPLES, first + count)]
+            except LoaderError as problem:
+                damaged += 1
+                say(str(problem).replace(VERIFY_HINT, ""), error=True)
+            first += count
+            progress.update()
+    told = "the sizes of " if quick else ""
+    say(
+        f"{told}{index.shards} shards, {len(dataset)} samples: "
+        + (f"{damaged} problems" if damaged else "all is well")
+    )
+    return 1 if damaged else 0
+
+
+def _stored_bytes(index: Index) -> NDArray[np.int64]:
+    packed = np.array([bool(family) for family in index.compressions] or [False])[index.compression_of]
+    return np.where(packed, index.zip_bytes, index.raw_bytes)
+
+
+def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[str, str, list[int]]]:
+    """(column, encoding, bytes of its values in these samples) of each column of each schema."""
+    reader = ShardReader(index)
+    ends = np.cumsum(index.samples)
+    found: dict[tuple[str, str], list[int]] = {}
+    with progress_bar(samples.size, "sample") as progress:
+        for number in samples.tolist():
+            shard = int(np.searchsorted(ends, number, side="right"))
+            schema = index.schema(shard)
+            data = reader.read(shard, number - int(ends[shard] - index.samples[shard]))
+            variable = iter(np.frombuffer(data, "<u4", sum(not size for size in schema.sizes)).tolist())
+            for name, encoding, size in zip(schema.names, schema.encodings, schema.sizes, strict=True):
+                found.setdefault((name, encoding), []).append(size or next(variable))
+            progress.update()
+    for (name, encoding), sizes in found.items():
+        yield name, encoding, sizes
+
+
+def _hash_problems(index: Index, shard: int) -> Iterator[str]:
+    raw_hashes, zip_hashes = index.hashes_of(shard)
+    if not raw_hashes and not zip_hashes:
+        return
+    name = index.zip_names[shard] or index.raw_names[shard]
+    try:
+        data = Path(os.path.join(index.directory(shard), name)).read_bytes()
+    except OSError:
+        return  # reading its samples says so, and better
+    checks: list[tuple[bytes, Mapping[str, str]]] = [
+        (data, zip_hashes if index.zip_names[shard] else raw_hashes)
+    ]
+    if index.zip_names[shard] and raw_hashes:
+        with contextlib.suppress(ValueError):  # as above
+            checks.append((decompress(index.compression(shard), data), raw_hashes))
+    for content, hashes in checks:
+        wrong = mismatch(dict(hashes), content)
+        if wrong:
+            yield f"{name} (shard {shard}): its {wrong} is not that of the index; restore the shard"

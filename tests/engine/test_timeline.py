@@ -1,0 +1,232 @@
+"""Merged hints: when is what read next, compared with a list of everything that was said."""
+
+import tracemalloc
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fusecache.engine import timeline as module
+from fusecache.engine.timeline import Timeline, index_plan
+from fusecache.model.errors import NotPermitted
+from fusecache.model.hint import TO_THE_END, HintError, decode_plan, encode_plan
+from fusecache.policy.horizon import SILENT_SECONDS
+
+FILES = ["a", "b/c", "b/d", "e"]
+PLACES = st.integers(0, 9)
+
+
+@dataclass(frozen=True)
+class Said:
+    window: int
+    path: str
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def plan(window: int, step: int, rows: list[Said]) -> bytes:
+    rows = sorted(rows, key=lambda row: row.first)
+    return encode_plan(
+        window=window,
+        step=step,
+        paths=FILES,
+        path=[FILES.index(row.path) for row in rows],
+        start=[row.start for row in rows],
+        length=[row.stop - row.start for row in rows],
+        first=[row.first for row in rows],
+        span=[row.last - row.first for row in rows],
+    )
+
+
+def take(timeline: Timeline, job: str, message: bytes, now: float) -> None:
+    timeline.add(job, index_plan(decode_plan(message)), now)
+
+
+class Jobs(RuleBasedStateMachine):
+    """Two jobs say things; a list remembers all of it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.timeline = Timeline()
+        self.said: dict[str, list[Said]] = {}
+        self.steps: dict[str, int] = {}
+        self.now = 0.0
+
+    @rule(
+        job=st.sampled_from("xy"),
+        window=st.integers(0, 3),
+        step=st.integers(0, 30),
+        rows=st.lists(
+            st.tuples(st.sampled_from(FILES), PLACES, PLACES, st.integers(0, 40), st.integers(0, 5))
+        ),
+    )
+    def plan(self, job: str, window: int, step: int, rows: list[tuple[str, int, int, int, int]]) -> None:
+        new = [
+            Said(window, path, start, start + size + 1, first, first + span)
+            for path, start, size, first, span in rows
+        ]
+        take(self.timeline, job, plan(window, step, new), self.now)
+        self.said[job] = [each for each in self.said.get(job, []) if each.window < window] + new
+        self._come_to(job, step)
+
+    @rule(job=st.sampled_from("xy"), step=st.integers(0, 50), seconds=st.floats(0, 10))
+    def cursor(self, job: str, step: int, seconds: float) -> None:
+        self.now += seconds
+        assert self.timeline.move(job, step, self.now) == (job in self.said)
+        if job in self.said:
+            self._come_to(job, step)
+
+    def _come_to(self, job: str, step: int) -> None:
+        # Windows that lie behind the job as a whole are gone, also if it goes back later.
+        self.steps[job] = step
+        windows = {each.window for each in self.said[job]}
+        dead = {w for w in windows if max(e.last for e in self.said[job] if e.window == w) < step}
+        self.said[job] = [each for each in self.said[job] if each.window not in dead]
+
+    @rule(job=st.sampled_from("xy"))
+    def forget(self, job: str) -> None:
+        assert self.timeline.forget(job) == (job in self.said)
+        self.said.pop(job, None)
+
+    @invariant()
+    def next_uses_are_those_that_were_said(self) -> None:
+        for path in [*FILES, "nobody's"]:
+            for start in range(0, 20, 3):
+                expected = [
+                    max(0, each.first - self.steps[job]) * self.timeline.jobs[job].pace.seconds
+                    for job, rows in self.said.items()
+                    for each in rows
+                    if each.path == path
+                    and each.last >= self.steps[job]
+                    and each.start < start + 3
+                    and start < each.stop
+                ]
+                assert self.timeline.next_use(path, start, start + 3) == min(expected, default=None)
+
+    @invariant()
+    def fronts_go_through_what_is_not_over(self) -> None:
+        for job, rows in self.said.items():
+            left = sorted((each.window, each.first) for each in rows if each.last >= self.steps[job])
+            front = self.timeline.jobs[job].front(is_exact=False)
+            assert (front is None) == (not left)
+            if front is not None:
+                assert (front.window.plan.window, front.first) == left[0]
+
+
+Jobs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestJobs = Jobs.TestCase
+
+
+def whole(count: int, window: int = 0) -> bytes:
+    """A plan that reads so many files, one a step."""
+    return encode_plan(
+        window=window,
+        step=0,
+        paths=[f"train/shard.{number:07d}.mds" for number in range(count)],
+        path=range(count),
+        start=[0] * count,
+        length=[TO_THE_END] * count,
+        first=range(count),
+        span=[0] * count,
+    )
+
+
+def test_a_million_extents_take_less_than_200_mb(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.MOST_EXTENTS == 1_000_000
+    timeline, count = Timeline(), 50_000
+    message = whole(count)
+    tracemalloc.start()
+    take(timeline, "job", message, 0.0)
+    current, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert current * module.MOST_EXTENTS / count < 200e6
+    monkeypatch.setattr(module, "MOST_EXTENTS", count)
+    with pytest.raises(HintError, match="too many"):
+        take(timeline, "other", whole(1), 0.0)
+    assert list(timeline.jobs) == ["job"]
+    take(timeline, "job", message, 0.0)  # the same window again
+    with pytest.raises(HintError, match="too many"):
+        take(timeline, "job", whole(1, window=1), 0.0)
+
+
+def test_a_plan_takes_the_place_of_its_window_and_of_later_ones() -> None:
+    timeline = Timeline()
+    for window in range(3):
+        take(timeline, "job", plan(window, 0, [Said(window, "a", 0, 1, 10 * window, 10 * window)]), 0.0)
+    take(timeline, "job", plan(1, 0, [Said(1, "e", 0, 1, 15, 15)]), 0.0)
+    assert [window.plan.window for window in timeline.jobs["job"].windows] == [0, 1]
+    assert timeline.next_use("a", 0, 1) == 0.0
+    timeline.move("job", 1, 1.0)
+    assert timeline.next_use("a", 0, 1) is None
+
+
+def test_the_soonest_of_all_jobs_counts_each_at_its_pace() -> None:
+    timeline = Timeline()
+    take(timeline, "fast", plan(0, 0, [Said(0, "a", 0, 1, 100, 100)]), 0.0)
+    take(timeline, "slow", plan(0, 0, [Said(0, "a", 0, 1, 20, 20), Said(0, "e", 0, 1, 30, 30)]), 0.0)
+    for second in range(1, 11):
+        timeline.move("fast", second * 8, float(second))
+        timeline.move("slow", second, float(second))
+    assert timeline.next_use("a", 0, 1) == pytest.approx((100 - 80) / 8)
+    assert timeline.next_use("e", 0, 1) == pytest.approx(20)
+
+
+def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    for number in (0, 1, 2, 3, 60, 4, 5, 6, 7, 8, 9):
+        timeline.note_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
+    assert timeline.jobs["job"].step == 3
+    timeline.move("job", 20, 30.0)
+    for number in range(50, 60):
+        timeline.note_read(f"train/shard.{number:07d}.mds", 5, 1, 31.0, has_waited=False)
+    assert timeline.jobs["job"].step == 20  # it says itself where it is
+
+
+def test_a_silent_job_is_forgotten_and_one_that_reads_is_not() -> None:
+    timeline = Timeline()
+    for job in ("silent", "reading"):
+        take(timeline, job, plan(0, 0, [Said(0, "a" if job == "reading" else "e", 0, 1, 1, 1)]), 0.0)
+    timeline.note_read("a", 0, 1, SILENT_SECONDS - 1, has_waited=True)
+    assert timeline.forget_silent(SILENT_SECONDS) == ["silent"]
+    assert timeline.forgotten == 1
+    assert timeline.next_use("e", 0, 1) is None
+    assert timeline.jobs["reading"].missed_bytes == 1
+
+
+def test_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_JOBS", 2)
+    timeline = Timeline()
+    for job in ("a", "b"):
+        take(timeline, job, whole(1), 0.0)
+    with pytest.raises(NotPermitted):
+        take(timeline, "c", whole(1), 0.0)
+    take(timeline, "a", whole(2), 0.0)
+    assert timeline.jobs["a"].extents == 2
+
+
+def test_of_many_small_extents_of_one_file_the_next_is_found() -> None:
+    timeline, count = Timeline(), 5000
+    take(
+        timeline,
+        "job",
+        encode_plan(
+            window=0,
+            step=0,
+            paths=["a"],
+            path=[0] * count,
+            start=[number * 10 for number in range(count)],
+            length=[10] * count,
+            first=range(count),
+            span=[0] * count,
+        ),
+        0.0,
+    )
+    timeline.move("job", 4000, 0.0)
+    assert timeline.next_use("a", 40_000, 40_010) == 0.0
+    assert timeline.next_use("a", 41_000, 41_010) == pytest.approx(10.0)
+    assert timeline.next_use("a", 0, 10) is None

@@ -1,0 +1,316 @@
+"""The hints' directory of a real mount: who may write there, what is refused, what the daemon does with the rest."""
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusecache.control_client import find_mount
+from fusecache.model.hint import LONGEST_MESSAGE_BYTES, TO_THE_END, encode_cursor, encode_plan
+from fusecache.model.nouns import KIB, MIB
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
+from loader.hints import Hints, find_door
+from tests.mount.buckets import Bucket
+from tests.mount.mounts import Mount, wait_until
+
+SHARDS = 6
+
+
+def plan(*, window: int = 0, names: tuple[str, ...] = ()) -> bytes:
+    """Each shard at a step of its own, as a whole."""
+    paths = sorted(names or [f"data/{number}.mds" for number in range(SHARDS)])
+    count = len(paths)
+    return encode_plan(
+        window=window,
+        step=0,
+        paths=paths,
+        path=range(count),
+        start=[0] * count,
+        length=[TO_THE_END] * count,
+        first=range(count),
+        span=[0] * count,
+    )
+
+
+@pytest.fixture
+def shards(bucket: Bucket) -> list[bytes]:
+    contents = [os.urandom(MIB + number) for number in range(SHARDS)]
+    for number, data in enumerate(contents):
+        bucket.put(f"data/{number}.mds", data)
+    return contents
+
+
+def refused(path: Path, message: bytes) -> int:
+    """Write a message that is refused by close(2); return the errno."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        while message:
+            message = message[os.write(file, message) :]
+    except BaseException:
+        os.close(file)
+        raise
+    with pytest.raises(OSError) as refusal:  # noqa: PT011  # which one is what is asked
+        os.close(file)
+    assert refusal.value.errno is not None
+    return refusal.value.errno
+
+
+@pytest.mark.parametrize("flags", [(), ("--read-only",)])
+@pytest.mark.s3server_only
+def test_what_is_hinted_is_fetched_before_it_is_read(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes], flags: tuple[str, ...]
+) -> None:
+    one = mount(*flags)
+    hints = one.path / ".fusecache" / "hints"
+    assert list(hints.iterdir()) == []
+    (hints / "run.plan").write_bytes(plan())
+    (hints / "run.cursor").write_bytes(encode_cursor(1))
+    assert sorted(os.listdir(hints)) == ["run.cursor", "run.plan"]
+    total = sum(map(len, shards[1:]))
+    wait_until(lambda: one.status()["cache"]["bytes_by_cause"]["hint"] >= total, "the hinted bytes")
+    for number in range(1, SHARDS):
+        assert (one.path / f"data/{number}.mds").read_bytes() == shards[number]
+    assert one.status()["cache"]["bytes_by_cause"]["demand"] == 0
+    (facts,) = json.loads((one.path / ".fusecache/stats.json").read_text())["hints"]["jobs"]
+    assert (facts["job"], facts["step"], facts["missed_bytes"]) == ("run", 1, 0)
+    assert json.loads((hints / "run.plan").read_text())["extents"] == SHARDS
+    assert (hints / "run.cursor").read_bytes() == encode_cursor(1)
+    (hints / "run.plan").unlink()
+    assert list(hints.iterdir()) == []
+    assert one.status()["hints"]["jobs"] == []
+    assert [name for name in bucket.names() if not name.startswith("data/")] == []
+
+
+def test_what_is_not_understood_is_refused_by_close_and_changes_nothing(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
+) -> None:
+    one = mount()
+    hints = one.path / ".fusecache" / "hints"
+    (hints / "run.plan").write_bytes(plan())
+    before = one.status()["hints"]["jobs"][0]["extents"]
+    honest = plan()
+    for message in (
+        b"nonsense",
+        honest[:-1],
+        honest.replace(b"data/0.mds", b"../0/x.mds"),
+        honest.replace(b"data/0.mds", b"/ata/0.mds"),
+        bytes(LONGEST_MESSAGE_BYTES + 1),
+        encode_cursor(2),
+    ):
+        assert refused(hints / "run.plan", message) == errno.EINVAL
+    assert refused(hints / "run.cursor", b"-1\n") == errno.EINVAL
+    assert refused(hints / "nobody.cursor", encode_cursor(1)) == errno.ENOENT
+    for name in ("run.txt", ".run.plan", "plan"):
+        with pytest.raises(OSError, match="Invalid argument"):
+            (hints / name).write_bytes(honest)
+    for call in (
+        lambda: (hints / "folder").mkdir(),
+        lambda: (hints / "run.plan").rename(hints / "other.plan"),
+        lambda: (hints / "run.plan").rename(one.path / "taken.plan"),
+        lambda: (one.path / "data").rename(hints / "other.plan"),
+        lambda: hints.rmdir(),
+    ):
+        with pytest.raises(OSError, match=r"denied|permitted|cross-device|Invalid"):
+            call()
+    with pytest.raises(FileNotFoundError):
+        (hints / "other.plan").unlink()
+    assert one.status()["hints"]["jobs"][0]["extents"] == before
+    assert one.status()["hints"]["jobs"][0]["step"] == 0
+    # An empty file says nothing, as that of a shell that has only opened it.
+    (hints / "other.plan").write_bytes(b"")
+    assert [job["job"] for job in one.status()["hints"]["jobs"]] == ["run"]
+
+
+def say(path: Path, file: str, message: bytes) -> dict:
+    """Say over the control socket what a job would write into a file."""
+    found, _ = find_mount(path, os.environ)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(found.socket_path))
+        request = {"command": "hint", "file": file, "bytes": len(message)}
+        connection.sendall(json.dumps(request).encode() + b"\n" + message)
+        with connection.makefile("rb") as answers:
+            return json.loads(answers.readline())
+
+
+def test_the_socket_takes_hints_where_the_mount_cannot(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
+) -> None:
+    one = mount()
+    many = tuple(f"data/{number:06d}" for number in range(20_000))
+    assert say(one.path, "large.plan", plan(names=many))["result"] == "ok"
+    assert one.status()["hints"]["jobs"][0]["extents"] == 20_000
+    assert say(one.path, "large.plan", b"")["result"] == "ok"
+    assert one.status()["hints"]["jobs"] == []
+    for file, message in (("run.plan", b"nonsense"), ("../run", plan()), ("run.cursor", encode_cursor(1))):
+        assert say(one.path, file, message)["result"] == "error"
+    assert one.status()["hints"]["jobs"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_whoever_sees_the_mount_may_hint(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
+) -> None:
+    one = mount("--allow-other", "--read-only")
+    for folder in one.path.parents:
+        if folder.is_relative_to("/tmp/pytest-of-root"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            (one.path / ".fusecache/hints/other.plan").write_bytes(plan())
+            (one.path / ".fusecache/hints/other.cursor").write_bytes(encode_cursor(2))
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert one.status()["hints"]["jobs"][0]["step"] == 2
+
+
+SAMPLE = 8 * KIB
+BATCH = 128
+
+
+@pytest.fixture(params=["ndarray:int32:2048", "ndarray:int32"], ids=["fixed", "variable"])
+def tokens(bucket: Bucket, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A dataset of 24 MiB in the bucket; its directory here."""
+    with MDSWriter(tmp_path / "tokens", {"tokens": request.param}, size_limit=MIB) as writer:
+        for number in range(24 * MIB // SAMPLE):
+            writer.write({"tokens": np.full(SAMPLE // 4, number, np.int32)})
+    for path in (tmp_path / "tokens").iterdir():
+        bucket.put(f"tokens/{path.name}", path.read_bytes())
+    return tmp_path / "tokens"
+
+
+@pytest.mark.s3server_only
+def test_the_first_batch_comes_by_its_own_bytes_and_the_shards_before_they_are_needed(
+    mount: Callable[..., Mount], bucket: Bucket, tokens: Path
+) -> None:
+    one = mount("--read-only")
+    bucket.control.set(
+        latency=0.03, bandwidth=1e6
+    )  # a shard takes a second, a sample hardly longer than nothing
+    try:
+        dataset = MDSDataset(one.path / "tokens")
+        sampler = ElasticBatchSampler(dataset, global_batch_size=BATCH, world=World())
+        before = fetched(one)
+        with Hints(dataset, sampler, job="run") as hints:
+            assert hints.is_sending
+            wait_until(lambda: one.status()["cache"]["bytes_by_cause"]["hint"] > 0, "the first bytes")
+            batches = iter(sampler)
+            first = next(batches)
+            assert [int(sample["tokens"][0]) for sample in dataset[first]] == first
+            assert fetched(one) - before <= 3 * BATCH * SAMPLE, one.status()["cache"]["bytes_by_cause"]
+            bucket.control.set(bandwidth=None)
+            # Later batches find whole shards: nothing is left to ask for.
+            size = sum(path.stat().st_size for path in tokens.glob("*.mds"))
+            wait_until(lambda: one.status()["cache"]["used_bytes"] >= size, "all shards")
+            demand = one.status()["cache"]["bytes_by_cause"]["demand"]
+            for ids in batches:
+                assert [int(sample["tokens"][0]) for sample in dataset[ids]] == ids
+            wait_until(lambda: sampler_step(one) >= len(sampler) - 16, "the cursor")
+            assert one.status()["cache"]["bytes_by_cause"]["demand"] == demand
+        assert one.status()["hints"]["jobs"] == []
+    finally:
+        bucket.control.set(latency=0.0, bandwidth=None)
+
+
+def fetched(one: Mount) -> int:
+    return sum(one.status()["cache"]["bytes_by_cause"].values())
+
+
+def sampler_step(one: Mount) -> int:
+    return one.status()["hints"]["jobs"][0]["step"]
+
+
+def test_without_a_mount_nothing_is_sent_and_nothing_written(tmp_path: Path) -> None:
+    with MDSWriter(tmp_path / "data", {"number": "int"}) as writer:
+        for number in range(16):
+            writer.write({"number": number})
+    # What only looks like a mount's is none.
+    (tmp_path / ".fusecache" / "hints").mkdir(parents=True)
+    (tmp_path / ".fusecache" / "socket").write_text("/nowhere")
+    dataset = MDSDataset(tmp_path / "data")
+    sampler = ElasticBatchSampler(dataset, global_batch_size=8, world=World())
+    with Hints(dataset, sampler) as hints:
+        assert not hints.is_sending
+        assert [len(dataset[ids]) for ids in sampler] == [8, 8]
+    assert find_door(tmp_path / "data") is None
+    assert list((tmp_path / ".fusecache" / "hints").iterdir()) == []
+
+
+def test_only_the_first_rank_of_a_machine_sends(
+    mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path
+) -> None:
+    with MDSWriter(tmp_path / "data", {"number": "int"}) as writer:
+        for number in range(64):
+            writer.write({"number": number})
+    for path in (tmp_path / "data").iterdir():
+        bucket.put(f"data/{path.name}", path.read_bytes())
+    one = mount()
+    dataset = MDSDataset(one.path / "data")
+    for rank, sends in ((0, True), (1, False), (2, True), (3, False)):
+        sampler = ElasticBatchSampler(dataset, global_batch_size=8, world=World(rank, 4, 2))
+        with Hints(dataset, sampler) as hints:
+            assert hints.is_sending == sends
+    peer = ElasticBatchSampler(dataset, global_batch_size=8, world=World(0, 4, 2, replica=1))
+    with Hints(dataset, peer) as hints:
+        assert not hints.is_sending
+
+
+@pytest.fixture
+def numbers(bucket: Bucket, tmp_path: Path) -> Path:
+    """A dataset of 4 096 numbers in 64 shards in the bucket, below `numbers`."""
+    with MDSWriter(tmp_path / "numbers", {"number": "int"}, size_limit=1024) as writer:
+        for number in range(4096):
+            writer.write({"number": number})
+    for path in (tmp_path / "numbers").iterdir():
+        bucket.put(f"numbers/{path.name}", path.read_bytes())
+    return Path("numbers")
+
+
+def test_a_run_that_is_resumed_is_planned_from_where_it_goes_on(
+    mount: Callable[..., Mount], bucket: Bucket, numbers: Path
+) -> None:
+    one = mount()
+
+    def shown() -> dict:
+        return one.status()["hints"]["jobs"][0]
+
+    dataset = MDSDataset(one.path / numbers)
+    sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
+    steps = len(sampler)
+    with Hints(dataset, sampler, job="run"):
+        wait_until(lambda: one.status()["hints"]["jobs"] and shown()["planned_steps"] >= steps, "an epoch")
+        assert shown()["step"] == 0
+        state = sampler.state_dict()
+        sampler.load_state_dict({**state, "epoch": 5, "samples": 40 * 64})
+        wait_until(lambda: shown()["step"] == 5 * steps + 40 - 16, "the later epoch")
+        wait_until(lambda: shown()["planned_steps"] >= steps, "an epoch from there on")
+        sampler.load_state_dict({**state, "epoch": 1, "samples": 0})
+        wait_until(lambda: shown()["step"] == steps - 16, "the earlier epoch")
+        assert min(shown()["windows"]) == 2 * steps
+
+
+def test_a_daemon_that_is_gone_disturbs_nobody(
+    mount: Callable[..., Mount], bucket: Bucket, numbers: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "loader")
+    one = mount()
+    dataset = MDSDataset(one.path / numbers)
+    sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
+    with Hints(dataset, sampler, job="run") as hints:
+        wait_until(lambda: one.status()["hints"]["jobs"], "a plan")
+        one.kill()
+        next(iter(sampler))
+        wait_until(lambda: "takes no hints" in caplog.text, "the log line")
+        assert hints.is_sending
+    assert caplog.text.count("takes no hints") == 1

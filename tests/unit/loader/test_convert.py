@@ -1,0 +1,282 @@
+"""`python -m loader convert` and `merge`: what goes in comes out, and what does not fit is named."""
+
+import gzip
+import json
+from decimal import Decimal
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+import zstandard
+from PIL import Image
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from loader import MDSDataset, MDSWriter
+from loader.__main__ import main
+
+WORDS = ["<end>", "<unk>", *(f"w{number}" for number in range(50))]
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert run(*arguments) == 1
+    said: str = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    made = tokenizers.Tokenizer(
+        WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
+    made.pre_tokenizer = Whitespace()
+    made.add_special_tokens(["<end>", "<unk>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def documents() -> list[str]:
+    return [" ".join(f"w{(number * 7 + word) % 50}" for word in range(number % 13)) for number in range(60)]
+
+
+def stream(texts: list[str], end: int | None = 0) -> list[int]:
+    """All tokens of the documents, one after the other."""
+    return [
+        token
+        for text in texts
+        for token in [*(WORDS.index(word) for word in text.split()), *([] if end is None else [end])]
+    ]
+
+
+@pytest.mark.parametrize("end", ["<end>", ""])
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_documents_are_laid_end_to_end_and_cut(
+    tmp_path: Path, tokenizer: Path, ending: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "".join(json.dumps({"words": text}) + "\n" for text in documents()).encode()
+    packed = {".jsonl": text, ".jsonl.gz": gzip.compress(text), ".jsonl.zst": zstandard.compress(text)}[
+        ending
+    ]
+    (tmp_path / f"in{ending}").write_bytes(packed)
+    how = ("--tokenizer", tokenizer, "--length", 19, "--end", end, "--field", "words", "--hashes", "sha1")
+    assert run("convert", "text", *how, tmp_path / f"in{ending}", tmp_path / "out") == 0
+    dataset = MDSDataset(tmp_path / "out")
+    assert dataset.encodings == {"tokens": "ndarray:int32:19"}
+    expected = stream(documents(), 0 if end else None)
+    whole = len(expected) // 19 * 19
+    assert np.concatenate([sample["tokens"] for sample in dataset]).tolist() == expected[:whole]
+    assert f"tokens={len(expected) - whole} path={tmp_path}/in{ending}" in caplog.text
+
+
+def test_each_document_or_line_is_a_sample_of_its_own_length(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in documents()))
+    how = ("--tokenizer", tokenizer, "--end", "", "--length", 0, "--dtype", "uint16")
+    assert run("convert", "text", *how, "--lines", tmp_path / "in.txt", tmp_path / "lines") == 0
+    lines = [sample["tokens"] for sample in MDSDataset(tmp_path / "lines")]
+    assert [tokens.tolist() for tokens in lines] == [
+        found for text in documents() if (found := stream([text], None))
+    ]
+    assert lines[0].dtype == np.uint16
+    assert run("convert", "text", *how, tmp_path / "in.txt", tmp_path / "whole") == 0
+    assert [sample["tokens"].tolist() for sample in MDSDataset(tmp_path / "whole")] == [
+        stream(documents(), None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--end", "<none>"], "has no token '<none>'"),
+        ([], "name it with --end"),
+        (["--end", "", "--length", "-1"], "--length -1"),
+        (["--end", "", "--tokenizer", "in.txt"], "is no tokenizer"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_named_before_anything_is_written(
+    tmp_path: Path,
+    tokenizer: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("w1")
+    how = ["--tokenizer", tokenizer, "--length", 4, *arguments]
+    assert told in refused(capsys, "convert", "text", *how, "in.txt", "out")
+    assert not Path("out").exists()
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        {"id": number, "score": number / 2 if number else 0, "text": "ü", "tags": [number]}
+        for number in range(30)
+    ]
+
+
+def write_jsonl(path: Path, some: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in some))
+    return path
+
+
+def test_json_lines_become_samples_of_columns_told_by_the_first_rows(tmp_path: Path) -> None:
+    files = [write_jsonl(tmp_path / "0.jsonl", rows()[:20]), write_jsonl(tmp_path / "1.jsonl", rows()[20:])]
+    assert (
+        run("convert", "jsonl", *files, tmp_path / "out", "--compression", "zstd", "--size-limit", "1kb") == 0
+    )
+    dataset = MDSDataset(tmp_path / "out")
+    assert dataset.encodings == {"id": "int", "score": "float64", "tags": "json", "text": "str"}
+    assert list(dataset) == rows()
+
+
+def test_several_processes_convert_into_folders_of_one_dataset(tmp_path: Path) -> None:
+    files = [write_jsonl(tmp_path / f"{number}.jsonl", rows()[number::3]) for number in range(3)]
+    columns = ("--columns", "tags:ndarray:int16:1,id:int32")
+    assert run("convert", "jsonl", *files, tmp_path / "out", *columns, "--processes", 2) == 0
+    dataset = MDSDataset(tmp_path / "out")
+    assert dataset.encodings == {"id": "int32", "tags": "ndarray:int16:1"}
+    assert [int(sample["id"]) for sample in dataset] == [
+        row["id"] for part in range(3) for row in rows()[part::3]
+    ]
+    assert all(sample["tags"].tolist() == [sample["id"]] for sample in dataset)
+
+
+def test_a_conversion_that_was_cut_short_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_jsonl(tmp_path / "in.jsonl", [*rows(), {"id": "no number"}])
+    how = ("convert", "jsonl", file, tmp_path / "out", "--columns", "id:int", "--size-limit", 300)
+    assert "column 'id'" in refused(capsys, *how)
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert "index.json" not in kept
+    write_jsonl(file, rows())
+    assert run(*how, "--resume") == 0
+    assert [sample["id"] for sample in MDSDataset(tmp_path / "out")] == list(range(30))
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in kept} == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"id": 1}\n{"id": 2', "line 2 is not JSON"),
+        ('{"id": 1}\n\n', "line 2 is empty"),
+        ('{"id": 1}\n[2]\n', "line 2 is no JSON object"),
+        ('{"id": 1}\n{"other": 2}\n', "id is null or missing in some rows"),
+        ("", "no row to tell the columns from"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text(text)
+    assert told in refused(capsys, "convert", "jsonl", tmp_path / "in.jsonl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def picture() -> bytes:
+    out = BytesIO()
+    Image.new("RGB", (3, 2), (1, 2, 3)).save(out, format="PNG")
+    return out.getvalue()
+
+
+def test_parquet_rows_become_samples_of_columns_told_by_the_schema(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "text": ["a", "bc"],
+            "blob": [b"1", b""],
+            "small": pa.array([1, 2], pa.uint8()),
+            "half": pa.array(np.array([0.5, 1], np.float16)),
+            "flag": [True, False],
+            "money": pa.array([Decimal("1.10"), Decimal("2.20")]),
+            "tokens": pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)),
+            "free": pa.array([[1.5], [2.5, 3.5]], pa.list_(pa.float32())),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert run("convert", "parquet", tmp_path / "in.parquet", tmp_path / "out") == 0
+    dataset = MDSDataset(tmp_path / "out")
+    assert dataset.encodings == {
+        "text": "str",
+        "blob": "bytes",
+        "small": "uint8",
+        "half": "float16",
+        "flag": "uint8",
+        "money": "str_decimal",
+        "tokens": "ndarray:int32:2",
+        "free": "ndarray:float32",
+    }
+    second = dataset[1]
+    assert (second["text"], second["blob"], second["small"], second["flag"]) == ("bc", b"", 2, 0)
+    assert second["money"] == Decimal("2.20")
+    assert second["tokens"].tolist() == [3, 4]
+    assert second["free"].tolist() == [2.5, 3.5]
+
+
+def test_parquet_images_and_chosen_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"image": [{"bytes": picture(), "path": "x.png"}], "meta": [{"a": 1}], "when": [None]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    how = ("convert", "parquet", tmp_path / "in.parquet", tmp_path / "out")
+    assert "column image is struct" in refused(capsys, *how)
+    assert "when is null" in refused(capsys, *how, "--columns", "when:str")
+    assert "has no column nowhere" in refused(capsys, *how, "--columns", "nowhere:str", "--resume")
+    assert "write name:encoding" in refused(capsys, *how, "--columns", "meta")
+    assert run(*how, "--columns", "image:png,meta:json", "--resume") == 0
+    sample = MDSDataset(tmp_path / "out")[0]
+    assert sample["image"].getpixel((0, 0)) == (1, 2, 3)
+    assert sample["meta"] == {"a": 1}
+
+
+def test_what_is_no_parquet_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.parquet").write_text("no")
+    assert "is no Parquet file" in refused(
+        capsys, "convert", "parquet", tmp_path / "in.parquet", tmp_path / "out"
+    )
+    assert "is no file" in refused(capsys, "convert", "parquet", tmp_path / "none.parquet", tmp_path / "out")
+
+
+@pytest.mark.parametrize("before", [None, "gz"])
+@pytest.mark.parametrize("after", [None, "zstd:5"])
+def test_recompressing_keeps_samples_and_shards(
+    tmp_path: Path, before: str | None, after: str | None
+) -> None:
+    columns = {"id": "int", "text": "str"}
+    with MDSWriter(tmp_path / "in", columns, size_limit=500, compression=before) as writer:
+        for number in range(100):
+            writer.write({"id": number, "text": "x" * (number % 20)})
+    how = ("--compression", after, "--hashes", "xxh64,sha1") if after else ("--align", "64")
+    assert run("convert", "recompress", tmp_path / "in", tmp_path / "out", *how) == 0
+    old, new = MDSDataset(tmp_path / "in"), MDSDataset(tmp_path / "out", check_hashes=after is not None)
+    assert new.shard_sizes.tolist() == old.shard_sizes.tolist()
+    assert list(new) == list(old)
+    assert {path.name.split(".", 2)[2] for path in (tmp_path / "out").glob("shard.*")} == {
+        "mds.zstd" if after else "mds"
+    }
+
+
+def test_a_dataset_is_not_recompressed_into_itself_or_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("in", "other"):
+        with MDSWriter(tmp_path / name, {"id": "int"}) as writer:
+            writer.write({"id": 1})
+    for out, told in (("in", "holds a dataset already"), ("other", "holds a dataset"), ("in/new", "lies in")):
+        assert told in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / out)
+
+
+def test_a_harmed_source_leaves_no_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path / "in", {"id": "int"}, size_limit=300) as writer:
+        for number in range(100):
+            writer.write({"id": number})
+    (tmp_path / "in" / "shard.00002.mds").unlink()
+    assert "shard.00002.mds" in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out" / "index.json").exists()
