@@ -140,8 +140,8 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 .PHONY: bench
-bench: setup $(VENV)/.bench ## every benchmark, beside other programs; both, whatever the first one finds
-	@status=0; for name in read write; do \
+bench: setup $(VENV)/.bench ## every benchmark, beside other programs; all, whatever the first one finds
+	@status=0; for name in read write loader; do \
 	    $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS) || status=1; done; exit $$status
 
 .PHONY: bench-read
@@ -151,6 +151,10 @@ bench-read: setup $(VENV)/.bench ## reading, beside rclone, s3fs and bounds; 20 
 .PHONY: bench-write
 bench-write: setup $(VENV)/.bench ## writing, beside rclone, s3fs, boto3 and a local disk; 20 minutes as root; BENCH_ARGS
 	@$(VENV)/bin/python -m benchmarks.write $(BENCH_ARGS)
+
+.PHONY: bench-loader
+bench-loader: setup $(VENV)/.bench ## the loader, beside StreamingDataset and LitData; 25 minutes as root; BENCH_ARGS
+	@$(VENV)/bin/python -m benchmarks.loader $(BENCH_ARGS)
 
 # ---- installing the daemon
 

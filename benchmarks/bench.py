@@ -44,6 +44,15 @@ class Sizes:
     # Peers send one file after the other, or a few at once: their rate shows with fewer.
     peer_files: int = 200
     slow_peer_files: int = 40
+    token_samples: int = 65_536
+    blob_samples: int = 5_000
+    cold_samples: int = 131_072
+    cold_shard_bytes: int = 32 * MIB
+    cold_steps: int = 100
+    step_seconds: float = 0.1
+    steady_samples: int = 65_536
+    steady_shard_bytes: int = 4 * MIB
+    steady_epochs: int = 4
 
 
 QUICK = Sizes(
@@ -63,6 +72,12 @@ QUICK = Sizes(
     written_files=500,
     peer_files=40,
     slow_peer_files=10,
+    token_samples=8_192,
+    blob_samples=640,
+    cold_samples=16_384,
+    cold_steps=20,
+    steady_samples=32_768,
+    steady_epochs=3,
 )
 
 

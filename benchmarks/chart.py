@@ -27,6 +27,11 @@ COLOURS = {
     "discard-fs": "#b5b5b5",
     "local": "#d0d0d0",
     "undisturbed": "#d0d0d0",
+    "fusecache-loader": "#e79aa5",
+    "no-hints": "#e79aa5",
+    "streaming": "#30638e",
+    "litdata": "#edae49",
+    "whole": "#9a9a9a",
 }
 TITLES = {
     "fusecache-remote": "fusecache, fsync remote",
@@ -42,6 +47,11 @@ TITLES = {
     "discard-fs": "pyfuse3 mount, bytes thrown away",
     "local": "local disk",
     "undisturbed": "no upload meanwhile",
+    "fusecache-loader": "fusecache, its own Loader",
+    "no-hints": "fusecache without hints",
+    "streaming": "StreamingDataset",
+    "litdata": "LitData",
+    "whole": "the shards read whole",
 }
 Panels = Sequence[Sequence[tuple[str, tuple[str, ...]]]]
 # Rows of panels, each with its title and its cases; a panel is as wide as it has bars.
@@ -73,6 +83,19 @@ WRITE_PANELS: Panels = (
         ("small files durable (files/s, log scale, more is better)", ("files D",)),
         ("reading during an upload (MB/s, more is better)", ("train B",)),
         ("start (seconds, less is better)", ("recover B",)),
+    ),
+)
+
+
+LOADER_PANELS: Panels = (
+    (
+        ("CPU µs a sample of 2 048 tokens (log scale, less is better)", ("tokens-local A", "tokens A")),
+        ("CPU µs a sample of 100 KB (log scale, less is better)", ("blobs-local A", "blobs A")),
+    ),
+    (
+        ("seconds waited for data (log scale, less is better)", ("cold-start B",)),
+        ("share of the data fetched an epoch (less is better)", ("steady-50 B", "steady-25 B")),
+        ("import (seconds, log scale, less is better)", ("import A",)),
     ),
 )
 

@@ -23,7 +23,6 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader import stream
@@ -40,7 +39,7 @@ _IGNORED = {
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-def Stream(  # noqa: PLR0913 -- StreamingDataset's, by name
+def Stream(
     *,
     local: str,
     remote: str | None = None,
@@ -105,7 +104,7 @@ class StreamingDataset(IterableDataset[Sample]):
             check_hashes=validate_hash is not None,
         )
         self._world = World.detect(replication=replication or 1)
-        self._order = {
+        self._order: dict[str, Any] = {
             "order": shuffle_algo if shuffle else SEQUENTIAL,
             "block_size": shuffle_block_size or 0,
             "epoch_size": _number(epoch_size),
@@ -283,7 +282,7 @@ class _Epochs:
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
         self._descriptor = descriptor
-        self._numbers: NDArray[np.int64] = np.frombuffer(mmap.mmap(descriptor, size), np.int64)
+        self._numbers = np.frombuffer(mmap.mmap(descriptor, size), np.int64)
 
     def __del__(self) -> None:
         os.close(self._descriptor)

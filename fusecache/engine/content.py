@@ -43,6 +43,9 @@ _FULL = (
     "the cache's disk limit is reached by files that the bucket does not have yet; "
     "wait for uploads (`fusecache status`) or mount with a larger --cache-size"
 )
+# The kernel sends RELEASE as close(2) returns, and waits for nobody: it may come after the OPEN of who opens the file
+# next. So long that one waits, as the file may also be open still, and the close a forked child's.
+_RELEASE_SECONDS = 0.05
 # A reader waits so long for an object that is being renamed in the bucket.
 _MOVE_SECONDS = 60.0
 
@@ -66,6 +69,7 @@ class Contents(Promises):
         self.on_grown: Callable[[Generation], None] = lambda _generation: None
         # Files that somebody has open for writing.
         self.writing: set[Node] = set()
+        self._releases: dict[Node, trio.Event] = {}
 
     # ---- handles
 
@@ -83,8 +87,25 @@ class Contents(Promises):
         process = thread_group(pid) if writable and pid else 0
         return FileHandle(node, writable, pid, process, writable and appends)
 
+    async def closed(self, node: Node) -> None:
+        """Return when a close that has returned has ended here too: what is written next must not take it back."""
+        generation = node.generation
+        if generation is None or generation.changed_since_flush:
+            return
+        with trio.move_on_after(_RELEASE_SECONDS):
+            while node.generation is generation and generation.state is FileState.FLUSHED and node.writers:
+                await self._releases.setdefault(node, trio.Event()).wait()
+
     async def release(self, handle: FileHandle) -> None:
         """Close a handle; the last writer's release seals what was flushed."""
+        try:
+            await self._release(handle)
+        finally:
+            ended = self._releases.pop(handle.node, None)
+            if ended is not None:
+                ended.set()
+
+    async def _release(self, handle: FileHandle) -> None:
         node = handle.node
         if handle.reader is not None:
             self._cache.close(handle.reader)

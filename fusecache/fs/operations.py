@@ -170,6 +170,8 @@ class Operations(pyfuse3.Operations):
             # Else the change would go to a version that another client has replaced.
             await self._look_again(node)
         if fields.update_size:
+            if fh is None:
+                await self._fs.contents.closed(node)
             await self._fs.contents.truncate(node, attr.st_size)
         old = attributes_of(node)
         new = PosixAttributes(
@@ -380,6 +382,7 @@ class Operations(pyfuse3.Operations):
         if writable:
             self._check_writable(inode)
             await self._fs.contents.check_room()
+            await self._fs.contents.closed(node)
         await self._look_again(node)
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid, appends=appends)

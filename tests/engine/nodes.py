@@ -119,6 +119,7 @@ class User:
             node = await self.fs.changes.create(parent, name, 0o644)
             return self.fs.contents.open(node, writable=True, pid=0)
         await self.fs.contents.check_room()
+        await self.fs.contents.closed(node)
         handle = self.fs.contents.open(node, writable=True, pid=0)
         if truncate:
             await self.fs.contents.truncate(node, 0)

@@ -48,6 +48,47 @@ async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
     assert bucket.shows() == {}
 
 
+async def test_a_close_that_returned_stands_though_its_release_comes_after_the_next_open(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The kernel does not wait for the answer to a RELEASE, nor, with many requests under way, for its turn."""
+    async with running_node(bucket, tmp_path / "1") as user:
+        first = await user.open("log")
+        await user.fs.contents.write(first, 0, b"closed")
+        await user.fs.contents.flush(first)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_append, user, "log", b", and more")
+            await trio.testing.wait_all_tasks_blocked()
+            await user.fs.contents.release(first)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"log": b"closed"}
+
+
+async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("log")
+        await user.fs.contents.write(handle, 0, b"one")
+        await user.fs.contents.flush(handle)
+        other = await user.open("log", truncate=False)
+        await user.fs.contents.write(other, 3, b", two")
+        await user.close(other)
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"log": b"one, two"}
+
+
+async def _append(user: User, path: str, data: bytes) -> None:
+    """Write at the end, and do not close it."""
+    handle = await user.open(path, truncate=False)
+    await user.fs.contents.write(handle, handle.node.size, data)
+
+
 async def test_a_close_after_a_childs_is_journaled_when_it_returns(
     bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
