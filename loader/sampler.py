@@ -124,6 +124,7 @@ class ElasticBatchSampler:
         self._recorded = 0  # steps that the training loop has told of, in the current iteration
         self._yielded = 0  # batches handed out in the current iteration
         self._exhausted = False
+        self._loaded_epoch = 0  # of the state that was loaded, until an iteration begins
         if len(self) == 0:
             raise OrderError(
                 f"global_batch_size {global_batch_size} is more than the epoch's {table.samples} "
@@ -164,13 +165,23 @@ class ElasticBatchSampler:
         if self._exhausted:
             self._epoch, self._start = self._epoch + 1, 0
         self._exhausted = False
+        self._loaded_epoch = 0
         self._recorded = self._yielded = 0
         return BatchIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. The epoch just loaded or under way keeps its position."""
+        """Choose the epoch of the next iteration. The epoch just loaded or under way keeps its position.
+
+        Raises StateError for an earlier one than was just loaded: trainers that count epochs by themselves would
+        begin anew, and say nothing.
+        """
         if epoch < 0:
             raise OrderError(f"epoch {epoch} is negative")
+        if epoch < self._loaded_epoch:
+            raise StateError(
+                f"epoch {epoch} comes before the loaded position, in epoch {self._loaded_epoch}: let the trainer count "
+                f"from there (for accelerate: prepared.set_epoch(sampler.epoch) before the first iteration)"
+            )
         if epoch != self._epoch or self._exhausted:
             self._move(epoch, 0)
 
@@ -220,6 +231,7 @@ class ElasticBatchSampler:
             )
         if "sample_in_epoch" in state:
             self._move(*streaming_position(state, self._spec))
+            self._loaded_epoch = self._epoch
             return
         if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):
             raise StateError(
@@ -228,6 +240,7 @@ class ElasticBatchSampler:
             )
         check_settings(state["settings"], self._settings())
         self._move(count_of(state, "epoch"), count_of(state, "samples"))
+        self._loaded_epoch = self._epoch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}

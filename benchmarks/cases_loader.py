@@ -1,0 +1,229 @@
+"""The cases of the loader: CPU a sample, the cold start, epochs with a small cache, orders, indices, the import."""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import Bench
+from benchmarks.loader_index import write_index
+from benchmarks.origins import Origin
+from benchmarks.peers import FUSECACHE, Fusecache, Mount
+from benchmarks.processes import BenchmarkError, remove_folder, run_child, run_command
+
+LIBRARIES = ("fusecache", "fusecache-loader", "streaming", "litdata", "raw")
+BATCH = {"tokens": 512, "blobs": 32}
+PASSES = 3
+COLD_BATCH = 512
+TOKEN_SAMPLE_BYTES = 8192
+WRITE_SECONDS = 300.0
+SPEED_SECONDS = 240.0
+
+
+def load(task: str, *, seconds: float = SPEED_SECONDS, **request: Any) -> dict[str, Any]:
+    """Run one task of `benchmarks.loading`. Raises BenchmarkError."""
+    return run_child("benchmarks.loading", {"task": task, **request}, seconds=seconds)
+
+
+def local(kind: str, bench: Bench, origin: Origin) -> None:
+    """CPU a sample and samples a second from a local directory. kind: tokens or blobs."""
+    for library in bench.turn(LIBRARIES):
+        path = _dataset(bench, library, kind, _samples(bench, kind))
+        bench.record(f"{kind}-local {origin.name}", library, partial(_speed, bench, library, kind, path))
+
+
+def mounted(kind: str, bench: Bench, origin: Origin) -> None:
+    """The same from a mount that has everything already, in the kernel's pages as far as they reach."""
+    bucket = f"loader-{kind}"
+    if bench.origins.add_bucket(origin, bucket):
+        for library in ("fusecache", "litdata"):
+            path = _dataset(bench, library, kind, _samples(bench, kind))
+            _upload(bench, origin, bucket, library, path)
+    try:
+        with bench.mount(FUSECACHE, origin, bucket) as mount:
+            for file in sorted(mount.path.rglob("*")):
+                if file.is_file() and ".fusecache" not in file.parts:
+                    _read_whole(file)
+            for library in bench.turn(LIBRARIES):
+                path = mount.path / ("litdata" if library == "litdata" else "fusecache")
+                bench.record(f"{kind} {origin.name}", library, partial(_speed, bench, library, kind, path))
+    except BenchmarkError as exc:
+        bench.record_failure(f"{kind} {origin.name}", "fusecache", exc)
+
+
+def cold_start(bench: Bench, origin: Origin) -> None:
+    """Begin to train on a far bucket; the same shards downloaded whole are the measure."""
+    bucket, sizes = "loader-cold", bench.sizes
+    if bench.origins.add_bucket(origin, bucket):
+        path = _dataset(bench, "fusecache", "tokens", sizes.cold_samples, sizes.cold_shard_bytes)
+        _upload(bench, origin, bucket, "data", path)
+    for library in bench.turn(("fusecache", "no-hints", "whole", "streaming")):
+        case = f"cold-start {origin.name}"
+        try:
+            with _cold_place(bench, origin, bucket, library) as (path, remote, environment):
+                bench.record(case, library, partial(_cold, bench, origin, library, path, remote, environment))
+        except BenchmarkError as exc:
+            bench.record_failure(case, library, exc)
+
+
+def steady(share: int, bench: Bench, origin: Origin) -> None:
+    """Epoch after epoch with a cache of `share` percent of the data; what is fetched is counted from the second on."""
+    bucket, sizes = "loader-steady", bench.sizes
+    path = _dataset(bench, "fusecache", "tokens", sizes.steady_samples, sizes.steady_shard_bytes)
+    total = sum(file.stat().st_size for file in path.iterdir())
+    if bench.origins.add_bucket(origin, bucket):
+        _upload(bench, origin, bucket, "data", path)
+    cache = f"{total * share // 100}"
+    peer = Fusecache(flags=("--cache-size", cache, "--memory", str(64 << 20)))
+    for library in bench.turn(("fusecache", "no-hints")):
+        case = f"steady-{share} {origin.name}"
+        try:
+            with bench.mount(peer, origin, bucket) as mount:
+                bench.record(case, library, partial(_steady, bench, origin, library, mount, total, share))
+        except BenchmarkError as exc:
+            bench.record_failure(case, library, exc)
+
+
+def orders(bench: Bench, origin: Origin) -> None:
+    """Orders of 10**7 samples (py1e) and 10**9 (native), and how soon the first batch is there."""
+    for case, name, samples in (("order-py1e", "py1e", 10**7), ("order-native", "native", 10**9)):
+        bench.record(f"{case} {origin.name}", "fusecache", partial(_order, name, samples))
+
+
+def index(bench: Bench, origin: Origin) -> None:
+    """Open an index of a million shards."""
+    folder = bench.directory / "index"
+    if not folder.exists():
+        folder.mkdir()
+        write_index(folder, bench.sizes.million, packed=False)
+    bench.record(
+        f"index {origin.name}", "fusecache", lambda: _only(load("index", path=str(folder)), "seconds", "memory_bytes")
+    )  # fmt: skip
+
+
+def imports(bench: Bench, origin: Origin) -> None:
+    """Import the libraries, each in a fresh interpreter; an empty one's time is taken off."""
+    words = {
+        "fusecache": "import loader",
+        "streaming": "from tests.real_streaming import import_streaming; import_streaming()",
+        "litdata": "import litdata",
+    }
+    for library in bench.turn(tuple(words)):
+        bench.record(f"import {origin.name}", library, partial(_import, words[library]))
+
+
+def _samples(bench: Bench, kind: str) -> int:
+    return bench.sizes.token_samples if kind == "tokens" else bench.sizes.blob_samples
+
+
+def _dataset(bench: Bench, library: str, kind: str, samples: int, shard_bytes: int = 64 << 20) -> Path:
+    """Return the folder of a dataset, written once."""
+    form = "litdata" if library == "litdata" else "mds"
+    path = bench.directory / f"{form}-{kind}-{samples}-{shard_bytes}"
+    if not path.exists():
+        unfinished = path.with_suffix(".part")
+        remove_folder(unfinished)
+        load(
+            "write", seconds=WRITE_SECONDS, library=form, kind=kind, path=str(unfinished), samples=samples,
+            shard_bytes=shard_bytes,
+        )  # fmt: skip
+        unfinished.rename(path)
+    return path
+
+
+def _upload(bench: Bench, origin: Origin, bucket: str, prefix: str, path: Path) -> None:
+    for file in sorted(path.iterdir()):
+        bench.origins.control(origin).put(f"{prefix}/{file.name}", file.read_bytes(), bucket=bucket)
+
+
+def _read_whole(path: Path) -> None:
+    with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(1 << 20)
+        while file.readinto(buffer):
+            pass
+
+
+def _only(answer: dict[str, Any], *names: str) -> dict[str, float]:
+    return {name: float(answer[name]) for name in names}
+
+
+def _speed(bench: Bench, library: str, kind: str, path: Path) -> dict[str, float]:
+    passes = PASSES if library != "streaming" else 1
+    answer = load(
+        "speed", library=library, kind=kind, path=str(path), batch=BATCH[kind], passes=passes
+    )  # fmt: skip
+    return _only(answer, "cpu_us", "samples_per_second")
+
+
+@contextmanager
+def _cold_place(
+    bench: Bench, origin: Origin, bucket: str, library: str
+) -> Iterator[tuple[Path, str, dict[str, str] | None]]:
+    """Where a library finds the dataset: on a fresh mount, or (folder for downloads, URL, variables)."""
+    if library != "streaming":
+        with bench.mount(FUSECACHE, origin, bucket) as mount:
+            yield mount.path / "data", "", None
+        return
+    folder = bench.directory / f"downloads-{bench.round}"
+    try:
+        with bench.origins.answering(origin, bucket) as site:
+            yield folder, f"s3://{bucket}/data", {**site.environment(), "S3_ENDPOINT_URL": site.endpoint_url}
+    finally:
+        remove_folder(folder)
+
+
+def _cold(
+    bench: Bench, origin: Origin, library: str, path: Path, remote: str, environment: dict[str, str] | None
+) -> dict[str, float]:
+    request = {
+        "task": "cold", "library": library, "path": str(path), "batch": COLD_BATCH, "steps": bench.sizes.cold_steps,
+        "step_seconds": bench.sizes.step_seconds, "remote": remote,
+    }  # fmt: skip
+    answer = run_child("benchmarks.loading", request, environment=environment, seconds=SPEED_SECONDS)
+    if library == "whole":
+        return _only(answer, "seconds", "bytes")
+    fetched = bench.origins.control(origin).log("GetObject")
+    first = sum(entry.bytes_out for entry in fetched if entry.time < answer["first"])
+    return {
+        **_only(answer, "first_seconds", "waited_seconds"),
+        "first_bytes_share": first / (COLD_BATCH * TOKEN_SAMPLE_BYTES),
+        "bytes": float(sum(entry.bytes_out for entry in fetched)),
+    }
+
+
+def _steady(
+    bench: Bench, origin: Origin, library: str, mount: Mount, total: int, share: int
+) -> dict[str, float]:
+    answer = load(
+        "steady", library=library, path=str(mount.path / "data"), batch=256, epochs=bench.sizes.steady_epochs,
+        step_seconds=bench.sizes.step_seconds / 4,
+    )  # fmt: skip
+    fetched = bench.origins.control(origin).log("GetObject")
+    times = answer["times"]
+    epochs = [
+        sum(entry.bytes_out for entry in fetched if begin <= entry.time < end)
+        for begin, end in pairwise(times[1:])
+    ]
+    # What is fetched in an epoch's last seconds may be the next one's: their mean evens it out.
+    mean = statistics.fmean(epochs)
+    return {"fetched_share": mean / total, "of_ideal": mean / (total * (100 - share) / 100)}
+
+
+def _order(name: str, samples: int) -> dict[str, float]:
+    answer = load("order", name=name, samples=samples, shard_samples=8190)
+    return _only(answer, "seconds", "batch_seconds", "memory_bytes")
+
+
+def _import(words: str) -> dict[str, float]:
+    def seconds(what: str) -> float:
+        began = time.monotonic()
+        run_command([sys.executable, "-W", "ignore", "-c", what], seconds=60)
+        return time.monotonic() - began
+
+    run_command([sys.executable, "-W", "ignore", "-c", words], seconds=60)  # its files are in memory now
+    return {"seconds": statistics.median(seconds(words) - seconds("pass") for _ in range(3))}

@@ -1,0 +1,32 @@
+"""The loader's benchmarks: `python -m benchmarks.loader`, or `make bench-loader`. README.md says what and how.
+
+Prints a table and writes it with all rounds' figures to results/loader.json and results/loader.png. Exit status 1 if
+a bar was missed or could not be measured, 2 if the run was interrupted.
+"""
+
+import sys
+from functools import partial
+
+from benchmarks import cases_loader
+from benchmarks.bars_loader import loader_bars
+from benchmarks.bench import GIB
+from benchmarks.chart import LOADER_PANELS
+from benchmarks.driver import Benchmark, Case, run
+
+CASES = (
+    Case("tokens-local", partial(cases_loader.local, "tokens"), "A", 60, 80),
+    Case("tokens", partial(cases_loader.mounted, "tokens"), "A", 70, 80),
+    Case("blobs-local", partial(cases_loader.local, "blobs"), "A", 50, 60),
+    Case("blobs", partial(cases_loader.mounted, "blobs"), "A", 50, 60),
+    Case("cold-start", cases_loader.cold_start, "B", 90, 110),
+    Case("steady-50", partial(cases_loader.steady, 50), "B", 90, 100),
+    Case("steady-25", partial(cases_loader.steady, 25), "B", 90, 90),
+    Case("order", cases_loader.orders, "A", 10, 10),
+    Case("index", cases_loader.index, "A", 8, 15),
+    Case("import", cases_loader.imports, "A", 30, 30),
+)
+# Tokens and blobs in two formats each, and the datasets of the cold start and of the small cache.
+BUCKET_BYTES = 6 * GIB
+
+if __name__ == "__main__":
+    sys.exit(run(Benchmark("loader", CASES, loader_bars, LOADER_PANELS, BUCKET_BYTES), __doc__))

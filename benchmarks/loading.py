@@ -1,0 +1,329 @@
+"""What a training process does with a dataset: `python -m benchmarks.loading '{"task": …}'` prints one JSON object.
+
+CPU is user and system time of this process and its threads; none of the libraries has worker processes here.
+"""
+
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.processes import drop_pages
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
+from loader.hints import Hints
+from loader.order import OrderSpec, StreamTable, Tracks, batch_plan
+
+CONTEXT = 2048
+# Seeded once for all libraries' files: about 100 KB, as JPEGs differ in size.
+BLOB_BYTES = (80_000, 120_000)
+SHARD_BYTES = 64 << 20
+CANONICAL_NODES = 8
+
+
+def write(library: str, kind: str, path: str, samples: int, shard_bytes: int) -> dict[str, Any]:
+    """Write a dataset of tokens or of blobs in a library's format (MDS serves StreamingDataset too)."""
+    rng = np.random.default_rng(1)
+    if library == "litdata":
+        return _write_litdata(kind, path, samples, shard_bytes, rng)
+    columns = {"tokens": {"tokens": f"ndarray:int32:{CONTEXT}"}, "blobs": {"image": "bytes"}}[kind]
+    with MDSWriter(path, columns, size_limit=shard_bytes) as writer:
+        for number in range(samples):
+            name, value = next(iter(columns)), _value(kind, number, rng)
+            writer.write({name: value})
+    return {}
+
+
+def _value(kind: str, number: int, rng: np.random.Generator) -> Any:
+    if kind == "tokens":
+        tokens = rng.integers(0, 50_000, CONTEXT, np.int32)
+        tokens[0] = number
+        return tokens
+    return rng.bytes(int(rng.integers(*BLOB_BYTES)))
+
+
+def _write_litdata(
+    kind: str, path: str, samples: int, shard_bytes: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    import torch
+    from litdata.streaming.item_loader import TokensLoader
+    from litdata.streaming.writer import BinaryWriter
+
+    items = TokensLoader(block_size=CONTEXT) if kind == "tokens" else None
+    writer = BinaryWriter(path, chunk_bytes=shard_bytes, item_loader=items)
+    for number in range(samples):
+        value = _value(kind, number, rng)
+        writer[number] = torch.from_numpy(value) if kind == "tokens" else {"image": value}
+    writer.done()
+    writer.merge()
+    return {}
+
+
+def speed(library: str, kind: str, path: str, batch: int, passes: int) -> dict[str, Any]:
+    """Go through all samples in shuffled order, several times; the first pass does not count."""
+    import torch
+
+    torch.set_num_threads(1)
+    epoch = LIBRARIES[library](kind, path, batch)
+    cpu, rates = [], []
+    for number in range(passes + 1):
+        began, used, samples = time.perf_counter(), time.process_time(), 0
+        for size in epoch(number):
+            samples += size
+        if number:
+            cpu.append((time.process_time() - used) / samples * 1e6)
+            rates.append(samples / (time.perf_counter() - began))
+    return {"cpu_us": statistics.median(cpu), "samples_per_second": statistics.median(rates)}
+
+
+Epoch = Callable[[int], Iterable[int]]
+
+
+def _ours(path: str, batch: int) -> tuple[MDSDataset, ElasticBatchSampler]:
+    dataset = MDSDataset(path)
+    sampler = ElasticBatchSampler(
+        dataset, global_batch_size=batch, world=World(), canonical_nodes=CANONICAL_NODES
+    )
+    return dataset, sampler
+
+
+def _fusecache(kind: str, path: str, batch: int) -> Epoch:
+    from torch.utils.data import DataLoader
+
+    from loader.collate import collate
+
+    dataset, sampler = _ours(path, batch)
+    batches: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
+
+    def epoch(number: int) -> Iterable[int]:
+        sampler.set_epoch(number)
+        for found in batches:
+            yield len(next(iter(found.values())))
+
+    return epoch
+
+
+def _fusecache_loader(kind: str, path: str, batch: int) -> Epoch:
+    from loader.fast import Loader
+
+    batches = Loader(*_ours(path, batch))
+
+    def epoch(number: int) -> Iterable[int]:
+        batches.set_epoch(number)
+        for found in batches:
+            yield len(next(iter(found.values())))
+
+    return epoch
+
+
+def _raw(kind: str, path: str, batch: int) -> Epoch:
+    """Nothing but pread, as many bytes as the samples have: what the kernel's copying costs here and now."""
+    dataset, sampler = _ours(path, batch)
+    index = dataset.index
+    files = [os.open(f"{index.directory(0)}/{name}", os.O_RDONLY) for name in index.raw_names]
+    size = int(index.raw_bytes.sum() / index.samples.sum())
+    plans = [list(sampler)]
+    ends = np.cumsum(index.samples)
+
+    def epoch(number: int) -> Iterable[int]:
+        for ids in plans[0]:
+            shards = np.searchsorted(ends, ids, side="right")
+            places = (np.asarray(ids) - ends[shards] + index.samples[shards]) * size
+            found = [
+                os.pread(files[shard], size, place)
+                for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
+            ]
+            yield len(found)
+
+    return epoch
+
+
+def _streaming(kind: str, path: str, batch: int) -> Epoch:
+    from torch.utils.data import DataLoader
+
+    dataset = _streaming_dataset(local=path, batch_size=batch)
+    batches: DataLoader[Any] = DataLoader(dataset, batch_size=batch)
+
+    def epoch(number: int) -> Iterable[int]:
+        for found in batches:
+            yield len(next(iter(found.values())))
+
+    return epoch
+
+
+def _streaming_dataset(**options: Any) -> Any:
+    from tests.real_streaming import import_streaming
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    streaming = import_streaming()
+    return streaming.StreamingDataset(shuffle=True, num_canonical_nodes=CANONICAL_NODES, **options)
+
+
+def _litdata(kind: str, path: str, batch: int) -> Epoch:
+    warnings.simplefilter("ignore")
+    import litdata
+    from litdata.streaming.item_loader import TokensLoader
+
+    options = {"item_loader": TokensLoader(block_size=CONTEXT)} if kind == "tokens" else {}
+    dataset = litdata.StreamingDataset(path, shuffle=True, **options)
+    batches = litdata.StreamingDataLoader(dataset, batch_size=batch)
+
+    def epoch(number: int) -> Iterable[int]:
+        for found in batches:
+            yield len(found if kind == "tokens" else found["image"])
+
+    return epoch
+
+
+LIBRARIES: dict[str, Callable[[str, str, int], Epoch]] = {
+    "fusecache": _fusecache,
+    "fusecache-loader": _fusecache_loader,
+    "streaming": _streaming,
+    "litdata": _litdata,
+    "raw": _raw,
+}
+
+
+def cold(library: str, path: str, batch: int, steps: int, step_seconds: float, remote: str) -> dict[str, Any]:
+    """Train for some steps on a dataset that this machine has nothing of. A step is a pause.
+
+    library: fusecache (with hints), no-hints, streaming (which downloads from `remote` into `path`), or whole: the
+    shards of these steps downloaded whole, eight at a time. waited_seconds: for data, from the loop's beginning on.
+    """
+    if library == "whole":
+        return _whole_shards(path, batch, steps)
+    hints = None
+    began = time.time()
+    if library == "streaming":
+        from torch.utils.data import DataLoader
+
+        dataset = _streaming_dataset(remote=remote, local=path, batch_size=batch)
+        batches: Iterable[Any] = DataLoader(dataset, batch_size=batch)
+        began = time.time()
+    else:
+        from loader.fast import Loader
+
+        dataset, sampler = _ours(path, batch)
+        began = time.time()
+        hints = Hints(dataset, sampler) if library == "fusecache" else None
+        batches = Loader(dataset, sampler)
+    first, waited = 0.0, 0.0
+    iterator, asked = iter(batches), time.time()
+    asked = began
+    for number in range(steps):
+        next(iterator)
+        now = time.time()
+        waited += now - asked
+        first = first or now
+        if number + 1 < steps:
+            time.sleep(step_seconds)
+        asked = time.time()
+    if hints is not None:
+        hints.close()
+    return {"began": began, "first": first, "first_seconds": first - began, "waited_seconds": waited}
+
+
+def _whole_shards(path: str, batch: int, steps: int) -> dict[str, Any]:
+    dataset, sampler = _ours(path, batch)
+    ids = np.concatenate([np.asarray(ids) for _, ids in zip(range(steps), sampler, strict=False)])
+    ends = np.cumsum(dataset.shard_sizes)
+    shards = np.unique(np.searchsorted(ends, ids, side="right")).tolist()
+
+    def read(shard: int) -> int:
+        with open(f"{path}/{dataset.index.raw_names[shard]}", "rb", buffering=0) as file:
+            buffer, total = bytearray(1 << 20), 0
+            while got := file.readinto(buffer):
+                total += got
+        return total
+
+    began = time.time()
+    with ThreadPoolExecutor(8) as pool:
+        total = sum(pool.map(read, shards))
+    return {"seconds": time.time() - began, "bytes": total, "shards": len(shards)}
+
+
+def steady(library: str, path: str, batch: int, epochs: int, step_seconds: float) -> dict[str, Any]:
+    """Go through a dataset that does not fit into the daemon's cache. times: seconds since 1970, one a border."""
+    from loader.fast import Loader
+
+    dataset, sampler = _ours(path, batch)
+    hints = Hints(dataset, sampler, job="steady") if library == "fusecache" else None
+    batches = Loader(dataset, sampler)
+    times = [time.time()]
+    for number in range(epochs):
+        drop_pages()  # pages of the kernel would hide the cache behind them: a real dataset is larger than memory
+        batches.set_epoch(number)
+        for _ in batches:
+            time.sleep(step_seconds)
+        times.append(time.time())
+    if hints is not None:
+        hints.close()
+    return {"times": times, "samples": len(dataset)}
+
+
+def order(name: str, samples: int, shard_samples: int) -> dict[str, Any]:
+    """Make an epoch's order, up to the first batch."""
+    sizes = np.full(samples // shard_samples, shard_samples, np.int64)
+    spec = OrderSpec(name)
+    before, used = _peak_bytes(), time.process_time()
+    table = StreamTable.of(sizes, [sizes.size], spec)
+    plan = batch_plan(Tracks(table, spec), World(), 512, drop_last=True)
+    first = plan.batch(0, 0, 0)
+    seconds = time.process_time() - used
+    again = time.process_time()
+    plan.batch(1, 0, 0)
+    return {
+        "seconds": seconds,
+        "batch_seconds": time.process_time() - again,
+        "memory_bytes": _peak_bytes() - before,
+        "ids": int(first.size),
+    }
+
+
+def _peak_bytes() -> int:
+    # Not ru_maxrss, which begins with what the process had that started this one.
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024
+
+
+def open_index(path: str) -> dict[str, Any]:
+    """Open a dataset of many shards. memory_bytes: of the whole process, as a rank has it."""
+    used = time.process_time()
+    dataset = MDSDataset(path)
+    seconds = time.process_time() - used
+    return {"seconds": seconds, "memory_bytes": _peak_bytes(), "samples": len(dataset)}
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "write": write,
+    "speed": speed,
+    "cold": cold,
+    "steady": steady,
+    "order": order,
+    "index": open_index,
+}
+
+
+def main() -> None:
+    """Do the one task of the command line. What libraries print goes to standard error."""
+    request = json.loads(sys.argv[1])
+    answers, sys.stdout = sys.stdout, sys.stderr
+    answer = TASKS[request.pop("task")](**request)
+    answers.write(json.dumps(answer))
+    answers.flush()
+    sys.stderr.flush()
+    # StreamingDataset's threads may not end by themselves.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

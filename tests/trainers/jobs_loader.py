@@ -1,0 +1,99 @@
+"""The loader under accelerate and under Lightning: which samples the training loop saw, and where it stood."""
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from loader import ElasticBatchSampler, MDSDataset, World
+from loader.collate import collate
+from loader.fast import Loader
+from tests.real_streaming import mend_torchvision
+from tests.trainers.workers import serve
+
+mend_torchvision()
+import lightning  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+
+State = dict[str, Any]
+
+
+def new_sampler(dataset: MDSDataset) -> ElasticBatchSampler:
+    """Return the one sampler of these tests."""
+    return ElasticBatchSampler(dataset, global_batch_size=16, canonical_nodes=4, world=World())
+
+
+def order(*, directory: str, epochs: int) -> list[list[int]]:
+    """Return the sampler's batches."""
+    sampler = new_sampler(MDSDataset(directory))
+    return [ids for _ in range(epochs) for ids in sampler]
+
+
+def accelerate(*, directory: str, workers: int, steps: int, state: State | None) -> tuple[list[Any], State]:
+    """Train some steps over as many epochs as it takes; return the ids of each and the sampler's state."""
+    dataset = MDSDataset(directory)
+    sampler = new_sampler(dataset)
+    if state is not None:
+        sampler.load_state_dict(state)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_sampler=sampler, num_workers=workers, collate_fn=collate
+    )
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 1)
+    model, optimizer, batches = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01), loader)
+    batches.set_epoch(sampler.epoch)  # it counts epochs by itself, from 0
+    seen: list[Any] = []
+    while True:
+        for batch in batches:
+            accelerator.backward(model(batch["x"]).sum())
+            optimizer.step()
+            seen.append(batch["id"].tolist())
+            sampler.record_step()
+            if len(seen) == steps:
+                return seen, sampler.state_dict()
+
+
+class Model(lightning.LightningModule):
+    """Remembers what it saw, and keeps the sampler's or the loader's state in its checkpoints."""
+
+    def __init__(self, source: ElasticBatchSampler | Loader) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.source = source
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+        self.seen.append(batch["id"].tolist())
+        found: torch.Tensor = self.layer(batch["x"]).sum()
+        return found
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if isinstance(self.source, ElasticBatchSampler):
+            self.source.record_step()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def train_lightning(*, directory: str, kind: str, steps: int, state: State | None) -> tuple[list[Any], State]:
+    """The same under Lightning's Trainer. kind: "DataLoader", with two workers, or "Loader"."""
+    dataset = MDSDataset(directory)
+    sampler = new_sampler(dataset)
+    if state is not None:
+        sampler.load_state_dict(state)
+    batches: Any = Loader(dataset, sampler)
+    if kind == "DataLoader":
+        batches = DataLoader(dataset, batch_sampler=sampler, num_workers=2, collate_fn=collate)
+    model = Model(sampler if kind == "DataLoader" else batches)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, batches)
+    return model.seen, sampler.state_dict() if kind == "DataLoader" else batches.state_dict()
+
+
+FUNCTIONS: dict[str, Any] = {"order": order, "accelerate": accelerate, "lightning": train_lightning}
+
+if __name__ == "__main__":
+    serve(FUNCTIONS)

@@ -1,0 +1,171 @@
+"""Our face of StreamingDataset reads what the real one reads, batch by batch, rank by rank, worker by worker."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader import LoaderError, MDSWriter, StateError
+from loader.order import OrderSpec
+from loader.streaming import Stream, StreamingDataLoader, StreamingDataset
+from tests.unit.loader.streaming_library import Layout, library_work, load_library
+
+ROOT = Path(__file__).parents[3]
+COUNT = 203
+JOBS: dict[str, dict[str, Any]] = {
+    "shuffled, no workers": {"options": {"shuffle": True}, "workers": 0},
+    "shuffled, two workers": {"options": {"shuffle": True, "num_canonical_nodes": 4}, "workers": 2},
+    "persistent workers": {
+        "options": {"shuffle": True, "shuffle_algo": "py1s", "epoch_size": 150},
+        "workers": 2,
+        "persistent": True,
+    },
+    "in order": {"options": {}, "workers": 2},
+    "streams": {
+        "options": {"shuffle": True, "shuffle_seed": 5, "batching_method": "per_stream", "streams": True},
+        "workers": 2,
+    },
+    "stratified": {
+        "options": {"shuffle": True, "batching_method": "stratified", "streams": True},
+        "workers": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data")
+    first = 0
+    for part, count in (("a", COUNT), ("b", 60)):
+        with MDSWriter(out / part, {"id": "int", "tokens": "ndarray:int32:8"}, size_limit=1024) as writer:
+            for number in range(first, first + count):
+                writer.write({"id": number, "tokens": np.full(8, number, np.int32)})
+        first += count
+    return out
+
+
+def jobs(directory: Path) -> list[dict[str, Any]]:
+    found = []
+    for job in JOBS.values():
+        options = {"batch_size": 8, **job["options"]}
+        if "streams" in options:
+            options["streams"] = [
+                {"local": str(directory / "a"), "proportion": 0.75},
+                {"local": str(directory / "b"), "proportion": 0.25},
+            ]
+        local = None if "streams" in options else str(directory / "a")
+        found.append({"epochs": 2, "stop": 5, **job, "options": options, "local": local})
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """For each job what the library read, and what we read."""
+    locks = tmp_path_factory.mktemp("locks")
+    texts = []
+    for library in ("streaming", "loader.streaming"):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tests.unit.loader.streaming_loaders",
+                library,
+                json.dumps(jobs(directory)),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(locks), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        texts.append(done.stdout.splitlines()[-1])
+    real, ours = map(json.loads, texts)
+    return dict(zip(JOBS, zip(real, ours, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_data_loader_delivers_the_librarys_batches_and_resumes_where_it_does(
+    name: str, answers: dict[str, tuple[dict[str, Any], dict[str, Any]]]
+) -> None:
+    real, ours = answers[name]
+    assert ours == real
+    assert len(ours["epochs"][0]) > 5
+    assert ours["epochs"][0] != ours["epochs"][1] or name == "in order"
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node", "workers"), [(1, 2, 2), (2, 2, 0)])
+def test_each_rank_and_worker_reads_what_the_librarys_does(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, ranks_per_node: int, workers: int
+) -> None:
+    layout = Layout(nodes, ranks_per_node, max(workers, 1), 8)
+    sizes = np.array(
+        [shard["samples"] for shard in json.loads((directory / "a/index.json").read_text())["shards"]]
+    )
+    spec = OrderSpec(canonical_nodes=4, block_size=1 << 18)
+    work = library_work(load_library(), sizes, [sizes.size], spec, 1, layout)
+    for rank in range(nodes * ranks_per_node):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(nodes * ranks_per_node))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks_per_node))
+        dataset = StreamingDataset(
+            local=str(directory / "a"), shuffle=True, batch_size=8, num_canonical_nodes=4
+        )
+        dataset.next_epoch = 1
+        loader = StreamingDataLoader(dataset, batch_size=8, num_workers=workers)
+        delivered = list(chain.from_iterable(batch["id"].tolist() for batch in loader))
+        of_rank = work[rank // ranks_per_node, rank % ranks_per_node]  # (workers, batches, batch)
+        expected = of_rank.transpose(1, 0, 2).ravel()
+        assert delivered == expected[expected >= 0].tolist()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_agree_on_the_epoch_though_the_one_before_was_broken_off(
+    directory: Path, context: str
+) -> None:
+    dataset = StreamingDataset(local=str(directory / "a"), shuffle=True, batch_size=8)
+    alone = StreamingDataset(local=str(directory / "a"), shuffle=True, batch_size=8)
+    expected = [[sample["id"] for sample in alone] for _ in range(2)]
+    loader = StreamingDataLoader(
+        dataset, batch_size=8, num_workers=2 if context == "fork" else 1, multiprocessing_context=context
+    )
+    iterator = iter(loader)
+    assert next(iterator)["id"].tolist() == expected[0][:8]
+    del iterator
+    assert list(chain.from_iterable(batch["id"].tolist() for batch in loader)) == expected[1]
+
+
+def test_a_state_of_another_order_is_refused_and_changes_nothing(directory: Path) -> None:
+    dataset = StreamingDataset(local=str(directory / "a"), shuffle=True, batch_size=8)
+    state = dataset.state_dict(16, from_beginning=True)
+    with pytest.raises(StateError, match="lies within a global batch"):
+        dataset.load_state_dict({**state, "epoch": 0, "sample_in_epoch": 13, "shuffle_seed": 1})
+    assert dataset.shuffle_seed == state["shuffle_seed"]
+    with pytest.raises(LoaderError, match="lacks 'epoch'"):
+        dataset.load_state_dict({})
+
+
+def test_what_would_have_to_be_downloaded_or_is_unknown_is_refused(directory: Path) -> None:
+    with pytest.raises(LoaderError, match="Mount the bucket"):
+        StreamingDataset(remote="s3://bucket/data", local=str(directory / "a"))
+    with pytest.raises(LoaderError, match="Mount the bucket"):
+        Stream(remote="s3://bucket/data", local=str(directory / "a"))
+    with pytest.raises(LoaderError, match="unknown arguments: shufle"):
+        StreamingDataset(local=str(directory / "a"), shufle=True)
+    StreamingDataset(local=str(directory / "a"), cache_limit="10gb", predownload=8)
+
+
+@pytest.mark.parametrize(("text", "samples"), [("1k", 1000), ("0.5k", 500), (120, 120), (None, COUNT)])
+def test_an_epochs_size_is_a_number_or_its_short_form(
+    directory: Path, text: int | str | None, samples: int
+) -> None:
+    assert len(StreamingDataset(local=str(directory / "a"), epoch_size=text)) == samples
