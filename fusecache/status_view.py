@@ -156,7 +156,11 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
         )
         read = job["hit_bytes"] + job["missed_bytes"]
         words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were here"] if read else []
-        words += [f"{job[name]} {what}" for name, what in (("late", "came late"), ("skipped", "skipped")) if job[name]]
+        words += [
+            f"{job[name]} {what}"
+            for name, what in (("late", "came late"), ("skipped", "skipped"))
+            if job[name]
+        ]
         if words:
             yield "", ", ".join(words)
     if len(jobs) > _MOST_LINES:

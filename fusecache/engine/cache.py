@@ -213,7 +213,9 @@ class BlockCache:
             self.hints.note_read(handle.entry.object_id, offset, len(data), has_waited=has_missed)
         return data
 
-    async def _read_cached(self, handle: ReadHandle, start: int, stop: int) -> tuple[memoryview | bytes, bool]:
+    async def _read_cached(
+        self, handle: ReadHandle, start: int, stop: int
+    ) -> tuple[memoryview | bytes, bool]:
         """Read through buffers and disk, and ahead of the reader; return whether the bucket was needed, too."""
         now = trio.current_time()
         if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):

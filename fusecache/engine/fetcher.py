@@ -210,9 +210,7 @@ class Fetcher:
                 else:
                     break
 
-    async def get_exactly(
-        self, object_id: ObjectId, extent: Extent, buffer: memoryview, turn: Turn
-    ) -> None:
+    async def get_exactly(self, object_id: ObjectId, extent: Extent, buffer: memoryview, turn: Turn) -> None:
         """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""
         self._turns.push(turn, turn.cause, turn.depth)
         self.pump()

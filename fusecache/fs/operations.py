@@ -507,7 +507,11 @@ class Operations(pyfuse3.Operations):
 
     async def _look_again(self, node: Node) -> None:
         """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
-        if node.parent is not None and node.generation is None and not self._fs.names.freshness.is_trusted(node):
+        if (
+            node.parent is not None
+            and node.generation is None
+            and not self._fs.names.freshness.is_trusted(node)
+        ):
             with in_use(node):
                 try:
                     seen = await self._fs.names.lookup(node.parent, node.name)
