@@ -44,8 +44,8 @@ _FULL = (
     "wait for uploads (`fusecache status`) or mount with a larger --cache-size"
 )
 # The kernel sends RELEASE as close(2) returns, and waits for nobody: it may come after the OPEN of who opens the file
-# next. So long that one waits, as the file may also be open still, and the close a forked child's.
-_RELEASE_SECONDS = 0.05
+# next. So long that one waits: by then it is settled that the file is open still, and the close was a forked child's.
+_RELEASE_SECONDS = 2.0
 # A reader waits so long for an object that is being renamed in the bucket.
 _MOVE_SECONDS = 60.0
 
@@ -90,10 +90,11 @@ class Contents(Promises):
     async def closed(self, node: Node) -> None:
         """Return when a close that has returned has ended here too: what is written next must not take it back."""
         generation = node.generation
-        if generation is None or generation.changed_since_flush:
+        if generation is None or generation.changed_since_flush or generation.flushed_by is None:
             return
+        closed = generation.flushed_by
         with trio.move_on_after(_RELEASE_SECONDS):
-            while node.generation is generation and generation.state is FileState.FLUSHED and node.writers:
+            while generation.state is FileState.FLUSHED and not closed.is_released:
                 await self._releases.setdefault(node, trio.Event()).wait()
 
     async def release(self, handle: FileHandle) -> None:
@@ -101,6 +102,7 @@ class Contents(Promises):
         try:
             await self._release(handle)
         finally:
+            handle.is_released = True
             ended = self._releases.pop(handle.node, None)
             if ended is not None:
                 ended.set()

@@ -48,7 +48,7 @@ class Building(Asked):
     has_more: bool = False
     is_given_up: bool = False
     marks: Marks = field(default_factory=Marks)
-    published: dict[str, ListedEntry] = field(default_factory=dict)
+    published: dict[str, tuple[ListedEntry, float]] = field(default_factory=dict)
     chunks: set[int] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
 
@@ -180,7 +180,7 @@ class Lister:
         if row.sort_name <= building.progress:
             self._put(directory, building, row)
         else:
-            building.published[row.sort_name] = row
+            building.published[row.sort_name] = row, trio.current_time()
 
     def note_gone(self, directory: Node, sort_name: str) -> None:
         """The bucket no longer shows a name."""
@@ -271,7 +271,7 @@ class Lister:
         listing.has_directories |= any(row.is_directory for row in rows)
         listing.marks.renew(start, end, renewal.asked)
         if not start and end == LAST_NAME:
-            listing.finished, listing.hidden = trio.current_time(), page.hidden
+            listing.finished, listing.hidden = renewal.asked, page.hidden
         if len(listing.chunks) > _CHUNKS_SPENT + len(listing.marks.ends):
             self.start(directory)
 
@@ -390,8 +390,9 @@ class Lister:
         building.pages += 1
         building.has_more |= page.token is not None
         for sort_name in [each for each in building.published if each <= building.progress]:
-            row = building.published.pop(sort_name)
-            if self._listings.get(number, building.generation, sort_name) is None:
+            row, moment = building.published.pop(sort_name)
+            # A page that was asked for before may show what it replaced.
+            if moment >= page.asked or self._listings.get(number, building.generation, sort_name) is None:
                 self._put(directory, building, row)
         building.announce()
 

@@ -225,6 +225,8 @@ class Generation:
     killed_writer: "FileHandle | None" = None
     flushed_by: "FileHandle | None" = None
     flushed_at: float = float("inf")
+    # Closes whose row is on its way to the disk.
+    closing: int = 0
     waiting_since: float = float("inf")
     sealed_at: float = float("inf")
     readers: int = 0
@@ -391,7 +393,8 @@ _NO_CHILDREN: dict[str, Node] = {}
 class FileHandle:
     """One open file. pid: thread that opened it (0: unknown); process: its thread group, if it may write.
 
-    appends: whether it was opened with O_APPEND. is_flushed: whether a descriptor of it was closed.
+    appends: whether it was opened with O_APPEND. is_flushed: whether a descriptor of it was closed; is_released:
+    whether the last one was.
     """
 
     node: Node
@@ -400,6 +403,7 @@ class FileHandle:
     process: int = 0
     appends: bool = False
     is_flushed: bool = False
+    is_released: bool = False
     reader: ReadHandle | None = None
     reader_version: ObjectInfo | None = None
 

@@ -3,6 +3,7 @@
 Small files are synced many at once: one crossing to a thread, one sync of the folder, and no task for each.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace
 from fusecache.model.nouns import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.parts import choose_part_bytes, part_extents
+
+log = logging.getLogger(__name__)
 
 # So many files are looked after in advance; so many of them are read back at once.
 FILES_AHEAD = 256
@@ -200,7 +203,12 @@ class Preparer:
             await self._journal.settled()  # a crash must not find the row of a file that is gone
         except FusecacheError:
             return
-        await self._offload.disk(generation.file.delete)
+        try:
+            await self._offload.disk(generation.file.delete)
+        except FusecacheError as exc:
+            # It holds its room until the next mount finds it.
+            log.warning("a file that nobody needs any more cannot be removed error=%s", exc)
+            return
         self._cache.release_staging(generation.reserved)
         generation.reserved = 0
 

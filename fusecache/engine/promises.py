@@ -137,13 +137,18 @@ class Promises(Endings):
         for item in list(self._flushed):
             if item.state is not FileState.FLUSHED:
                 self._flushed.discard(item)
-            elif now - item.flushed_at >= settle_seconds and item.node is not None and item.node.writers:
+            elif (
+                not item.closing
+                and now - item.flushed_at >= settle_seconds
+                and item.node is not None
+                and item.node.writers
+            ):
                 self._owed.discard(item)
                 item.go(FileState.OPEN)
                 item.changed_since_flush = True  # its writer's own close is still to come
                 # Its sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals it
                 # under that.
-                self._journal.submit(PutFile(item.record))
+                self._journal.submit(*self._row(item))
 
     # ---- content that is never closed
 
@@ -253,7 +258,8 @@ class Promises(Endings):
             self.on_dirty()
         while generation.state is FileState.FLUSHED:
             self._owed.discard(generation)
-            await self._journal.commit(PutFile(generation.go(FileState.OPEN)))
+            generation.go(FileState.OPEN)
+            await self._journal.commit(*self._row(generation))
 
     def _fail(self, generation: Generation, error: FusecacheError) -> None:
         if generation.error is None:
@@ -261,14 +267,21 @@ class Promises(Endings):
             generation.error = error
         self._owed.discard(generation)
         if generation.state is not FileState.FAILED:
-            self._journal.submit(PutFile(generation.go(FileState.FAILED, error=str(error))))
+            generation.go(FileState.FAILED, error=str(error))
+            self._journal.submit(*self._row(generation))
 
     async def _promise(self, node: Node, generation: Generation) -> None:
         """Journal what a close promises."""
         generation.changed_since_flush = False
         if not self._tree.is_linked(node):
             return  # unlinked while open: its content goes with the last handle
-        await self._journal.commit(*self._promised(node, generation))
+        changes = self._promised(node, generation)
+        generation.closing += 1
+        try:
+            await self._journal.commit(*changes)
+        finally:
+            generation.closing -= 1
+        generation.flushed_at = max(generation.flushed_at, trio.current_time())
         self.on_sealed()
 
     def _promised(self, node: Node, generation: Generation) -> list[Change]:

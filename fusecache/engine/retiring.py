@@ -79,6 +79,8 @@ class Retiring:
             await row.wait()
             if generation.node is not None and generation.node.generation is generation:
                 continue  # unlinked, and still open: it goes with its last handle
+            if generation.node is None:
+                continue  # it went so meanwhile
             await unread(generation)
             generation.file.close()
             gone.append(DropFile(generation.record.generation))

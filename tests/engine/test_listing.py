@@ -448,3 +448,56 @@ async def test_an_empty_file_is_asked_about_once_however_often_its_directory_is_
         await trio.sleep(2)
         await read_all(user, directory)
         assert bucket.memory.statistics().heads - before == 1
+
+
+class LateLists(InlineOffload):
+    """The bucket answers a LIST at once; the answer arrives `seconds` later."""
+
+    seconds = 0.0
+
+    async def network(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run the call inline; hold the answer back if it is a page."""
+        await trio.lowlevel.checkpoint()
+        answer = call(*args)
+        if self.seconds and getattr(call, "func", None) is pages.fetch_page:
+            await trio.sleep(self.seconds)
+        return answer
+
+    disk = rows = upload = publish = InlineOffload.network
+
+
+async def test_what_was_published_while_an_older_page_was_on_its_way_shows(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    offload = LateLists()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.write("file", b"old")
+        assert await user.drained() == "durable"
+        await trio.sleep(10)
+        await user.write("file", b"newer")
+        await trio.sleep(0.95)
+        offload.seconds = 0.5
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(user.tree)
+            await trio.sleep(0.6)
+        offload.seconds = 0.0
+        assert bucket.shows() == {"file": b"newer"}
+        assert await user.tree() == {"file": b"newer"}
+
+
+async def test_what_a_restarted_node_publishes_while_it_is_read_shows_as_it_is(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """The cache outlives a kill: an older version could be read whose object is gone."""
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("file", b"newer")
+    bucket.come_back()
+    offload = LateLists()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await trio.sleep(0.9)
+        offload.seconds = 0.4
+        assert await user.tree() == {"file": b"newer"}
+        assert await user.tree() == {"file": b"newer"}

@@ -1,11 +1,16 @@
 """A close may be taken back by who still writes: what was closed, removed or cut before it is not lost by that."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from fusecache.engine.nodes import FileHandle
+from fusecache.engine.offload import InlineOffload
 from fusecache.model.nouns import MIB
 from tests.engine.nodes import Bucket, User, photograph, running_node
 from tests.engine.test_parts_ahead import PART, body, write
@@ -48,17 +53,20 @@ async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
     assert bucket.shows() == {}
 
 
+@pytest.mark.parametrize("truncate", [True, False])
 async def test_a_close_that_returned_stands_though_its_release_comes_after_the_next_open(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, *, truncate: bool
 ) -> None:
     """The kernel does not wait for the answer to a RELEASE, nor, with many requests under way, for its turn."""
     async with running_node(bucket, tmp_path / "1") as user:
+        await user.write("log", b"old")
+        assert await user.drained() == "durable"
         first = await user.open("log")
         await user.fs.contents.write(first, 0, b"closed")
         await user.fs.contents.flush(first)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_append, user, "log", b", and more")
-            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(partial(_append, user, "log", b", and more", truncate=truncate))
+            await trio.sleep(0.3)
             await user.fs.contents.release(first)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
@@ -66,6 +74,57 @@ async def test_a_close_that_returned_stands_though_its_release_comes_after_the_n
     async with running_node(bucket, tmp_path / "2") as user:
         assert await user.drained() == "durable"
     assert bucket.shows() == {"log": b"closed"}
+
+
+class SlowCommits(InlineOffload):
+    """A commit of the journal takes `seconds`."""
+
+    seconds = 0.0
+
+    async def rows(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run the call inline, a commit late."""
+        if getattr(call, "__name__", "") == "apply":
+            await trio.sleep(self.seconds)
+        return call(*args)
+
+
+async def test_a_close_that_waits_longer_for_the_disk_than_files_settle_stands(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    disk = SlowCommits()
+    async with running_node(bucket, tmp_path / "1", offload=disk) as user:
+        await user.write("file", b"old")
+        assert await user.drained() == "durable"
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"closed")
+        disk.seconds = 3.0
+        await user.fs.contents.flush(handle)
+        photograph(tmp_path / "1", tmp_path / "2")
+        disk.seconds = 0.0
+        bucket.is_cut_off = True
+        await user.fs.contents.release(handle)
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"closed"}
+
+
+async def test_a_removed_file_that_is_held_open_is_no_orphan_after_a_kill(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"gone")
+        await user.fs.contents.flush(handle)
+        await user.unlink("file")
+        await user.write("other", b"-")
+        await trio.sleep(5)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+        await user.fs.contents.release(handle)
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert [row.key for row, _ in user.fs.recovered.aside if row.key] == []
 
 
 async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
@@ -83,9 +142,9 @@ async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
     assert bucket.shows() == {"log": b"one, two"}
 
 
-async def _append(user: User, path: str, data: bytes) -> None:
+async def _append(user: User, path: str, data: bytes, *, truncate: bool) -> None:
     """Write at the end, and do not close it."""
-    handle = await user.open(path, truncate=False)
+    handle = await user.open(path, truncate=truncate)
     await user.fs.contents.write(handle, handle.node.size, data)
 
 

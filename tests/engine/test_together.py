@@ -7,11 +7,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.disk.staging import StagingFile
 from fusecache.engine.batches import Batches
 from fusecache.engine.journaling import GATHER_SECONDS, JournalWriter
 from fusecache.engine.offload import InlineOffload
 from fusecache.index.journal import Change, DropFile, Journal
+from fusecache.model.errors import LocalDiskError
+from fusecache.model.states import FileState
 from tests.engine.nodes import Bucket, running_node
+from tests.engine.test_writing import SlowUploads
 
 FILES = 200
 
@@ -104,3 +108,41 @@ async def test_many_small_files_share_commits_on_their_way_to_the_bucket(
             assert await user.read(f"file-{number}") == b"%d" % number
         assert used.bytes_read == 0
     assert bucket.shows() == {f"file-{number}": b"%d" % number for number in range(FILES)}
+
+
+async def test_a_removed_file_whose_last_handle_is_closed_as_it_becomes_cache_ends_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=SlowUploads(5.0)) as user:
+        await user.write("file", b"content")
+        reader = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
+        await trio.sleep(3)
+        generation = reader.node.generation
+        assert generation is not None
+        assert generation.in_flight
+        await user.unlink("file")
+        with trio.fail_after(60):
+            while generation.state is not FileState.STORED:  # noqa: ASYNC110 (in the very moment)
+                await trio.sleep(0.001)
+        await user.fs.contents.release(reader)
+        assert await user.drained() == "durable"
+        await user.write("later", b"-")
+        assert await user.drained() == "durable"
+        assert user.fs.cache.statistics().staging_bytes == 0
+
+
+async def test_a_file_that_the_disk_does_not_remove_ends_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_file: StagingFile) -> None:
+        raise LocalDiskError("the file system is read-only")
+
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"-")
+        with monkeypatch.context() as patch:
+            patch.setattr(StagingFile, "delete", fail)
+            await user.unlink("file")
+            await trio.sleep(5)
+        await user.write("other", b"-")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"other": b"-"}
