@@ -64,15 +64,15 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
     Raises MountError if no directory above has a control file, or its mount is dead.
     """
     resolved = Path(os.path.realpath(path))
-    closed = None
+    closed = dead = None
     for root in (resolved, *resolved.parents):
         try:
             text = (root / CONTROL_FILE).read_text(encoding="utf-8").strip()
         except OSError as exc:
             if exc.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-                raise MountError(
-                    f"{root}: the mount is dead, its daemon is gone; clean it with: fusecache unmount {root}"
-                ) from exc
+                dead = root
+            elif dead is not None:
+                break
             if exc.errno == errno.EACCES and closed is None:
                 closed = root
             continue
@@ -84,6 +84,10 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
             socket_path = Path(environment[SOCKET_VARIABLE])
         inner = resolved.relative_to(root).as_posix()
         return Mount(root, socket_path), "" if inner == "." else inner
+    if dead is not None:
+        raise MountError(
+            f"{dead}: the mount is dead, its daemon is gone; clean it with: fusecache unmount {dead}"
+        )
     if closed is not None:
         raise MountError(
             f"{path} is not in a fusecache mount that you may see: {closed} refuses you; "

@@ -187,6 +187,9 @@ def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
             0,
             "the bucket refuses the keys: renew them where the daemon reads them, each 30 s; nothing is dropped",
         )
+    if status.get("unanswered_seconds"):
+        silence = seconds_text(status["unanswered_seconds"])
+        problems.insert(0, f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost")
     for index, line in enumerate(problems):
         yield "problems" if index == 0 else "", line
 

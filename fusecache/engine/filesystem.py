@@ -102,7 +102,7 @@ class FileSystem:
         )
         self.owed = Owed(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
-        requests = Requests(store, offload, self.cache.limit)
+        self._requests = requests = Requests(store, offload, self.cache.limit)
         self.names = Names(
             self.tree, self._listings, requests, self._journal_rows, fresh_seconds=options.fresh_seconds
         )
@@ -306,4 +306,5 @@ class FileSystem:
             "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
             "warming": [job.facts() for job in self.warmer.jobs()],
             "hints": self.hinting.statistics(),
+            "unanswered_seconds": round(self._requests.struggling_seconds, 1),
         }

@@ -123,7 +123,7 @@ class Names:
         is_hot = self._refresher.note_used(parent, name)
         if known is not None:
             return known
-        if self._lister.must_do(parent):
+        if self._must_do(parent, name):
             if not self._probes:
                 self._start_probe(parent, name)  # shows when the bucket answers again
             return self._last_rows(parent, name)
@@ -131,11 +131,11 @@ class Names:
         if building is not None:
             # The first page answers for most directories; in a larger one this name alone is asked for.
             building.is_wanted = True
-            await self._wait(building, parent, lambda: building.pages > 0)
+            await self._wait(building, parent, name, lambda: building.pages > 0)
             known = self._answer(parent, name, began)
         if known is None and is_hot and parent.is_listed:
             # Others will ask for its neighbours: one request tells of them all.
-            await self._wait(self._lister.renew(parent, parent.listing.marks.start_of(name)), parent)
+            await self._wait(self._lister.renew(parent, parent.listing.marks.start_of(name)), parent, name)
             known = self._answer(parent, name, began)
         return known or await self._probed(parent, name, must_answer=False)
 
@@ -149,17 +149,19 @@ class Names:
             self._lister.start(parent)
         return self._lister.building(parent)
 
-    async def _wait(self, asked: Asked, parent: Node, is_enough: Callable[[], bool] = lambda: False) -> None:
+    async def _wait(
+        self, asked: Asked, parent: Node, name: str, is_enough: Callable[[], bool] = lambda: False
+    ) -> None:
         """Wait for a question's end, or until it is enough, or the bucket does not answer; raises its failure."""
         while not asked.done and not is_enough():
-            await asked.wait()
-            if self._lister.must_do(parent):
+            await self._requests.wait_for(asked)
+            if self._must_do(parent, name):
                 return
         if asked.failure is not None:
             raise asked.failure
 
     def _answer(self, parent: Node, name: str, began: float) -> tuple[list[ListedEntry], float] | None:
-        if self._lister.must_do(parent):
+        if self._must_do(parent, name):
             return self._last_rows(parent, name)
         return self._fresh_rows(parent, name, began)
 
@@ -184,6 +186,12 @@ class Names:
         listing = parent.listing
         return self._listings.named(parent.number, listing.generation, name), listing.marks.of(name)
 
+    def _must_do(self, parent: Node, name: str) -> bool:
+        """Whether what was known last must do, as the bucket does not answer: a listing, or the node of the name."""
+        child = parent.children.get(name)
+        is_known = child is not None and child.verified > float("-inf")
+        return self._lister.must_do(parent) or (is_known and self._requests.is_struggling)
+
     def _wake_waiting(self) -> None:
         for waited in (*self._lister.under_way(), *self._probes.values()):
             waited.announce()
@@ -198,9 +206,9 @@ class Names:
         """Ask the bucket for one name; an older listing will do while it does not answer, unless it `must_answer`."""
         probe = self._start_probe(parent, name)
         while not probe.done:
-            if not must_answer and self._lister.must_do(parent):
+            if not must_answer and self._must_do(parent, name):
                 return self._last_rows(parent, name)
-            await probe.wait()
+            await self._requests.wait_for(probe)
         if probe.failure is not None:
             raise probe.failure
         return probe.rows, probe.asked

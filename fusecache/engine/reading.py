@@ -103,7 +103,7 @@ class DirectoryReader:
                 handle.local_names = sorted({*directory.children, *handle.pinned})
                 return []
             else:
-                await building.wait()
+                await self._requests.wait_for(building)
                 if building.failure is not None and not self._lister.must_do(directory):
                     raise building.failure
 

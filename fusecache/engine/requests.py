@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # A reader of names waits so long for an unreachable bucket before it gets EIO.
 UNREACHABLE_SECONDS = 60.0
+# A bucket that has not answered for so long does not answer: what is known must do.
+SILENT_SECONDS = 10.0
 # Permissions of a new key take up to a minute to arrive; a LOOKUP holds the directory's lock, so wait less.
 DENIED_SECONDS = 10.0
 # One wrong 404 must not hide a file: what was listed is gone when so many more answers say so too.
@@ -63,9 +65,30 @@ class Requests:
         self._offload = offload
         self._limit = limit
         self._slots = trio.CapacityLimiter(limit.limit)
-        # Whether the bucket did not answer when it was last asked.
-        self.is_struggling = False
+        self._struggling_since: float | None = None
         self.on_struggle: Callable[[], None] = lambda: None
+
+    @property
+    def is_struggling(self) -> bool:
+        """Whether the bucket did not answer when it was last asked, or does not answer now."""
+        return self._struggling_since is not None
+
+    @property
+    def struggling_seconds(self) -> float:
+        """How long that has been so; 0 if it is not."""
+        return 0.0 if self._struggling_since is None else trio.current_time() - self._struggling_since
+
+    async def wait_for(self, asked: Asked) -> None:
+        """Return when there is more to see of a question, or when the bucket has been silent for too long."""
+        with trio.move_on_after(SILENT_SECONDS) as patience:
+            await asked.wait()
+        if patience.cancelled_caught:
+            self._note_struggle(SILENT_SECONDS)
+
+    def _note_struggle(self, seconds: float = 0.0) -> None:
+        if self._struggling_since is None:
+            self._struggling_since = trio.current_time() - seconds
+        self.on_struggle()
 
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys)."""
@@ -74,7 +97,7 @@ class Requests:
         while True:
             try:
                 answer = await self._ask_once(partial(call, *args, **kwargs))
-                self.is_struggling = False
+                self._struggling_since = None
                 return answer
             except (ObjectChanged, ObjectMissing):
                 denials += 1
@@ -83,8 +106,7 @@ class Requests:
             except (Unavailable, AccessDenied) as exc:
                 attempt += 1
                 if isinstance(exc, Unavailable):
-                    self.is_struggling = True
-                    self.on_struggle()
+                    self._note_struggle()
                 pause = backoff_seconds(attempt, random.random())
                 limit = UNREACHABLE_SECONDS if isinstance(exc, Unavailable) else DENIED_SECONDS
                 if trio.current_time() + pause > began + limit:

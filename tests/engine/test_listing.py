@@ -189,6 +189,30 @@ async def test_names_are_looked_up_in_the_last_listing_while_the_bucket_does_not
         assert (await user.fs.names.lookup(directory, "0003")).size == 5
 
 
+async def test_a_trainer_saves_into_a_directory_made_here_though_the_bucket_has_gone_silent(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """No request fails: they are not answered. Nobody had listed the mount's root."""
+    offload = FarOffload()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.mkdir("run")
+        (await user.fs.resolve("run")).lookups += 1  # as the kernel does
+        assert await user.drained() == "durable"
+        await trio.sleep(60)
+        offload.seconds = 300.0
+        began = trio.current_time()
+        for step in range(5):
+            await user.write(f"run/step-{step}", b"model")
+            await trio.sleep(2)
+        assert trio.current_time() - began < 40
+        assert user.fs.statistics()["unanswered_seconds"] > 5
+        offload.seconds = 0.1
+        await trio.sleep(400)
+        assert await user.drained() == "durable"
+        assert user.fs.statistics()["unanswered_seconds"] == 0
+    assert len(bucket.shows()) == 6
+
+
 # ---- reading
 
 

@@ -225,7 +225,9 @@ def test_a_check_names_damage_and_unusable_keys_and_ends_with_1(mount, full: Buc
 # ---- wrong paths, dead daemons
 
 
-@pytest.mark.parametrize(("command", "status"), [("warm", 1), ("evict", 1), ("check", 2), ("status", 1)])
+@pytest.mark.parametrize(
+    ("command", "status"), [("warm", 1), ("evict", 1), ("check", 2), ("status", 1), ("sync", 1)]
+)
 def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
     mount, full: Bucket, tmp_path: Path, command: str, status: int
 ):
@@ -237,8 +239,9 @@ def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
     assert missing.stderr.count("\n") == 1
     os.kill(one.pid, signal.SIGKILL)
     wait_until(lambda: not one.is_alive(), "the daemon's end")
-    dead = fusecache(command, one.path, status=status)
-    assert f"fusecache unmount {one.path}" in dead.stderr
+    for path in (one.path, one.path / "nothing" / "here"):
+        dead = fusecache(command, path, status=status)
+        assert dead.stderr.endswith(f"fusecache unmount {one.path}\n")
 
 
 # ---- status
