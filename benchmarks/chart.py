@@ -81,7 +81,7 @@ WRITE_PANELS: Panels = (
     ),
     (
         ("small files durable (files/s, log scale, more is better)", ("files D",)),
-        ("reading during an upload (MB/s, more is better)", ("train B",)),
+        ("reading beside an upload (MB/s)", ("train B",)),
         ("start (seconds, less is better)", ("recover B",)),
     ),
 )
