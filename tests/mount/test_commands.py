@@ -226,7 +226,7 @@ def test_a_check_names_damage_and_unusable_keys_and_ends_with_1(mount, full: Buc
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("warm", 1), ("evict", 1), ("check", 2), ("status", 1), ("sync", 1)]
+    ("command", "status"), [("warm", 1), ("evict", 1), ("check", 2), ("status", 1), ("sync", 2)]
 )
 def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
     mount, full: Bucket, tmp_path: Path, command: str, status: int
