@@ -189,7 +189,9 @@ def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
         )
     if status.get("unanswered_seconds"):
         silence = seconds_text(status["unanswered_seconds"])
-        problems.insert(0, f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost")
+        problems.insert(
+            0, f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost"
+        )
     for index, line in enumerate(problems):
         yield "problems" if index == 0 else "", line
 
