@@ -4,14 +4,12 @@
 """
 
 import errno
-import os
 import stat
 import sys
 
 import pyfuse3
-import trio
 
-from fusecache.fs.kernel import tune
+from benchmarks.emptyfs import serve
 
 MIB = 2**20
 
@@ -86,23 +84,9 @@ class DiscardingFileSystem(pyfuse3.Operations):
         return pyfuse3.StatvfsData()
 
 
-async def _run(mountpoint: str) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pyfuse3.main, 1, 99)
-        await trio.to_thread.run_sync(os.stat, mountpoint)
-        await trio.to_thread.run_sync(tune, mountpoint)
-        sys.stderr.write("ready\n")
-        sys.stderr.flush()
-
-
 def main() -> None:
     """Serve until unmounted."""
-    mountpoint = sys.argv[1]
-    pyfuse3.init(DiscardingFileSystem(), mountpoint, {*pyfuse3.default_options, "fsname=discard"})
-    try:
-        trio.run(_run, mountpoint)
-    finally:
-        pyfuse3.close(unmount=True)
+    serve(DiscardingFileSystem(), sys.argv[1], "discard")
 
 
 if __name__ == "__main__":

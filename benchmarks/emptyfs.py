@@ -66,14 +66,18 @@ async def _run(mountpoint: str) -> None:
         sys.stderr.flush()
 
 
-def main() -> None:
-    """Serve until unmounted."""
-    mountpoint, size = sys.argv[1], int(sys.argv[2])
-    pyfuse3.init(EmptyFileSystem(size), mountpoint, {*pyfuse3.default_options, "fsname=empty"})
+def serve(file_system: pyfuse3.Operations, mountpoint: str, name: str) -> None:
+    """Serve a file system, with the daemon's kernel settings, until unmounted."""
+    pyfuse3.init(file_system, mountpoint, {*pyfuse3.default_options, f"fsname={name}"})
     try:
         trio.run(_run, mountpoint)
     finally:
         pyfuse3.close(unmount=True)
+
+
+def main() -> None:
+    """Serve until unmounted."""
+    serve(EmptyFileSystem(int(sys.argv[2])), sys.argv[1], "empty")
 
 
 if __name__ == "__main__":

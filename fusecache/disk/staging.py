@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from fusecache.disk.folders import sync_folder
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
 from fusecache.model.nouns import GRANULE_BYTES
 
@@ -105,7 +106,7 @@ class StagingFile:
         """Return when data and size, and the folder's entry, are on the disk."""
         self.sync_data()
         try:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as exc:
             raise _model_error(exc, self.path) from exc
 
@@ -159,7 +160,7 @@ def sync_all(files: Sequence[StagingFile]) -> list[bytes | LocalDiskError]:
             found.append(LocalDiskError(str(exc)))
     try:
         for folder in {file.path.parent for file in files}:
-            _sync_folder(folder)
+            sync_folder(folder)
     except OSError as exc:
         return [LocalDiskError(str(_model_error(exc, file.path))) for file in files]
     return found
@@ -249,7 +250,7 @@ class StagingDirectory:
             source.rename(self._path(generation))
             # Before any row says so: after a power cut the file must be found where the row has it.
             for folder in (self._staging, source.parent):
-                _sync_folder(folder)
+                sync_folder(folder)
         except OSError as exc:
             raise _model_error(exc, source) from exc
         return self.open(generation)
@@ -306,14 +307,6 @@ class StagingDirectory:
 
     def _place(self, generation: int) -> str:
         return f"{self._folder}/{generation:016d}"
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _open(path: str, flags: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fusecache.disk.folders import sync_folder
 from fusecache.model.errors import LocalDiskError, StateError
 
 FORMAT_VERSION = 1
@@ -85,7 +86,7 @@ class StateDirectory:
                     # Else a power cut may leave the name without the text, and no daemon would start here again.
                     os.fsync(file.fileno())
                 temporary.replace(path)
-                _sync_folder(self.directory)
+                sync_folder(self.directory)
             except OSError as exc:
                 raise LocalDiskError(
                     f"the cache directory {self.directory} cannot be written: {exc.strerror}; "
@@ -108,14 +109,6 @@ class StateDirectory:
                 f"the cache directory {self.directory} belongs to {row.get('identity')}, not to {identity}; "
                 f"choose another with --cache-dir{_pending_text(self.directory)}"
             )
-
-
-def _sync_folder(directory: Path) -> None:
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _pending_text(directory: Path) -> str:

@@ -69,7 +69,6 @@ class Contents(Promises):
         self.on_grown: Callable[[Generation], None] = lambda _generation: None
         # Files that somebody has open for writing.
         self.writing: set[Node] = set()
-        self._releases: dict[Node, trio.Event] = {}
 
     # ---- handles
 
@@ -92,20 +91,16 @@ class Contents(Promises):
         generation = node.generation
         if generation is None or generation.changed_since_flush or generation.flushed_by is None:
             return
-        closed = generation.flushed_by
-        with trio.move_on_after(_RELEASE_SECONDS):
-            while generation.state is FileState.FLUSHED and not closed.is_released:
-                await self._releases.setdefault(node, trio.Event()).wait()
+        if generation.state is FileState.FLUSHED:
+            with trio.move_on_after(_RELEASE_SECONDS):
+                await generation.flushed_by.released.wait()
 
     async def release(self, handle: FileHandle) -> None:
         """Close a handle; the last writer's release seals what was flushed."""
         try:
             await self._release(handle)
         finally:
-            handle.is_released = True
-            ended = self._releases.pop(handle.node, None)
-            if ended is not None:
-                ended.set()
+            handle.released.set()
 
     async def _release(self, handle: FileHandle) -> None:
         node = handle.node

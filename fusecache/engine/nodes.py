@@ -393,8 +393,8 @@ _NO_CHILDREN: dict[str, Node] = {}
 class FileHandle:
     """One open file. pid: thread that opened it (0: unknown); process: its thread group, if it may write.
 
-    appends: whether it was opened with O_APPEND. is_flushed: whether a descriptor of it was closed; is_released:
-    whether the last one was.
+    appends: whether it was opened with O_APPEND. is_flushed: whether a descriptor of it was closed; released:
+    when the last one was.
     """
 
     node: Node
@@ -403,7 +403,7 @@ class FileHandle:
     process: int = 0
     appends: bool = False
     is_flushed: bool = False
-    is_released: bool = False
+    released: trio.Event = field(default_factory=trio.Event)
     reader: ReadHandle | None = None
     reader_version: ObjectInfo | None = None
 
