@@ -277,7 +277,7 @@ class Names:
             return
         building = self._lister.start(directory)
         while not building.done and not building.has_more and not self._requests.is_struggling:
-            await building.wait()
+            await self._requests.wait_for(building)
 
     def is_empty_as_known(self, directory: Node) -> bool:
         """Return whether nothing is known to be in the directory; asks nobody."""

@@ -213,6 +213,25 @@ async def test_a_trainer_saves_into_a_directory_made_here_though_the_bucket_has_
     assert len(bucket.shows()) == 6
 
 
+async def test_a_removal_does_not_wait_for_a_listing_of_a_bucket_that_has_gone_silent(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """The kernel knows the name, and asks for nothing else."""
+    offload = FarOffload()
+    async with running_node(bucket, cache, offload=offload) as user:
+        bucket.memory.put_bytes("file", b"-")
+        (await user.fs.resolve("file")).lookups += 1
+        assert not user.fs.tree.root.is_listed
+        offload.seconds = 300.0
+        began = trio.current_time()
+        await user.fs.changes.unlink(user.fs.tree.root, "file")
+        assert trio.current_time() - began < 40
+        offload.seconds = 0.1
+        await trio.sleep(400)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {}
+
+
 # ---- reading
 
 
