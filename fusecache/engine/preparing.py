@@ -14,7 +14,7 @@ from fusecache.engine.batches import Batches
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import Generation, Item, Prepared, Upload
+from fusecache.engine.nodes import Generation, Item, Prepared
 from fusecache.engine.offload import Offload
 from fusecache.engine.uploading import PartUploads
 from fusecache.index.journal import PutFile
@@ -176,7 +176,7 @@ class Preparer:
                 checksums = await self._offload.disk(_sync_and_sum, file)
             else:
                 await self._offload.disk(_sync, file)
-                checksums = await self._checksums(generation, generation.upload)
+                checksums = await self._checksums(generation)
         if not prepared.scope.cancel_called:
             self._note_synced(generation, checksums)
 
@@ -187,8 +187,11 @@ class Preparer:
         generation.record = replace(generation.record, synced=True, checksum=checksum)
         self._journal.submit_lazily(PutFile(generation.record))
 
-    async def _checksums(self, generation: Generation, upload: Upload) -> bytes:
+    async def _checksums(self, generation: Generation) -> bytes:
         """Return the checksums of all granules; those of parts that were sent are known."""
+        upload = generation.upload
+        if upload is None:  # forgotten while the bytes were synced
+            return await self._offload.disk(generation.file.checksums)
         parts = []
         for index, (offset, size) in enumerate(part_extents(generation.size, upload.parts.part_bytes)):
             known = upload.parts.checksums(index)

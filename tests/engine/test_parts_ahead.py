@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.disk.staging import digests
+from fusecache.disk.staging import StagingFile, digests
 from fusecache.engine import uploading
 from fusecache.engine.nodes import FileHandle, attributes_of
 from fusecache.engine.offload import InlineOffload
@@ -40,6 +40,21 @@ class SlowDigests(InlineOffload):
         if call is digests:
             await trio.sleep(self.seconds)
         return await super().upload(call, *args)
+
+
+class SlowSyncs(InlineOffload):
+    """A sync of a staging file takes ten seconds."""
+
+    def __init__(self) -> None:
+        self.begun = trio.Event()
+
+    async def disk(self, call: Callable[..., Any], *args: object) -> Any:
+        if not args or not isinstance(args[0], StagingFile):
+            return await super().disk(call, *args)
+        self.begun.set()
+        with trio.CancelScope(shield=True):  # a thread cannot be called back
+            await trio.sleep(10)
+        return call(*args)
 
 
 async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
@@ -90,6 +105,26 @@ async def test_a_file_under_a_temporary_name_is_not_sent_before_it_has_its_own(
         assert await user.drained() == "durable"
     assert bucket.shows() == {"model": data}
     assert {key for _, key in bucket.requests} == {"model"}
+
+
+async def test_a_file_that_is_removed_while_its_bytes_are_synced_leaves_nothing(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    offload = SlowSyncs()
+    async with running_node(bucket, tmp_path / "cache", offload=offload) as user:
+        handle = await user.open("model")
+        await write(user, handle, body(5))
+        await trio.sleep(60)
+        offload.begun = trio.Event()
+        await user.close(handle)
+        await offload.begun.wait()
+        await user.unlink("model")
+        assert await user.drained() == "durable"
+        await trio.sleep(30)
+        await user.write("next", b"1")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"next": b"1"}
+    assert bucket.memory.uploads() == ()
 
 
 async def test_a_file_that_ends_small_is_one_put(
