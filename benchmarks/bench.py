@@ -46,9 +46,12 @@ class Sizes:
     slow_peer_files: int = 40
     token_samples: int = 65_536
     blob_samples: int = 5_000
-    cold_samples: int = 131_072
-    cold_shard_bytes: int = 32 * MIB
+    # 320 shards of 32 MiB: a block of the shuffle takes from all of them.
+    cold_shards: int = 320
+    cold_shard_samples: int = 4_090
     cold_steps: int = 100
+    # Of a million tokens: 8 H100 need more for a model of a billion weights.
+    cold_step_seconds: float = 0.3
     step_seconds: float = 0.1
     steady_samples: int = 65_536
     steady_shard_bytes: int = 4 * MIB
@@ -74,7 +77,8 @@ QUICK = Sizes(
     slow_peer_files=10,
     token_samples=8_192,
     blob_samples=640,
-    cold_samples=16_384,
+    cold_shards=16,
+    cold_shard_samples=1_000,
     cold_steps=20,
     steady_samples=32_768,
     steady_epochs=3,

@@ -1,20 +1,26 @@
 """The cases of the loader: CPU a sample, the cold start, epochs with a small cache, orders, indices, the import."""
 
+import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import Bench
 from benchmarks.loader_index import write_index
 from benchmarks.origins import Origin
 from benchmarks.peers import FUSECACHE, Fusecache, Mount
 from benchmarks.processes import BenchmarkError, remove_folder, run_child, run_command
+from tests.s3server import boto_client
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import CopySourceTypeDef
 
 LIBRARIES = ("fusecache", "fusecache-loader", "streaming", "litdata", "raw")
 BATCH = {"tokens": 512, "blobs": 32}
@@ -60,8 +66,8 @@ def cold_start(bench: Bench, origin: Origin) -> None:
     """Begin to train on a far bucket; the same shards downloaded whole are the measure."""
     bucket, sizes = "loader-cold", bench.sizes
     if bench.origins.add_bucket(origin, bucket):
-        path = _dataset(bench, "fusecache", "tokens", sizes.cold_samples, sizes.cold_shard_bytes)
-        _upload(bench, origin, bucket, "data", path)
+        path = _dataset(bench, "fusecache", "tokens", sizes.cold_shard_samples)
+        _upload_often(bench, origin, bucket, "data", path, sizes.cold_shards)
     for library in bench.turn(("fusecache", "no-hints", "whole", "streaming")):
         case = f"cold-start {origin.name}"
         try:
@@ -141,6 +147,26 @@ def _upload(bench: Bench, origin: Origin, bucket: str, prefix: str, path: Path) 
         bench.origins.control(origin).put(f"{prefix}/{file.name}", file.read_bytes(), bucket=bucket)
 
 
+def _upload_often(bench: Bench, origin: Origin, bucket: str, prefix: str, path: Path, shards: int) -> None:
+    """Make a dataset of so many shards with the bytes of one: the server keeps them once."""
+    control = bench.origins.control(origin)
+    written = json.loads((path / "index.json").read_text())
+    (shard,) = written["shards"]
+    names = [f"shard.{number:05}.mds" for number in range(shards)]
+    control.put(f"{prefix}/{names[0]}", (path / shard["raw_data"]["basename"]).read_bytes(), bucket=bucket)
+    written["shards"] = [{**shard, "raw_data": {**shard["raw_data"], "basename": name}} for name in names]
+    control.put(f"{prefix}/index.json", json.dumps(written, sort_keys=True).encode(), bucket=bucket)
+    with bench.origins.answering(origin, bucket) as site, ThreadPoolExecutor(16) as pool:
+        client = boto_client(site, max_pool_connections=16)
+        source: CopySourceTypeDef = {"Bucket": bucket, "Key": f"{prefix}/{names[0]}"}
+        for answer in [
+            pool.submit(client.copy_object, Bucket=bucket, Key=f"{prefix}/{name}", CopySource=source)
+            for name in names[1:]
+        ]:
+            answer.result()
+        client.close()
+
+
 def _read_whole(path: Path) -> None:
     with open(path, "rb", buffering=0) as file:
         buffer = bytearray(1 << 20)
@@ -182,7 +208,7 @@ def _cold(
 ) -> dict[str, float]:
     request = {
         "task": "cold", "library": library, "path": str(path), "batch": COLD_BATCH, "steps": bench.sizes.cold_steps,
-        "step_seconds": bench.sizes.step_seconds, "remote": remote,
+        "step_seconds": bench.sizes.cold_step_seconds, "remote": remote,
     }  # fmt: skip
     answer = run_child("benchmarks.loading", request, environment=environment, seconds=SPEED_SECONDS)
     if library == "whole":

@@ -19,7 +19,6 @@ import numpy as np
 
 from benchmarks.processes import drop_pages
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from loader.hints import Hints
 from loader.order import OrderSpec, StreamTable, Tracks, batch_plan
 
 CONTEXT = 2048
@@ -201,8 +200,6 @@ def cold(library: str, path: str, batch: int, steps: int, step_seconds: float, r
     """
     if library == "whole":
         return _whole_shards(path, batch, steps)
-    hints = None
-    began = time.time()
     if library == "streaming":
         from torch.utils.data import DataLoader
 
@@ -214,11 +211,9 @@ def cold(library: str, path: str, batch: int, steps: int, step_seconds: float, r
 
         dataset, sampler = _ours(path, batch)
         began = time.time()
-        hints = Hints(dataset, sampler) if library == "fusecache" else None
-        batches = Loader(dataset, sampler)
-    first, waited = 0.0, 0.0
-    iterator, asked = iter(batches), time.time()
-    asked = began
+        batches = Loader(dataset, sampler, hints=library == "fusecache")
+    first, waited, asked = 0.0, 0.0, began
+    iterator = iter(batches)
     for number in range(steps):
         next(iterator)
         now = time.time()
@@ -227,8 +222,6 @@ def cold(library: str, path: str, batch: int, steps: int, step_seconds: float, r
         if number + 1 < steps:
             time.sleep(step_seconds)
         asked = time.time()
-    if hints is not None:
-        hints.close()
     return {"began": began, "first": first, "first_seconds": first - began, "waited_seconds": waited}
 
 
@@ -256,8 +249,7 @@ def steady(library: str, path: str, batch: int, epochs: int, step_seconds: float
     from loader.fast import Loader
 
     dataset, sampler = _ours(path, batch)
-    hints = Hints(dataset, sampler, job="steady") if library == "fusecache" else None
-    batches = Loader(dataset, sampler)
+    batches = Loader(dataset, sampler, hints=library == "fusecache")
     times = [time.time()]
     for number in range(epochs):
         drop_pages()  # pages of the kernel would hide the cache behind them: a real dataset is larger than memory
@@ -265,8 +257,6 @@ def steady(library: str, path: str, batch: int, epochs: int, step_seconds: float
         for _ in batches:
             time.sleep(step_seconds)
         times.append(time.time())
-    if hints is not None:
-        hints.close()
     return {"times": times, "samples": len(dataset)}
 
 

@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.config import FIELDS, add_flags, load_options
-from fusecache.control_client import Mount, ask, converse, find_mount
+from fusecache.control_client import Mount, ask, converse
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.texts import count_text, nearest_text, size_text
 from fusecache.mounting import (
+    READY,
     MountState,
     Parent,
     check_mountpoint,
@@ -29,6 +30,7 @@ from fusecache.mounting import (
     mount_of_this_node,
     mount_state,
     pending,
+    reach,
     start_in_background,
 )
 from fusecache.recover_command import recover
@@ -79,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
 
-    mount = commands.add_parser("mount", help="show a bucket as a directory")
+    mount = _add(commands, "mount", "show a bucket as a directory")
     mount.add_argument("source", nargs="?", help="s3://BUCKET[/PREFIX]")
     mount.add_argument("mountpoint", nargs="?", help="an existing directory")
     mount.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with any of these options")
@@ -88,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(mount)
     mount.set_defaults(run=_mount, parser=mount)
 
-    unmount = commands.add_parser("unmount", help="upload what is left, then unmount")
-    unmount.add_argument("mountpoint", type=Path, nargs="?")
+    unmount = _add(commands, "unmount", "upload what is left, then unmount")
+    unmount.add_argument("mountpoint", type=Path, nargs="?", help="where the bucket is mounted")
     unmount.add_argument("--config", type=Path, metavar="FILE", help="the file that names the mountpoint")
     unmount.add_argument("--timeout", type=float, metavar="SECONDS", help="give up uploading after this long")
     unmount.add_argument(
@@ -100,12 +102,20 @@ def _parser() -> argparse.ArgumentParser:
     unmount.add_argument("--if-dead", action="store_true", help="only clean up a mount whose daemon is gone")
     unmount.set_defaults(run=_unmount, parser=unmount)
 
-    sync = commands.add_parser("sync", help="wait until what was written under a path is in the bucket")
-    sync.add_argument("path")
-    sync.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
+    sync = _add(
+        commands,
+        "sync",
+        "wait until what was written under a path is in the bucket",
+        "0 the bucket has it, 1 not within --timeout, 2 an error: the path is in no mount, or the bucket refused a "
+        "file, 3 a conflict: another client changed a file first",
+    )
+    sync.add_argument(
+        "path", help="a file or directory of a mount; what is still open is named, not waited for"
+    )
+    sync.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long [never]")
     sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
 
-    status = commands.add_parser("status", help="what a mount, directory or file is doing")
+    status = _add(commands, "status", "what a mount, directory or file is doing")
     status.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
     status.add_argument("--json", action="store_true", help="everything, for programs")
     status.set_defaults(run=_status, parser=status)
@@ -113,30 +123,56 @@ def _parser() -> argparse.ArgumentParser:
     _add_cache_commands(commands)
     _add_recover(commands)
 
-    version = commands.add_parser("version", help="print the version")
+    version = _add(commands, "version", "print the version")
     version.set_defaults(run=_version, parser=version)
     return parser
 
 
+def _add(
+    commands: Any, name: str, does: str, exit_status: str = "0 done, 1 an error"
+) -> argparse.ArgumentParser:
+    """Add a command. exit_status: what its own statuses mean; that of a wrong command line is every command's."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=does,
+        description=f"{does[0].upper()}{does[1:]}.",
+        epilog=f"Exit status: {exit_status}; 2 also for a wrong command line, 130 after Ctrl-C.",
+    )
+    return parser
+
+
 def _add_cache_commands(commands: Any) -> None:
-    warm = commands.add_parser("warm", help="bring files and directories into the disk cache")
-    warm.add_argument("paths", nargs="+", metavar="PATH")
+    warm = _add(
+        commands,
+        "warm",
+        "bring files and directories into the disk cache",
+        "0 all is cached, without --wait: it was begun; 1 not all: the files are named, or an error",
+    )
+    warm.add_argument("paths", nargs="+", metavar="PATH", help="of a mount")
     warm.add_argument("--wait", action="store_true", help="show progress until all is there; Ctrl-C stops it")
     warm.set_defaults(run=_warm, parser=warm)
 
-    evict = commands.add_parser("evict", help="drop what is cached of files and directories")
-    evict.add_argument("paths", nargs="+", metavar="PATH")
+    evict = _add(commands, "evict", "drop what is cached of files and directories")
+    evict.add_argument("paths", nargs="+", metavar="PATH", help="of a mount; what is not uploaded stays")
     evict.set_defaults(run=_evict, parser=evict)
 
-    check = commands.add_parser("check", help="verify what is cached, and find keys that no path can name")
+    check = _add(
+        commands,
+        "check",
+        "verify what is cached, and find keys that no path can name",
+        "0 nothing found, 1 something found, 2 an error",
+    )
     check.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
     check.add_argument("--json", action="store_true", help="for programs")
     check.set_defaults(run=_check, parser=check, error_status=2)
 
 
 def _add_recover(commands: Any) -> None:
-    recover = commands.add_parser(
-        "recover", help="files that were not closed, may be damaged, were refused, or are in conflict"
+    recover = _add(
+        commands,
+        "recover",
+        "files that were not closed, may be damaged, were refused, or are in conflict",
+        "0 done, 1 something could not be done, or an error",
     )
     recover.add_argument(
         "place", nargs="?", help="a mount, or a cache directory without one [the only mount]"
@@ -164,7 +200,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if arguments.foreground:
             from fusecache.daemon import run  # the other commands need neither FUSE nor boto3
 
-            return run(options, lambda: parent.tell("ready"))
+            return run(options, lambda words: parent.tell(f"{READY} {words}"))
     except FusecacheError as exc:
         parent.tell(f"error: {exc}")
         raise
@@ -183,9 +219,11 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             f"the cache directory {options.cache_dir} cannot be used: {exc.strerror}; choose another with --cache-dir"
         ) from exc
     try:
-        start_in_background(command, log_path)
+        words = start_in_background(command, log_path)
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
+    if words:
+        _say(words)
     return 0
 
 
@@ -228,7 +266,7 @@ def _config_path(arguments: argparse.Namespace) -> Path | None:
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mount, inner = find_mount(arguments.path, os.environ)
+    mount, inner = reach(arguments.path)
     with ProgressView(sys.stderr, verb="uploading") as view:
         answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show)
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])
@@ -243,7 +281,7 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     path = arguments.path or mount_of_this_node(Path.cwd())
-    mount, inner = find_mount(path, os.environ)
+    mount, inner = reach(path)
     answer = ask(mount, "status", inner)
     if answer.result not in ("ok", "durable"):
         raise MountError(f"{path}: {answer.message or answer.result}")
@@ -294,7 +332,7 @@ def _evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mount, inner = find_mount(arguments.path or mount_of_this_node(Path.cwd()), os.environ)
+    mount, inner = reach(arguments.path or mount_of_this_node(Path.cwd()))
     cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
     with StepView(sys.stderr, verb="checking") as view:
         row = converse(
@@ -349,7 +387,7 @@ def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
     """Return the mounts of paths, with the paths inside each."""
     found: dict[Mount, list[str]] = {}
     for path in paths:
-        mount, inner = find_mount(path, os.environ)
+        mount, inner = reach(path)
         found.setdefault(mount, []).append(inner)
     return found
 

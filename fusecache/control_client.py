@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.model.errors import MountError
+from fusecache.mount_table import root_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
@@ -65,7 +66,9 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
     """
     resolved = Path(os.path.realpath(path))
     closed = dead = None
-    for root in (resolved, *resolved.parents):
+    known = root_of(resolved)
+    # Where the table knows it, no directory in it is looked into: the bucket would be asked for each.
+    for root in (resolved, *resolved.parents) if known is None else (Path(known),):
         try:
             text = (root / CONTROL_FILE).read_text(encoding="utf-8").strip()
         except OSError as exc:

@@ -149,7 +149,9 @@ class ControlServer:
         pending = await self._fs.looking.count()
         status = {**self._facts, **self._fs.statistics(pending)}
         if path:
-            there = await self._fs.looking.look(path)
+            # A name that was never seen is asked for, and the bucket may be silent.
+            async with self._reporting(stream, lambda: self._pending(path)):
+                there = await self._fs.looking.look(path)
             # `state` is the path's then, and the mount's without one.
             status = {**status, "path": path, "state": there["state"], "there": there}
         await self._send(stream, {**await self._pending(path), **_done("ok"), "status": status})

@@ -20,6 +20,7 @@ import pyfuse3
 import trio
 
 from fusecache import __version__
+from fusecache.cache_disk import check_disk, shortage_text
 from fusecache.config import MountOptions
 from fusecache.control_server import ControlServer
 from fusecache.disk.state_directory import StateDirectory
@@ -60,10 +61,11 @@ AUTH_FAILED_SECONDS = 90.0
 STALE_SECONDS = 10.0
 
 
-def run(options: MountOptions, ready: Callable[[], None]) -> int:
+def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     """Mount, serve until unmounted or told to stop, drain; return the exit status.
 
-    `ready` is called once the mount answers. Raises FusecacheError if it cannot start.
+    `ready` is called once the mount answers, with what whoever mounts should know ("": nothing).
+    Raises FusecacheError if it cannot start.
     """
     logging.basicConfig(
         level=options.log_level.upper(),
@@ -80,8 +82,9 @@ def run(options: MountOptions, ready: Callable[[], None]) -> int:
         raise
 
 
-def _run(options: MountOptions, ready: Callable[[], None]) -> int:
+def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
+    check_disk(options)
     endpoint = choose_endpoint(
         os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
     )
@@ -120,7 +123,7 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
 
 
 class _Daemon:
-    def __init__(self, options: MountOptions, remote: Remote, ready: Callable[[], None]) -> None:
+    def __init__(self, options: MountOptions, remote: Remote, ready: Callable[[str], None]) -> None:
         self._options = options
         self._remote = remote
         self._ready = ready
@@ -248,7 +251,10 @@ class _Daemon:
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
-        self._ready()
+        short = shortage_text(self._options, filesystem.cache.usable_bytes())
+        if short:
+            log.warning("%s", short)
+        self._ready(short)
 
     async def _report(self, filesystem: FileSystem) -> None:
         while True:

@@ -1,12 +1,11 @@
 """Starts a daemon in the background, and ends one: processes, mount table, fusermount3.
 
-The pipe of a background start carries one line from the child: `ready`, or `error: <text>`.
+The pipe of a background start carries one line from the child: `ready`, perhaps with a warning, or `error: <text>`.
 """
 
 import enum
 import errno
 import os
-import re
 import select
 import shutil
 import signal
@@ -16,10 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fusecache.control_client import Progress, ask, daemon_pid, find_mount
+from fusecache.control_client import Mount, Progress, ask, daemon_pid, find_mount
 from fusecache.model.errors import MountError
+from fusecache.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
 from fusecache.report import pending_text
 
+READY = "ready"
 LONGEST_WORDS = 1000  # characters: whatever they are, they fit into a pipe at once
 LOG_LINES = 15  # enough for the end of a traceback
 # After the unmount nothing is left to upload; what remains is closing files and the clean-shutdown mark.
@@ -41,8 +42,8 @@ class MountState(enum.Enum):
 # ---- starting
 
 
-def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> None:
-    """Run a daemon as a session of its own; return when it says that it is ready.
+def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> str:
+    """Run a daemon as a session of its own; return when it says that it is ready, with what it says beside that.
 
     command: from the descriptor where the child is to tell how it went. The log gets its output.
 
@@ -74,8 +75,8 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
             os.kill(pid, signal.SIGTERM)
             os.waitpid(pid, 0)
             raise
-    if line == "ready":
-        return
+    if line.split(" ")[0] == READY:
+        return line.removeprefix(READY).strip()
     # It said an error or hung up: it is ending, and nobody else will collect it.
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if line.startswith("error:"):
@@ -107,8 +108,12 @@ class Parent:
 # ---- ending
 
 
-def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mountinfo")) -> MountState:
-    """Return what is mounted at a path. A dead mount is one whose statfs says ENOTCONN."""
+def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
+    """Return what is mounted at a path. A dead mount is one whose statfs says ENOTCONN.
+
+    Raises MountError for one that does not answer.
+    """
+    check_answers(mountpoint)
     try:
         os.statvfs(mountpoint)  # the kernel remembers what stat says for a while, also of a dead one
     except OSError as exc:
@@ -117,7 +122,7 @@ def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mounti
         if exc.errno == errno.ENOENT:
             return MountState.MISSING
         raise MountError(f"{mountpoint}: {exc.strerror}") from exc
-    kind = _mounted_type(os.path.realpath(mountpoint), mount_table.read_bytes())
+    kind = mounted_types(mount_table.read_bytes()).get(os.path.realpath(mountpoint))
     if kind is None:
         return MountState.NONE
     if not kind.startswith("fuse"):
@@ -129,21 +134,31 @@ def mount_state(mountpoint: Path, *, mount_table: Path = Path("/proc/self/mounti
     return MountState.LIVE if inner == "" and mount.root.samefile(mountpoint) else MountState.FOREIGN
 
 
-def mount_of_this_node(directory: Path, *, mount_table: Path = Path("/proc/self/mountinfo")) -> Path:
+def reach(path: str | os.PathLike[str]) -> tuple[Mount, str]:
+    """Return the mount that a path belongs to, and the path inside it, as `find_mount`; waits for no daemon that hangs.
+
+    Raises MountError.
+    """
+    check_answers(path)
+    return find_mount(path, os.environ)
+
+
+def mount_of_this_node(directory: Path) -> Path:
     """Return what a command without a path is about: the directory, if it is in a mount, else the only mount.
 
     Raises MountError if there is none, or more than one.
     """
+    if root_of(directory) is not None:
+        return directory
     with suppress(MountError):
         find_mount(directory, os.environ)
         return directory
-    lines = [line.partition(b" - ") for line in mount_table.read_bytes().splitlines()]
-    points = [_mount_point(fields) for fields, _, rest in lines if rest.split(b" ")[0] == b"fuse.fusecache"]
+    points = our_mountpoints()
     if len(points) == 1:
-        return Path(os.fsdecode(points[0]))
+        return Path(points[0])
     if not points:
         raise MountError("nothing is mounted here: `fusecache mount s3://BUCKET[/PREFIX] MOUNTPOINT`")
-    raise MountError("which mount? give one of " + ", ".join(sorted(map(os.fsdecode, points))))
+    raise MountError("which mount? give one of " + ", ".join(points))
 
 
 def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
@@ -264,21 +279,6 @@ def _log_end(log_path: Path, start: int) -> str:
     if not lines:
         return f"its log {log_path} is empty"
     return f"its log {log_path} ends with:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _mounted_type(path: str, table: bytes) -> str | None:
-    """Return the file system type that a mountinfo table (proc_pid_mountinfo(5)) shows at a path."""
-    found = None
-    for line in table.splitlines():
-        fields, _, rest = line.partition(b" - ")
-        if _mount_point(fields) == os.fsencode(path):
-            found = rest.split(b" ")[0].decode()  # the last one lies on top
-    return found
-
-
-def _mount_point(fields: bytes) -> bytes:
-    """Return the fifth field of a line of mountinfo, unescaped."""
-    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), fields.split(b" ")[4])
 
 
 def _open_process(pid: int | None) -> int | None:

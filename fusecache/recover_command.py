@@ -8,17 +8,20 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from fusecache.control_client import Mount, converse, find_mount
+from fusecache.control_client import Mount, converse
 from fusecache.model.errors import AlreadyExists, FusecacheError, MountError, NotFound
 from fusecache.model.texts import count_text, size_text
-from fusecache.mounting import mount_of_this_node
+from fusecache.mount_table import check_answers
+from fusecache.mounting import mount_of_this_node, reach
 
 _COPY_BYTES = 16 << 20
+# Of a cold cache: only the next mount does something with these.
+_NOT_DELETED = frozenset({"waiting", "local-only"})
 Row = dict[str, Any]
 
 
@@ -69,6 +72,8 @@ def recover(
     as_json: bool,
 ) -> int:
     """List, or bring back, or remove; return the exit status: 0, or 1 if something could not be done."""
+    for path in filter(None, (place, to)):
+        check_answers(path)
     if to is not None and len(restore) > 1 and not os.path.isdir(to):
         raise MountError(f"{to}: several things come back: name a directory that exists")
     directory = Path(place) if place is not None else None
@@ -77,7 +82,7 @@ def recover(
 
         with ColdCache(directory) as cache:
             return _run(cache, restore, to, delete, confirmed=confirmed, as_json=as_json)
-    mount, _ = find_mount(place if place is not None else mount_of_this_node(Path.cwd()), os.environ)
+    mount, _ = reach(place if place is not None else mount_of_this_node(Path.cwd()))
     return _run(LiveMount(mount), restore, to, delete, confirmed=confirmed, as_json=as_json)
 
 
@@ -136,7 +141,7 @@ def _restore(source: Source, found: Row, number: int, to: str | None) -> str:
 def _inside(mount: Mount, target: Path) -> str | None:
     """Return a path inside the mount, or None if it is not in it."""
     with suppress(MountError):
-        other, inner = find_mount(target.parent, os.environ)
+        other, inner = reach(target.parent)
         if other.root == mount.root:
             return f"{inner}/{target.name}".lstrip("/")
     return None
@@ -186,8 +191,21 @@ def listing_text(found: Row) -> str:
     if found["count"] > len(things):
         lines.append(f"and {count_text(found['count'] - len(things), 'older thing')}")
     lines.append(f"{count_text(found['count'], 'thing')}, {size_text(found['bytes'])}")
-    lines.append("bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_ways_out(things)]) + "\n"
+
+
+def _ways_out(things: Sequence[Row]) -> Iterator[str]:
+    """Yield what can be done about the things of a listing; nobody shall remove what only waits for its upload."""
+    waiting = sum(row["kind"] == "waiting" for row in things)
+    if waiting:
+        wait, them = ("waits", "it") if waiting == 1 else ("wait", "them")
+        yield (
+            f"{count_text(waiting, 'file')} {wait} for upload: mount the bucket again with this cache directory, "
+            f"which uploads {them}; a copy: --restore ID… --to PATH"
+        )
+    if any(row["kind"] not in _NOT_DELETED for row in things):
+        what = " (not of those that wait)" if waiting else ""
+        yield f"bring back: --restore ID… [--to PATH]; free the room{what}: --delete ID… --yes"
 
 
 def _name_of(row: Row) -> str:

@@ -88,7 +88,9 @@ class ProgressView:
             line += f", about {seconds_text(progress.seconds_left)}"
         if progress.waiting_for:
             line += f"; waiting: {progress.waiting_for}"
-        beside = f"{progress.pending_files} files left" + (", waiting" if progress.waiting_for else "")
+        beside = f"{count_text(progress.pending_files, 'file')} left" + (
+            ", waiting" if progress.waiting_for else ""
+        )
         self._view.show(self._most_bytes - left_bytes, self._most_bytes, beside, line)
 
 
@@ -96,7 +98,8 @@ def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
     """Show how far a warm-up is."""
     files, nbytes = facts["files_total"], facts["bytes_total"]
     if facts["state"] == "counting":
-        view.show(0, None, f"counting, {files} files", f"counting, {count_text(files, 'file')}")
+        words = f"counting, {count_text(files, 'file')}"
+        view.show(0, None, words, words)
         return
     done = f"{facts['files_done']} of {count_text(files, 'file')}"
     line = f"{done}, {size_text(facts['bytes_done'])} of {size_text(nbytes)}"

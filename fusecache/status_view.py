@@ -29,7 +29,11 @@ def status_view(status: Mapping[str, Any]) -> str:
     """Return a status as aligned lines `group  words`; a group's further lines have no name."""
     rows = [
         *_mount(status),
-        *_cache(status.get("cache", {}), float(status.get("uptime_seconds", 0))),
+        *_cache(
+            status.get("cache", {}),
+            aside_bytes=status.get("aside_bytes", 0),
+            uptime_seconds=float(status.get("uptime_seconds", 0)),
+        ),
         *_requests(status.get("requests", {}), status.get("cache", {})),
         *_uploads(status),
         *_warm_ups(status.get("warming", ())),
@@ -67,13 +71,15 @@ def _there(there: Mapping[str, Any]) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _cache(cache: Mapping[str, Any], uptime_seconds: float) -> Iterator[Row]:
+def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float) -> Iterator[Row]:
     if not cache:
         return
     limit = cache["limit_bytes"]
     used = f"{size_text(cache['used_bytes'])} of {size_text(limit)} ({cache['used_bytes'] / limit:.0%})"
-    if cache["staging_bytes"]:
-        used += f", not uploaded yet {size_text(cache['staging_bytes'])}"
+    if cache["staging_bytes"] > aside_bytes:
+        used += f", not uploaded yet {size_text(cache['staging_bytes'] - aside_bytes)}"
+    if aside_bytes:
+        used += f", kept aside for `fusecache recover` {size_text(aside_bytes)}"
     if cache["evicted_bytes"]:
         used += f", evicted {size_text(cache['evicted_bytes'])}"
     yield "cache", used
@@ -126,6 +132,8 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
             f"the oldest for {seconds_text(status['oldest_pending_seconds'])}",
         )
     rate, left = status.get("upload_bytes_per_second"), status.get("seconds_left")
+    if files and status.get("requested_files"):
+        yield "", f"of these {_requested_text(status)}"
     if files and rate:
         yield "", f"{size_text(rate)}/s" + (f", about {seconds_text(left)} left" if left is not None else "")
     if status.get("exposed_bytes", 0) > status.get("pending_bytes", 0):
@@ -136,7 +144,18 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
     if not files:
         return
     for each in status["uploading"][:_MOST_LINES]:
-        yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])}"
+        under_way = f", {size_text(each['under_way'])} under way" if each.get("under_way") else ""
+        yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} there{under_way}"
+    if len(status["uploading"]) > _MOST_LINES:
+        yield "", f"and {count_text(len(status['uploading']) - _MOST_LINES, 'other file')}"
+
+
+def _requested_text(status: Mapping[str, Any]) -> str:
+    """Return what is in requests that the bucket has not answered yet."""
+    words = f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} under way now"
+    # A file in one piece says nothing until the bucket has all of it: what grows is the time.
+    seconds = status.get("requested_seconds", 0)
+    return words + (f", the longest in one piece for {seconds_text(seconds)}" if seconds else "")
 
 
 def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -196,8 +215,22 @@ def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
         yield "problems" if index == 0 else "", line
 
 
+def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+    if not closes.get("files"):
+        return
+    longest = closes["named"][0]
+    verb = "waits" if closes["files"] == 1 else "wait"
+    yield (
+        f"{count_text(closes['files'], 'close')} {verb} for room in the cache, the longest for "
+        f"{seconds_text(longest['seconds'])} ({longest['path']}, process {longest['process']}): what is not in the "
+        f"bucket takes {size_text(cache['staging_bytes'])}, above {size_text(closes['high_water_bytes'])} closes wait "
+        "for uploads; with a larger --cache-size they do so later"
+    )
+
+
 def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     cache = status.get("cache", {})
+    yield from _closes_waiting(status.get("closes_waiting", {}), cache)
     waiting = status.get("waiting", ())
     for each in waiting[:_MOST_LINES]:
         yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if each["way_out"] else "")

@@ -19,7 +19,8 @@
             checkpoint["sampler"] = sampler.state_dict()      # < 1 KB of JSON, the same on every rank
 
 The batch of step k is the same set of samples on any number of ranks. Without torch all of it works,
-too: `for ids in sampler: samples = dataset[ids]`.
+too: `for ids in sampler: samples = dataset[ids]`. On a mount of `fusecache`, `hints = Hints(dataset, sampler)` before
+the model is made has the first batches fetched meanwhile, and the others before they are needed.
 """
 
 from loader.dataset import MDSDataset
@@ -32,9 +33,12 @@ from loader.errors import (
     StateError,
     WriterError,
 )
+from loader.hints import Hints
 from loader.merging import merge
+from loader.parquet import ParquetDataset
 from loader.sampler import ElasticBatchSampler
 from loader.stream import Stream
+from loader.templar import TemplarDataset
 from loader.world import World
 from loader.writer import MDSWriter
 
@@ -42,13 +46,16 @@ __all__ = [
     "DatasetError",
     "ElasticBatchSampler",
     "EncodingError",
+    "Hints",
     "LoaderError",
     "MDSDataset",
     "MDSWriter",
     "OrderError",
+    "ParquetDataset",
     "ShardError",
     "StateError",
     "Stream",
+    "TemplarDataset",
     "World",
     "WriterError",
     "merge",

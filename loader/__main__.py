@@ -1,4 +1,4 @@
-"""Tools for datasets: `python -m loader ls | head | stats | verify | merge | convert`."""
+"""Tools for datasets: `python -m loader ls | head | stats | verify | merge | convert | simulate`."""
 
 import argparse
 import sys
@@ -9,7 +9,8 @@ from typing import Any
 from loader.convert import add_convert, run_convert
 from loader.errors import LoaderError
 from loader.merging import merge
-from loader.tools import list_shards, say, show_samples, show_stats, verify
+from loader.simulate import add_simulate, run_simulate
+from loader.tools import count_text, list_shards, say, show_samples, show_stats, verify
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     add_convert(
         commands.add_parser("convert", help="make a dataset of text, JSON lines, Parquet or a dataset")
     )
+    add_simulate(
+        commands.add_parser(
+            "simulate",
+            help="what a run will download: shards in use, the first batch, epochs by cache policy",
+        )
+    )
     return parser
 
 
@@ -70,8 +77,10 @@ def _run(options: Any) -> int:
         return verify(options.dataset, allow_pickle=options.allow_pickle, quick=options.quick)
     if options.command == "merge":
         shards = merge(options.dataset, options.parts or None, replace=options.replace)
-        say(f"{options.dataset}: {shards} shards in one index")
+        say(f"{options.dataset}: {count_text(shards, 'shard')} in one index")
         return 0
+    if options.command == "simulate":
+        return run_simulate(options)
     return run_convert(options)
 
 

@@ -14,7 +14,7 @@ from loader.parallel import Source, write_parallel
 from loader.recompress import recompress
 from loader.tables import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tokens import TokenOptions, TokenSource, load_tokenizer
-from loader.tools import progress_bar, say
+from loader.tools import count_text, progress_bar, say
 from loader.writer import MDSWriter
 
 
@@ -119,7 +119,7 @@ def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) 
                 bar.update()
             samples = writer.samples
     say(
-        f"{options.out}: {samples} samples, columns "
+        f"{options.out}: {count_text(samples, 'sample')}, columns "
         + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))
     )
     return 0
@@ -131,7 +131,7 @@ def _recompress(options: Any) -> int:
         shards = recompress(
             options.source, options.out, how, progress=lambda finished: bar.update(finished - bar.n)
         )
-    say(f"{options.out}: {shards} shards")
+    say(f"{options.out}: {count_text(shards, 'shard')}")
     return 0
 
 

@@ -10,14 +10,15 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.encodings import SampleDecoder, blob_decoder, sample_decoder
+from loader.encodings import BlobDecoder, SampleDecoder, blob_decoder, sample_decoder
 from loader.errors import DatasetError, EncodingError, ShardError
 from loader.index import INDEX_NAME, Index, join_indices, read_index
 from loader.order.spec import Weight
@@ -82,7 +83,7 @@ class MDSDataset:
         self._ends = np.cumsum(self._index.samples)
         self._end_list = array("q", self._ends.astype("=i8").tobytes())
         self._decoders: list[SampleDecoder] = []
-        self._blobs: list[Any] = []
+        self._blobs: list[BlobDecoder | None] = []
         self._tables: list[TableSchema | None] = []
         for number, schema in enumerate(self._index.schemas):
             try:
@@ -150,27 +151,34 @@ class MDSDataset:
             return []
         shards = np.searchsorted(self._ends, ids, side="right")
         within = ids - (self._ends[shards] - self._index.samples[shards])
-        table = self._table_of(shards)
+        schema = self._schema_of(shards)
+        table = None if schema is None else self._tables[schema]
         if table is not None:
             block = np.empty((ids.size, table.record_bytes), np.uint8)
             if self._reader.read_records(shards, within, block):
                 return Table(table.columns_of(block), ids.size, table.plain)
         visits = np.argsort(shards, kind="stable")
-        borders = np.flatnonzero(np.diff(shards[visits], prepend=-1, append=-1))
         found: list[Sample] = [{}] * ids.size
-        for first, stop in pairwise(borders.tolist()):
-            places = visits[first:stop]
-            samples = self._read(int(shards[places[0]]), within[places].tolist())
-            for place, sample in zip(places.tolist(), samples, strict=True):
-                found[place] = sample
+        samples = self._visit(schema, shards[visits].tolist(), within[visits].tolist())
+        for place, sample in zip(visits.tolist(), samples, strict=True):
+            found[place] = sample
         return found
 
-    def _table_of(self, shards: NDArray[np.int64]) -> TableSchema | None:
-        """The places of the columns, if these shards have the same ones, of fixed sizes."""
+    def _schema_of(self, shards: NDArray[np.int64]) -> int | None:
+        """The number of the schema that these shards have, None if they have several."""
         if len(self._tables) == 1:
-            return self._tables[0]
+            return 0
         schemas = np.unique(self._index.schema_of[shards])
-        return self._tables[int(schemas[0])] if schemas.size == 1 else None
+        return int(schemas[0]) if schemas.size == 1 else None
+
+    def _visit(self, schema: int | None, shards: list[int], numbers: list[int]) -> list[Sample]:
+        """Samples by their shards and their numbers in these; those of one shard come in a row."""
+        samples = None if schema is None else self._read_blobs(schema, shards, numbers)
+        if samples is None:
+            samples = []
+            for shard, visit in groupby(zip(shards, numbers, strict=True), itemgetter(0)):
+                samples += self._read(shard, [number for _, number in visit])
+        return samples
 
     def _checked_ids(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """(ids,) counted from the beginning. Raises IndexError for what is none."""
@@ -181,24 +189,33 @@ class MDSDataset:
             raise IndexError(f"ids are a list of numbers, not an array of {ids.dtype} with {ids.ndim} axes")
         total = len(self)
         ids = ids.astype(np.int64, copy=False)
-        if int(ids.min()) < -total or int(ids.max()) >= total:
+        lowest = ids.min()
+        if lowest < -total or ids.max() >= total:
             wrong = ids[(ids < -total) | (ids >= total)][0]
             raise IndexError(f"sample {wrong} is not among the {total} of {self._where}")
-        return np.where(ids < 0, ids + total, ids)
+        return np.where(ids < 0, ids + total, ids) if lowest < 0 else ids
+
+    def _read_blobs(self, schema: int, shards: list[int], numbers: list[int]) -> list[Sample] | None:
+        """The same for samples with one value that varies in size; None if these are none, or `_read` has to look."""
+        if (blobs := self._blobs[schema]) is None:
+            return None
+        head, tail, decode = blobs
+        found = self._reader.read_blobs(shards, numbers, head, tail)
+        if found is None:
+            return None
+        samples: list[Sample] = []
+        try:
+            for value, rest in found:
+                samples.append(decode(value, rest))
+        except EncodingError as problem:
+            raise self._undecodable(shards[len(samples)], numbers[len(samples)], problem) from problem
+        return samples
 
     def _read(self, shard: int, numbers: list[int]) -> list[Sample]:
         """Samples of one shard, by their numbers in it."""
-        schema = self._index.schema_number(shard)
-        decode, blobs = self._decoders[schema], self._blobs[schema]
+        decode = self._decoders[self._index.schema_number(shard)]
         samples: list[Sample] = []
         try:
-            if blobs is not None:
-                head, tail, decode_blob = blobs
-                found = self._reader.read_blobs(shard, numbers, head, tail)
-                if found is not None:
-                    for value, rest in found:
-                        samples.append(decode_blob(value, rest))
-                    return samples
             for data in self._reader.read_many(shard, numbers):
                 samples.append(decode(data))
         except EncodingError as problem:
@@ -258,7 +275,7 @@ class MDSDataset:
     def _sample(self, number: int) -> Sample:
         shard = bisect_right(self._end_list, number)
         within = number - (self._end_list[shard - 1] if shard else 0)
-        return self._read(shard, [within])[0]
+        return self._visit(self._index.schema_number(shard), [shard], [within])[0]
 
     def _undecodable(self, shard: int, within: int, problem: EncodingError) -> ShardError:
         first = self._end_list[shard - 1] if shard else 0

@@ -25,6 +25,8 @@ Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
 Decoder = Callable[[Buffer, int, int], Any]
 SampleDecoder = Callable[[Buffer], dict[str, Any]]
+# Bytes before and after the value, and what makes a sample of it and of all else.
+BlobDecoder = tuple[int, int, Callable[[bytes, bytearray], dict[str, Any]]]
 
 SCALARS = (
     *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)),
@@ -171,7 +173,7 @@ def sample_decoder(
 
 def blob_decoder(
     names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int], *, allow_pickle: bool
-) -> tuple[int, int, Callable[[bytes, bytearray], dict[str, Any]]] | None:
+) -> BlobDecoder | None:
     """Return (bytes before, bytes after, decoder of (value, all else)) for one value that varies among fixed ones.
 
     None for other schemas, and where the value would be a view, so that it is not to be copied by itself. The
@@ -189,6 +191,8 @@ def blob_decoder(
         [sizes[number] for number in others],
         allow_pickle=False,
     )
+    if encodings[place] == "bytes" and not others:
+        return 0, 0, lambda value, rest: {name: value}
 
     def decode(value: bytes, rest: bytearray) -> dict[str, Any]:
         try:

@@ -6,6 +6,9 @@
         ...                                      # one training step
         state = loader.state_dict()              # exactly the batches that this loop was given
 
+Where the dataset lies on a mount of the daemon, the daemon is told what comes next (`loader.hints`) from construction
+on: make the loader, and load its state, before the model.
+
 A sample costs so little CPU that no worker processes are needed for tokens; reading lets go of the interpreter's lock.
 Images that are decoded by Python code do not gain by threads: a DataLoader's workers are the place for these.
 
@@ -15,10 +18,10 @@ iteration ends, however it ends, nothing is read on its behalf any more but what
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol
@@ -27,6 +30,7 @@ import torch
 
 from loader.collate import Ragged, collate
 from loader.errors import LoaderError
+from loader.hints import Hints, Plannable
 from loader.sampler import ElasticBatchSampler
 from loader.table import Table
 
@@ -34,7 +38,8 @@ from loader.table import Table
 THREADS = 16
 # Two would hide a steady reader; four also hide a slow shard, at some 4 MiB each.
 AHEAD = 4
-# Slower than this, a batch is shared out to all threads: the time is waited, not computed.
+# Slower than this, a batch is shared out to all threads if its reading takes the time (which is waited, not computed),
+# and several batches are made at once if making them does.
 SLOW_SECONDS_A_SAMPLE = 2e-4
 
 _ENDED = "this iteration of the loader was ended by another one, by set_epoch or by load_state_dict"
@@ -51,6 +56,7 @@ class Loader:
 
     dataset: an MDSDataset. collate_fn: samples into a batch. threads: that read. ahead: batches in memory besides the
     one that the loop has. pin_memory: batches lie in memory that a GPU copies from by itself; None: if CUDA is there.
+    hints: tell a mount's daemon what comes next, until the loader is closed or gone; a copy of it does not.
     Raises LoaderError for numbers that cannot work.
     """
 
@@ -63,6 +69,7 @@ class Loader:
         threads: int = THREADS,
         ahead: int = AHEAD,
         pin_memory: bool | None = None,
+        hints: bool = True,
     ) -> None:
         if threads < 1 or ahead < 1:
             raise LoaderError(f"{threads} threads that read {ahead} batches ahead: both are at least 1")
@@ -73,6 +80,19 @@ class Loader:
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._delivered = 0
         self._crew: _Crew | None = None
+        self._hints: Hints | None = None
+        if hints and isinstance(dataset, Plannable):
+            self._hints = Hints(dataset, sampler)
+            weakref.finalize(self, self._hints.close)
+
+    def close(self) -> None:
+        """End the iteration under way, and the hints."""
+        self._stop()
+        if self._hints is not None:
+            self._hints.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_crew": None, "_hints": None}
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
@@ -143,41 +163,85 @@ class Loader:
 
 
 class _Crew:
-    """Threads that do what is put before them. Daemons: a read that hangs does not keep the process from ending."""
+    """Threads that do what is put before them. Daemons: a read that hangs does not keep the process from ending.
+
+    Where batches are made so fast that one thread is enough, one makes all of them, in turn: several take the
+    interpreter's lock and each other's caches and heaps away (100 KB samples: 23 µs of CPU by 16 threads, 14 by one).
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.is_slow = True  # what nobody has read yet may be far away
-        # Of what is near, one batch is read at a time: two take the interpreter's lock and each other's caches away
-        # (100 KB samples: 38 µs of CPU by four threads, 24 by one; 2 cores).
-        self.turn = threading.Lock()
+        self.is_heavy = True  # and nobody knows how long a batch takes to be made
         self.stopped = False
-        self._tasks: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._started = 0
+        self._lock = threading.Lock()
+        self._idle: list[SimpleQueue[_Piece | None]] = []
+        self._all: list[SimpleQueue[_Piece | None]] = []
+        self._waiting: deque[_Piece] = deque()
+        # What is done one after the other waits here while one of its kind is being done.
+        self._in_turn: deque[_Piece] = deque()
+        self._turn_is_taken = False
 
     def do(self, task: "_Piece") -> None:
         """Have a thread do it; it raises nothing. Threads are started as they are needed."""
-        self._tasks.put(task)
-        if self._started < self.threads and not self._idle.acquire(blocking=False):
-            self._started += 1
-            threading.Thread(target=self._run, name=f"loader-{self._started}", daemon=True).start()
+        with self._lock:
+            if task.is_in_turn and not self.stopped:
+                if self._turn_is_taken:
+                    self._in_turn.append(task)
+                    return
+                self._turn_is_taken = True
+            if self.stopped:
+                pass
+            elif self._idle:
+                self._idle.pop().put(task)
+                return
+            elif len(self._all) < self.threads:
+                tasks: SimpleQueue[_Piece | None] = SimpleQueue()
+                tasks.put(task)
+                self._all.append(tasks)
+                name = f"loader-{len(self._all)}"
+                threading.Thread(target=self._run, args=(tasks,), name=name, daemon=True).start()
+                return
+            else:
+                self._waiting.append(task)
+                return
+        task.drop()
 
     def stop(self) -> None:
         """End the threads once they are done with what they do; what waits is not begun."""
-        if not self.stopped:
+        with self._lock:
+            if self.stopped:
+                return
             self.stopped = True
-            for _ in range(self._started):
-                self._tasks.put(None)
+            waiting = [*self._waiting, *self._in_turn]
+            self._waiting.clear()
+            self._in_turn.clear()
+            for tasks in self._all:
+                tasks.put(None)
+        for task in waiting:
+            task.drop()
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+    def _run(self, tasks: "SimpleQueue[_Piece | None]") -> None:
+        task = tasks.get()
+        while task is not None:
             if self.stopped:
                 task.drop()
             else:
                 task.read()
+            was_in_turn = task.is_in_turn
             del task  # its samples are not to be kept until the next one comes
-            self._idle.release()
+            task = self._next(tasks, was_in_turn=was_in_turn)
+
+    def _next(self, tasks: "SimpleQueue[_Piece | None]", *, was_in_turn: bool) -> "_Piece | None":
+        with self._lock:
+            if was_in_turn:
+                if self._in_turn:
+                    return self._in_turn.popleft()
+                self._turn_is_taken = False
+            if self._waiting:
+                return self._waiting.popleft()
+            self._idle.append(tasks)
+        return tasks.get()
 
 
 class _Batch:
@@ -192,8 +256,9 @@ class _Batch:
         self._lock = threading.Lock()
         self._began = perf_counter()
         self._future: Future[Any] = Future()
+        is_in_turn = not crew.is_slow and not crew.is_heavy
         for number in range(len(self._parts)):
-            crew.do(_Piece(self, number, ids[number * size : (number + 1) * size]))
+            crew.do(_Piece(self, number, ids[number * size : (number + 1) * size], is_in_turn=is_in_turn))
 
     def result(self) -> Any:
         """Wait for the batch. Raises what reading or collating it raised."""
@@ -202,14 +267,18 @@ class _Batch:
     def read(self, number: int, ids: list[int]) -> None:
         """Read one part; whoever reads the last one makes the batch."""
         try:
-            with self._crew.turn if len(self._parts) == 1 else nullcontext():
-                self._parts[number] = self._loader.dataset.__getitems__(ids)
+            if len(self._parts) == 1:
+                self._began = perf_counter()  # it may have waited for its turn
+            self._parts[number] = self._loader.dataset.__getitems__(ids)
             with self._lock:
                 self._missing -= 1
                 if self._missing:
                     return
-            self._crew.is_slow = perf_counter() - self._began > SLOW_SECONDS_A_SAMPLE * self._samples
-            self._future.set_result(self._loader.finished(_joined(self._parts)))
+            slow = self._began + SLOW_SECONDS_A_SAMPLE * self._samples
+            self._crew.is_slow = perf_counter() > slow
+            batch = self._loader.finished(_joined(self._parts))
+            self._crew.is_heavy = perf_counter() > slow
+            self._future.set_result(batch)
         except BaseException as problem:  # noqa: BLE001 -- a thread's errors are the consumer's
             self.fail(problem)
 
@@ -221,10 +290,11 @@ class _Batch:
 
 
 class _Piece:
-    """Reads one part of a batch. Not a closure: what it holds goes with it."""
+    """Reads one part of a batch; is_in_turn: after those before it. Not a closure: what it holds goes with it."""
 
-    def __init__(self, batch: _Batch, number: int, ids: list[int]) -> None:
+    def __init__(self, batch: _Batch, number: int, ids: list[int], *, is_in_turn: bool) -> None:
         self._batch, self._number, self._ids = batch, number, ids
+        self.is_in_turn = is_in_turn
 
     def read(self) -> None:
         """Read it."""

@@ -2,7 +2,8 @@
 
     hints = Hints(dataset, sampler)      # before the model is loaded: the first batches are on their way
     ...                                  # the training loop, with that sampler in a DataLoader
-    hints.close()
+
+`loader.fast.Loader` and `loader.streaming.StreamingDataset` do this by themselves.
 
 A thread of the first rank of each machine sends the plans and, several times a second, the step, for all ranks there:
 the order is a pure function, so that one knows what all of them read. The others, and all on a plain directory, do
@@ -12,7 +13,10 @@ What is sent (`docs/hints.md`): for the first batches the exact bytes of their s
 shards with their first and last step, until an epoch ahead is known. The steps are counted over epochs.
 """
 
+import atexit
+import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -20,10 +24,10 @@ import re
 import socket
 import threading
 from array import array
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +37,7 @@ from loader.course import Course
 from loader.errors import LoaderError
 from loader.foresight import Ids, Uses, behind, sample_uses, shard_uses, table_bytes
 from loader.index import Index
+from loader.warming import Warmer
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +46,9 @@ CURSOR_SECONDS = 0.25
 ALIVE_SECONDS = 60.0
 # After a failure that may pass, such as a mount that is made anew.
 AGAIN_SECONDS = 10.0
-# Of the first batches the exact bytes are named: some seconds of training, in which the first shards come.
-COLD_STEPS = 8
-COLD_SAMPLES = 4096
+# Of the first batches the exact bytes are named: half a minute of training or more, in which the first shards come.
+COLD_STEPS = 64
+COLD_SAMPLES = 1 << 15
 TABLES_AT_ONCE = 32
 # A window of whole shards is at most so long …
 WINDOW_SAMPLES = 1 << 22
@@ -54,9 +59,14 @@ READING_STEPS = 16
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
+# To take back what was said; a mount that does not answer keeps no process from ending.
+_CLOSE_SECONDS = 2.0
+# Jobs of this process: a second loader of the same dataset is not the first.
+_names: set[str] = set()
 
 
-class Dataset(Protocol):
+@runtime_checkable
+class Plannable(Protocol):
     """A dataset, as far as hints need it."""
 
     @property
@@ -120,7 +130,10 @@ def find_door(directory: str | Path) -> tuple[Door, str] | None:
     path = Path(os.path.realpath(directory))
     for root in (path, *path.parents):
         if os.path.ismount(root):
-            if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
+            try:
+                if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
+                    return None
+            except OSError:  # of another kind, or its daemon is gone
                 return None
             inner = path.relative_to(root).as_posix()
             return Door(root), "" if inner == "." else inner + "/"
@@ -128,13 +141,14 @@ def find_door(directory: str | Path) -> tuple[Door, str] | None:
 
 
 class Hints:
-    """Sends what a sampler's machine reads next, until it is closed.
+    """Sends what a sampler's machine reads next, until it is closed or the process ends.
 
     dataset: an MDSDataset; sampler: its ElasticBatchSampler. job: a name that a run keeps when it is started again, so
     that its new plans take the place of the old; by default of the run's id in the environment, or the process.
+    A forked process sends nothing, and takes nothing back.
     """
 
-    def __init__(self, dataset: Dataset, sampler: Sampler, *, job: str | None = None) -> None:
+    def __init__(self, dataset: Plannable, sampler: Sampler, *, job: str | None = None) -> None:
         self._sampler = sampler
         self._index = dataset.index
         doors = [find_door(directory) for directory in self._index.directories]
@@ -145,6 +159,7 @@ class Hints:
         self.is_sending = bool(self._doors) and world.rank_of_node == 0 and world.replica == 0
         self._job = job or _job_name(dataset.fingerprint, world.node) if self.is_sending else ""
         self._course = course
+        self._process = os.getpid()
         self._stopped = threading.Event()
         self._planned_to = -1  # the step up to which plans were sent
         self._at = -1
@@ -152,20 +167,26 @@ class Hints:
         self._cold: tuple[Ids, int] = (np.zeros(0, np.int64), 0)
         self._told = False
         self._thread: threading.Thread | None = None
+        self._warmers = {
+            door: Warmer(door.root / ".fusecache" / FOLDER / (self._job + PLAN), self._raw_file)
+            for door in (self._doors if self.is_sending else ())
+        }
         if self.is_sending:
             self._ends: Ids = np.cumsum(self._index.samples)
             self._thread = threading.Thread(target=self._run, name="fusecache-hints", daemon=True)
             self._thread.start()
+            atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop sending, and take back what was said."""
-        if self._thread is None:
+        """Stop sending, and take back what was said: now, or when the mount answers again."""
+        thread = self._thread
+        if thread is None or self._process != os.getpid():  # whose thread it is not, its plan it is not
             return
-        self._stopped.set()
-        self._thread.join()
         self._thread = None
-        for door in self._doors:
-            self._try(door, PLAN, b"")
+        self._stopped.set()
+        atexit.unregister(self.close)
+        if thread is not threading.current_thread():  # which collects garbage, too
+            thread.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> "Hints":
         return self
@@ -176,6 +197,16 @@ class Hints:
     # ---- the thread
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            for warmer in self._warmers.values():
+                warmer.close()
+            for door in self._doors:
+                self._take_back(door)
+            _names.discard(self._job)
+
+    def _follow(self) -> None:
         pause, quiet = 0.0, 0.0
         while not self._stopped.wait(pause):
             quiet += pause
@@ -203,6 +234,7 @@ class Hints:
             return False
         for door in self._doors:
             door.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
+            self._warmers[door].move(max(0, at - READING_STEPS))
         return True
 
     def _begin(self, at: int) -> None:
@@ -260,9 +292,25 @@ class Hints:
         nothing = np.zeros(shards.size, np.int64)
         sizes = np.array(list(needed.values()), np.int64)
         self._send(2 * at, at, Uses(shards, nothing, sizes, nothing + at, nothing + at), is_exact=True)
-        with ThreadPoolExecutor(TABLES_AT_ONCE, "fusecache-tables") as pool:
-            read = pool.map(lambda shard: _table(index, shard, needed[shard]), needed)
-            return {shard: table for shard, table in zip(needed, read, strict=True) if table is not None}
+        found: dict[int, NDArray[np.uint32]] = {}
+        waiting = deque(needed.items())
+
+        def read() -> None:
+            with contextlib.suppress(IndexError):
+                while not self._stopped.is_set():
+                    shard, size = waiting.popleft()
+                    table = _table(index, shard, size)
+                    if table is not None:
+                        found[shard] = table
+
+        # Daemons, unlike a pool's: a read that hangs does not keep the process from ending.
+        count = min(TABLES_AT_ONCE, len(needed))
+        readers = [threading.Thread(target=read, name="fusecache-tables", daemon=True) for _ in range(count)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        return found
 
     # ---- sending
 
@@ -288,6 +336,8 @@ class Hints:
                 span=_column(mine.last - mine.first),
             )
             door.send(self._job + PLAN, message)
+            if not is_exact:
+                self._warmers[door].plan(window, mine.shard, mine.last)
 
     def _path(self, shard: int) -> str:
         """The path of a shard's file, below its mount's root."""
@@ -296,9 +346,18 @@ class Hints:
         assert place is not None
         return place[1] + (index.zip_names[shard] or index.raw_names[shard])
 
-    def _try(self, door: Door, kind: str, message: bytes) -> None:
+    def _raw_file(self, shard: int) -> str | None:
+        """The file that samples are read from one by one; None for a compressed shard, which is read whole."""
+        index = self._index
+        if index.zip_names[shard]:
+            return None
+        return os.path.join(index.directory(shard), index.raw_names[shard])
+
+    def _take_back(self, door: Door) -> None:
         try:
-            door.send(self._job + kind, message)
+            door.send(self._job + PLAN, b"")
+        except FileNotFoundError:
+            pass  # nothing was said, or it is forgotten
         except OSError as problem:
             self._tell(problem)
 
@@ -340,11 +399,19 @@ def _table(index: Index, shard: int, size: int) -> NDArray[np.uint32] | None:
 
 
 def _job_name(fingerprint: str, node: int) -> str:
-    run = next(
-        (os.environ[name] for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID") if os.environ.get(name)),
-        f"{socket.gethostname()}-{os.getpid()}",
-    )
-    return f"{fingerprint[:12]}-{re.sub('[^A-Za-z0-9._-]', '_', run)[:60]}-{node}"
+    """Return a name that the same job has when it is started again, and no other loader has at the same time."""
+    run = _from_environment("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID") or f"{socket.gethostname()}-{os.getpid()}"
+    # Ranks that each read on their own, as an evaluation does, are jobs of their own.
+    rank = _from_environment("LOCAL_RANK", "SLURM_LOCALID") or "0"
+    stem = re.sub("[^A-Za-z0-9._-]", "_", f"{fingerprint[:12]}-{run[:60]}-{node}-{rank[:6]}")
+    name = next(name for number in itertools.count(1) if (name := f"{stem}.{number}") not in _names)
+    _names.add(name)
+    return name
+
+
+def _from_environment(*names: str) -> str:
+    """Return the first variable that says something; torchrun's run id is "none" where nobody chose one."""
+    return next((value for name in names if (value := os.environ.get(name, "")) not in ("", "none")), "")
 
 
 def _errno(problem: BaseException) -> int | None:

@@ -10,10 +10,12 @@ delivers them. So the loop says so, by `record_step()` after each step, or by
 """
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -74,7 +76,7 @@ class ElasticBatchSampler:
 
     Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
     iteration that was broken off begins again where it began.
-    Raises OrderError for settings that cannot work.
+    Raises OrderError for settings that cannot work, and when accelerate would deal out its batches once more.
     """
 
     def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with its default
@@ -162,6 +164,7 @@ class ElasticBatchSampler:
         return self._batches(0)
 
     def __iter__(self) -> "BatchIterator":
+        _refuse_to_be_dealt_out_again(sys._getframe(1))
         if self._exhausted:
             self._epoch, self._start = self._epoch + 1, 0
         self._exhausted = False
@@ -312,12 +315,23 @@ class BatchIterator(Iterator[list[int]]):
     def __next__(self) -> list[int]:
         sampler = self._sampler
         if self._next == self._batches:
-            sampler._exhausted = True
             raise StopIteration
         batch = sampler._batch(self._epoch, self._start, self._next)
         self._next += 1
         sampler._yielded = self._next
+        # With the last batch, not when one more is asked for: a loop that counts never does.
+        sampler._exhausted = self._next == self._batches
         return batch
+
+
+def _refuse_to_be_dealt_out_again(caller: FrameType) -> None:
+    # accelerate takes every so-maniest batch for each rank, and asks nobody; those that it leaves are this rank's too.
+    # Told by its code: to ask for the frame's variables would keep all that is in them.
+    if caller.f_code.co_qualname.startswith("BatchSamplerShard."):
+        raise OrderError(
+            "accelerate's prepare would deal out to the ranks, once more, batches that are one rank's already: most "
+            "samples would never be read; leave the DataLoader out of prepare, or give it loader.fast.Loader"
+        )
 
 
 def _shards(dataset: Shards | Sequence[int] | NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], str]:

@@ -176,43 +176,46 @@ class ShardReader:
         return True
 
     def read_blobs(
-        self, shard: int, samples: list[int], head: int, tail: int
+        self, shards: list[int], samples: list[int], head: int, tail: int
     ) -> list[tuple[bytes, bytearray]] | None:
         """Return [(value, all else)] of samples with one value that varies in size, which is copied once only.
 
-        head, tail: bytes of the other columns before and after it. Its size is taken from the table of offsets; None
-        if that contradicts the sample itself, or the shard is in memory: then read_many has to look.
+        shards, samples: one of each a sample, counted within its shard; those of one shard come in a row. head, tail:
+        bytes of the other columns before and after the value. Its size is taken from the table of offsets; None if
+        that contradicts a sample itself, or a shard is in memory, or cannot be read: then read_many has to look.
+        Raises ShardError for a shard that cannot be opened.
         """
-        if self._in_memory(shard):
-            return None
-        self._watchdog.begin(shard)
-        try:
-            return self._read_blobs(shard, samples, head, tail)
-        finally:
-            self._watchdog.end()
-
-    def _read_blobs(
-        self, shard: int, samples: list[int], head: int, tail: int
-    ) -> list[tuple[bytes, bytearray]] | None:
-        file = self._file(shard)  # held, so that nobody closes it
-        fd = file.fd
         lead, around = _SIZE_BYTES + head, _SIZE_BYTES + head + tail
-        pread = os.pread
+        pread, begin = os.pread, self._watchdog.begin
         found: list[tuple[bytes, bytearray]] = []
         rest = bytearray()
+        last, fd = -1, -1
+        begin(shards[0], 1)
         try:
-            for start, stop in self._extents(shard, samples):
-                size = stop - start - around
+            for shard, sample in zip(shards, samples, strict=True):
+                if shard != last:
+                    if self._in_memory(shard):
+                        return None
+                    begin(shard, 1)
+                    file, offsets = self._file(shard), self._table(shard)
+                    offset = offsets.__getitem__ if isinstance(offsets, range) else offsets.item
+                    last, fd = shard, file.fd  # the file is held, so that nobody closes it
+                start = offset(sample)
+                size = offset(sample + 1) - start - around
                 if size < 0 or (shard not in self._sized and not self._is_sized(shard, fd, start, size)):
                     return None
                 value = pread(fd, size, start + lead)
-                if head + tail:
-                    rest = bytearray(pread(fd, head, start + _SIZE_BYTES) + pread(fd, tail, stop - tail))
+                if around > _SIZE_BYTES:
+                    rest = bytearray(
+                        pread(fd, head, start + _SIZE_BYTES) + pread(fd, tail, start + lead + size)
+                    )
                 if len(value) != size or len(rest) != head + tail:
                     return None
                 found.append((value, rest))
         except OSError:
             return None
+        finally:
+            self._watchdog.end()
         return found
 
     def _is_sized(self, shard: int, fd: int, start: int, size: int) -> bool:
@@ -300,10 +303,10 @@ class ShardReader:
     def _file(self, shard: int) -> _OpenFile:
         file = self._files.get(shard)
         if file is not None:
-            with contextlib.suppress(
-                KeyError
-            ):  # another thread may have evicted it just now; ours stays open
+            try:  # noqa: SIM105 -- half a microsecond a sample, where each is of another shard
                 self._files.move_to_end(shard)
+            except KeyError:  # another thread has evicted it just now; ours stays open
+                pass
             return file
         if self._is_packed(shard):
             file = self._open(shard, self._unpacked_path(shard), int(self._index.raw_bytes[shard]))

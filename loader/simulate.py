@@ -1,17 +1,18 @@
 """What a run will ask of the bucket: shards in use, bytes a step, the first batch, and downloads by cache policy.
 
-    python -m loader.simulate DIRECTORY --global-batch-size 512 --cache-bytes 500e9 [--png FILE]
+    python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500e9 [--png FILE]
 
 Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole when it comes into
 use and is not cached, and stays until it is out of use; then the policy says what goes.
 """
 
 import argparse
-import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from loader.errors import LoaderError
 from loader.foresight import Ids, shard_uses
 from loader.optional import optional_module
 from loader.sampler import ElasticBatchSampler
+from loader.tools import progress_bar, say
 from loader.world import World
 
 POLICIES = ("LRU", "keep what came first", "known order")
@@ -44,7 +46,11 @@ class Life:
 
 def lives(course: Course, ends: Ids, epochs: int) -> Life:
     """Return each shard's time in use, once an epoch."""
-    parts = [shard_uses(course, ends, epoch * course.steps, course.steps) for epoch in range(epochs)]
+    with progress_bar(epochs, "epoch") as progress:
+        parts = []
+        for epoch in range(epochs):
+            parts.append(shard_uses(course, ends, epoch * course.steps, course.steps))
+            progress.update()
     return Life(
         np.concatenate([part.shard for part in parts]),
         np.concatenate([part.first for part in parts]),
@@ -67,13 +73,15 @@ def downloads(life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int)
     shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
     fetched = [0] * (max((first for _, first, _ in uses), default=0) // steps + 1)
     ending: list[tuple[int, int, int]] = []
-    for number, (shard, first, last) in enumerate(uses):
-        while ending and ending[0][0] < first:
-            _, done, next_use = heappop(ending)
-            shelf.put(done, next_use)
-        if not shelf.take(shard):
-            fetched[first // steps] += int(sizes[shard])
-        heappush(ending, (last, shard, again[number]))
+    with progress_bar(len(uses), "shard") as progress:
+        for number, (shard, first, last) in enumerate(uses):
+            while ending and ending[0][0] < first:
+                _, done, next_use = heappop(ending)
+                shelf.put(done, next_use)
+            if not shelf.take(shard):
+                fetched[first // steps] += int(sizes[shard])
+            heappush(ending, (last, shard, again[number]))
+            progress.update()
     return fetched
 
 
@@ -159,36 +167,35 @@ def report(
     return figures, counts
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, and draw the picture if asked to; return the exit status."""
-    parser = argparse.ArgumentParser(
-        "python -m loader.simulate", description="What a run will ask of the bucket."
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("dataset", type=Path, help="directory that holds index.json")
+    parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
+    parser.add_argument("--cache-bytes", type=float, required=True, help="of each machine: 500e9")
+    parser.add_argument("--order", default="py1e", help="the sampler's (default: py1e)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"how many (default: {EPOCHS})")
+    parser.add_argument("--nodes", type=int, default=1, help="machines; the first one's share is shown")
+    parser.add_argument("--png", type=Path, help="draw shards in use and downloads into this file")
+
+
+def run_simulate(options: Any) -> int:
+    """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
+    if options.epochs < 1 or options.nodes < 1:
+        raise LoaderError("--epochs and --nodes are at least 1")
+    dataset = MDSDataset(options.dataset)
+    sampler = ElasticBatchSampler(
+        dataset,
+        global_batch_size=options.global_batch_size,
+        order=options.order,
+        world=World(0, options.nodes, 1),
     )
-    parser.add_argument("directory")
-    parser.add_argument("--global-batch-size", type=int, required=True)
-    parser.add_argument("--cache-bytes", type=float, required=True)
-    parser.add_argument("--order", default="py1e")
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--png")
-    given = parser.parse_args(arguments)
-    try:
-        dataset = MDSDataset(given.directory)
-        sampler = ElasticBatchSampler(
-            dataset,
-            global_batch_size=given.global_batch_size,
-            order=given.order,
-            world=World(0, given.nodes, 1),
-        )
-        figures, counts = report(dataset, sampler, int(given.cache_bytes), given.epochs)
-        width = max(map(len, figures))
-        for name, value in figures.items():
-            sys.stdout.write(f"{name:<{width}}  {_words(value)}\n")
-        if given.png:
-            draw(counts, figures, given.png)
-    except LoaderError as problem:
-        sys.stderr.write(f"error: {problem}\n")
-        return 1
+    figures, counts = report(dataset, sampler, int(options.cache_bytes), options.epochs)
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        say(f"{name:<{width}}  {_words(value)}")
+    if options.png is not None:
+        draw(counts, figures, options.png)
+        say(f"see {options.png}")
     return 0
 
 
@@ -198,8 +205,8 @@ def _words(value: Figure) -> str:
     return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
 
 
-def draw(counts: Ids, figures: Mapping[str, Figure], path: str) -> None:
-    """Draw the shards in use over the first epoch, and the downloads of each epoch by policy."""
+def draw(counts: Ids, figures: Mapping[str, Figure], path: Path) -> None:
+    """Draw the shards in use over the first epoch, and the downloads of each epoch by policy, as PNG."""
     figure = optional_module("matplotlib.figure", why="a picture").Figure(
         figsize=(9, 4), layout="constrained"
     )
@@ -210,9 +217,6 @@ def draw(counts: Ids, figures: Mapping[str, Figure], path: str) -> None:
         bytes_an_epoch = np.array(figures[f"bytes an epoch, {policy}"])
         right.plot(bytes_an_epoch / 1e9, marker="o", label=policy)
     right.set(title="GB downloaded", xlabel="epoch", ylim=(0, None))
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
-    figure.savefig(path)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    figure.savefig(path, format="png")

@@ -15,6 +15,7 @@ import fcntl
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +24,14 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader import stream
+from loader.course import Course
 from loader.dataset import MDSDataset
 from loader.errors import LoaderError
+from loader.hints import Hints
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
 from loader.sampler import ElasticBatchSampler
 from loader.table import Sample
@@ -59,7 +63,8 @@ class StreamingDataset(IterableDataset[Sample]):
     """Iterates over this rank's and worker's samples; each iteration is an epoch.
 
     Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Unlike there, an epoch
-    is resumed between two global batches only; a shard that cannot be read is an error at once.
+    is resumed between two global batches only; a shard that cannot be read is an error at once. hints: as in
+    loader.fast.Loader; the process that made the dataset gives them, not its workers.
     Raises LoaderError for what this class does not do, OrderError for settings that cannot work.
     """
 
@@ -84,6 +89,7 @@ class StreamingDataset(IterableDataset[Sample]):
         batching_method: str = "random",
         allow_unsafe_types: bool = False,
         replication: int | None = None,
+        hints: bool = True,
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
@@ -116,6 +122,9 @@ class StreamingDataset(IterableDataset[Sample]):
         self._spreads = shuffle_algo in ("py1s", "py2s")
         self._epochs = _Epochs()
         self._sampler()  # what cannot work is an error here, not in a worker
+        self._hints: Hints | None = None
+        self._gives_hints = hints and get_worker_info() is None
+        self._give_hints()
 
     def __iter__(self) -> Iterator[Sample]:
         worker = get_worker_info()
@@ -129,9 +138,15 @@ class StreamingDataset(IterableDataset[Sample]):
             sampler.load_state_dict(self._as_state(epoch, position.samples))
             if sampler.epoch != epoch:
                 return  # it was saved at the end of its epoch
+        self._epochs.tell(number, *sampler.place)
         for batch, ids in enumerate(sampler):
             if batch % workers == number:
+                self._epochs.tell(number, *sampler.place)
                 yield from self._samples.__getitems__(ids)
+        self._epochs.tell(number, *sampler.place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hints": None, "_gives_hints": False}
 
     def __len__(self) -> int:
         """Samples of an epoch that each rank reads."""
@@ -182,6 +197,7 @@ class StreamingDataset(IterableDataset[Sample]):
         Raises StateError if the state does not fit, and OrderError; the dataset stays where it was.
         """
         was = self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes
+        order = self._rows, self.shuffle_seed
         try:
             position = _Position(
                 obj["epoch"], obj["sample_in_epoch"], obj["num_canonical_nodes"], obj["shuffle_seed"],
@@ -195,6 +211,17 @@ class StreamingDataset(IterableDataset[Sample]):
             self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
             raise
         self._epochs.move(position)
+        if (self._rows, self.shuffle_seed) != order:
+            self._give_hints()
+
+    def _give_hints(self) -> None:
+        """Give hints by the order as it is now."""
+        if self._hints is not None:
+            self._hints.close()
+        if self._gives_hints:
+            progress = _Progress(self._sampler().course, self._epochs)
+            self._hints = Hints(self._samples, progress)
+            weakref.finalize(self, self._hints.close)
 
     @property
     def _rows(self) -> int:
@@ -262,16 +289,32 @@ class _Position:
     initial_nodes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far the workers of a rank are: what Hints asks a sampler."""
+
+    course: Course
+    epochs: "_Epochs"
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, batches of it that were begun)."""
+        told, loaded = self.epochs.told(), self.epochs.position()
+        if told is not None:
+            return told
+        return (loaded.epoch, loaded.samples // self.course.global_batch_size) if loaded else (0, 0)
+
+
 class _Epochs:
     """Which epoch an iteration is, for all worker processes of a rank alike.
 
     Memory that they share, by fork or by a descriptor handed over. Numbers in it: the next epoch; how often a state
     was loaded; the state, of which an epoch of -1 stands for none; then for each worker the generation that it is of
     (the seed that a DataLoader gives its workers together), the count of states loaded then, the first epoch of the
-    two, and the iterations since.
+    two, the iterations since, and 1 more than epoch * 2^32 + the batch that it is at (0: it has not begun).
     """
 
-    _HEAD, _SLOT, _WORKERS = 8, 4, 1024
+    _HEAD, _SLOT, _WORKERS = 8, 5, 1024
 
     def __init__(self) -> None:
         self._open(os.memfd_create("loader-epochs"))
@@ -317,6 +360,16 @@ class _Epochs:
             self._numbers[2:7] = (
                 position.epoch, position.samples, position.canonical_nodes, position.seed, position.initial_nodes or 0,
             )  # fmt: skip
+            self._slots[:, 4] = 0
+
+    def tell(self, worker: int, epoch: int, batch: int) -> None:
+        """Say which batch a worker begins."""
+        self._slots[worker, 4] = (epoch << 32) + batch + 1
+
+    def told(self) -> tuple[int, int] | None:
+        """Return the (epoch, batch) of the worker that is farthest, None if none has begun since a state was loaded."""
+        farthest = int(self._slots[:, 4].max())
+        return divmod(farthest - 1, 1 << 32) if farthest else None
 
     def begin(self, worker: int, generation: int | None) -> tuple[int, _Position | None]:
         """Begin an iteration; return its epoch, and the state loaded last. generation: None without workers."""
@@ -325,16 +378,21 @@ class _Epochs:
         with self._locked():
             epoch = self.next
             if generation is not None:
-                slots = self._numbers[self._HEAD :].reshape(self._WORKERS, self._SLOT)
+                slots = self._slots
                 now = generation & (1 << 62) - 1 | 1 << 61, int(self._numbers[1])  # a slot never used has 0
                 peers = slots[(slots[:, 0] == now[0]) & (slots[:, 1] == now[1])]
                 first = int(peers[0, 2]) if len(peers) else epoch
                 mine = slots[worker]
                 iterations = int(mine[3]) if (mine[:2] == now).all() else 0
                 epoch = first + iterations
-                mine[:] = (*now, first, iterations + 1)
+                mine[:4] = (*now, first, iterations + 1)
             self._numbers[0] = max(self.next, epoch + 1)
             return epoch, self.position()
+
+    @property
+    def _slots(self) -> NDArray[np.int64]:
+        """(workers, numbers) of each worker."""
+        return self._numbers[self._HEAD :].reshape(self._WORKERS, self._SLOT)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -84,6 +84,8 @@ def load_tokenizer(options: TokenOptions) -> tuple[Encode, list[int]]:
     name = options.tokenizer
     if os.path.isfile(name):
         return _from_tokenizers(name, options)
+    if _is_path(name) and not os.path.isdir(name):
+        raise LoaderError(f"there is no tokenizer {name}: no such file or folder")
     transformers = optional_module("transformers", why=f"the tokenizer {name}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
@@ -101,6 +103,14 @@ def load_tokenizer(options: TokenOptions) -> tuple[Encode, list[int]]:
         return found
 
     return encode, ids
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a name can only mean a file or folder: asking the network for it would take a minute to fail.
+
+    One slash is no sign of it: the hub's names are `owner/name`.
+    """
+    return name.endswith((".json", "/")) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _from_tokenizers(path: str, options: TokenOptions) -> tuple[Encode, list[int]]:

@@ -33,6 +33,11 @@ def progress_bar(total: int | None, unit: str) -> Any:
     return tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), unit_scale=total is None)
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return `1 shard`, `3 shards`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def list_shards(directory: Path) -> int:
     """Print columns, shards and totals as the index says."""
     index = read_index(directory)
@@ -42,8 +47,9 @@ def list_shards(directory: Path) -> int:
     stored = _stored_bytes(index)
     for shard in range(index.shards):
         name = index.zip_names[shard] or index.raw_names[shard]
-        say(f"{name}  {index.samples[shard]} samples  {stored[shard]} bytes")
-    say(f"{index.shards} shards, {index.samples.sum()} samples, {index.raw_bytes.sum()} bytes uncompressed")
+        say(f"{name}  {count_text(index.samples[shard], 'sample')}  {count_text(stored[shard], 'byte')}")
+    raw = count_text(index.raw_bytes.sum(), "byte")
+    say(f"{_totals_text(index)}, {raw} uncompressed")
     return 0
 
 
@@ -54,7 +60,7 @@ def show_samples(directory: Path, count: int, *, allow_pickle: bool) -> int:
         say(f"sample {number}")
         for name, value in dataset[number].items():
             say(f"  {name}: {describe_value(value)}")
-    say(f"{min(count, len(dataset))} of {len(dataset)} samples")
+    say(f"{min(count, len(dataset))} of {count_text(len(dataset), 'sample')}")
     return 0
 
 
@@ -76,7 +82,7 @@ def show_stats(directory: Path) -> int:
     """Print how samples and bytes spread over shards, and what the columns take of some samples."""
     index = read_index(directory)
     stored = _stored_bytes(index)
-    say(f"{index.shards} shards, {index.samples.sum()} samples")
+    say(_totals_text(index))
     raw, on_disk = int(index.raw_bytes.sum()), int(stored.sum())
     say(
         f"bytes: {raw} uncompressed, {on_disk} stored ({on_disk / raw:.0%})"
@@ -94,12 +100,12 @@ def show_stats(directory: Path) -> int:
         say(
             f"column {name} ({encoding}): {min(sizes)} to {max(sizes)} bytes, mean {sum(sizes) / len(sizes):.1f}"
         )
-    say(f"columns measured on {chosen.size} samples")
+    say(f"columns measured on {count_text(chosen.size, 'sample')}")
     return 0
 
 
 def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
-    """Read everything, print each shard that is not as it should be, and go on to the next.
+    """Read everything, print what is wrong with each shard that is not as it should be, and go on to the next.
 
     quick: only whether each file is there and as long as the index says.
     """
@@ -110,26 +116,35 @@ def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
     first = 0
     with progress_bar(index.shards, "shard") as progress:
         for shard, count in enumerate(index.samples.tolist()):
-            try:
-                if quick:
-                    reader.check_size(shard)
-                else:
-                    for problem in _hash_problems(index, shard):
-                        damaged += 1
-                        say(problem, error=True)
-                    for start in range(first, first + count, VERIFY_SAMPLES):
-                        _ = dataset[start : min(start + VERIFY_SAMPLES, first + count)]
-            except LoaderError as problem:
+            samples = range(0) if quick else range(first, first + count)
+            problem = _problem_of(shard, reader, index, dataset, samples)
+            if problem:
                 damaged += 1
-                say(str(problem).replace(VERIFY_HINT, ""), error=True)
+                say(problem, error=True)
             first += count
             progress.update()
     told = "the sizes of " if quick else ""
-    say(
-        f"{told}{index.shards} shards, {len(dataset)} samples: "
-        + (f"{damaged} problems" if damaged else "all is well")
-    )
+    found = f"{damaged} damaged" if damaged else "all is well"
+    say(f"{told}{_totals_text(index)}: {found}")
     return 1 if damaged else 0
+
+
+def _problem_of(shard: int, reader: ShardReader, index: Index, dataset: MDSDataset, samples: range) -> str:
+    """Return the first thing that is wrong with a shard, "" if nothing is: what is cut short has wrong hashes too."""
+    try:
+        reader.check_size(shard)
+        wrong = next(_hash_problems(index, shard), "")
+        if wrong:
+            return wrong
+        for start in range(samples.start, samples.stop, VERIFY_SAMPLES):
+            _ = dataset[start : min(start + VERIFY_SAMPLES, samples.stop)]
+    except LoaderError as problem:
+        return str(problem).replace(VERIFY_HINT, "")
+    return ""
+
+
+def _totals_text(index: Index) -> str:
+    return f"{count_text(index.shards, 'shard')}, {count_text(index.samples.sum(), 'sample')}"
 
 
 def _stored_bytes(index: Index) -> NDArray[np.int64]:

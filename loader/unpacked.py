@@ -6,6 +6,7 @@ it, and the second rename changes nothing.
 """
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class UnpackedFolder:
         if found_bytes != (expected_bytes or max(found_bytes, 0)):
             data = unpack()
             self._make_room(len(data))
-            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+            temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
             try:
                 temporary.write_bytes(data)
                 os.replace(temporary, path)

@@ -1,11 +1,12 @@
 """Play the demo: `python -m examples.demo [--bucket s3://BUCKET/PREFIX]`. Status 0 only if all of it held.
 
 1. Tokenise real text into MDS shards, through a mount, straight into the bucket.
-2. Node A, 2 ranks: train through the mount, and lose trainers and daemon to SIGKILL mid-epoch.
-3. Node B, 1 rank, another cache: resume from the newest whole checkpoint; stop on SIGTERM. Then a trainer is
+2. Train some steps without telling the mount what will be read: how long is data waited for?
+3. Node A, 2 ranks: train through the mount, now with hints, and lose trainers and daemon to SIGKILL mid-epoch.
+4. Node B, 1 rank, another cache: resume from the newest whole checkpoint; stop on SIGTERM. Then a trainer is
    killed in the middle of overwriting that very checkpoint.
-4. Node C, 4 ranks, another cache: resume from it all the same, and finish the epoch.
-5. Compare every global batch with an uninterrupted run, and every byte in the bucket with what was written.
+5. Node C, 4 ranks, another cache: resume from it all the same, and finish the epoch.
+6. Compare every global batch with an uninterrupted run, and every byte in the bucket with what was written.
 """
 
 import argparse
@@ -38,6 +39,7 @@ def play(bucket: DemoBucket, scratch: Path) -> bool:
     demo = steps.Demo(bucket, scratch, report.Report())
     demo.logs.mkdir()
     steps.write_dataset(demo, steps.SAMPLES)
+    steps.train_without_hints(demo)
     with steps.DurableWatch(bucket) as durable:
         steps.train_and_lose_everything(demo, durable)
         steps.train_until_notice(demo)
@@ -48,9 +50,12 @@ def play(bucket: DemoBucket, scratch: Path) -> bool:
             steps.STEP_TIMEOUT_SECONDS,
         )
     phases = [history.read_phase(demo.logs, name, ranks) for name, ranks in (("A", 2), ("B", 1), ("C", 4))]
-    steps.compare(demo, phases)
+    before = history.read_phase(demo.logs, steps.NO_HINTS, 2)
+    steps.compare(demo, before, phases)
+    steps.compare_waits(demo, before, phases[0])
 
-    rows: list[report.PhaseRow] = []
+    counters = demo.counters[before.name]
+    rows = [report.phase_row(before, set(), counters, {}, steps.GLOBAL_BATCH_SIZE)]
     done: set[int] = set()
     for phase in phases:
         delays = history.durable_seconds(phase, phases, durable.seen)

@@ -117,6 +117,11 @@ def redone_steps(phases: list[Phase]) -> dict[int, float]:
     return redone
 
 
+def waited_seconds(phase: Phase, last: int) -> float:
+    """Return how long a phase waited for data up to a step, at each the rank that waited longest."""
+    return sum(step.wait_seconds for number, step in phase.steps.items() if number <= last)
+
+
 def durable_seconds(phase: Phase, phases: list[Phase], seen: dict[int, float]) -> dict[int, float]:
     """Return step -> seconds from the end of a checkpoint's writing until it was whole in the bucket.
 

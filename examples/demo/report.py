@@ -57,6 +57,7 @@ class PhaseRow:
     samples_per_second: float
     cache_hits: int
     fetched_bytes: int
+    first_wait_seconds: float  # of data_wait_seconds, the first batch's
     data_wait_seconds: float
     checkpoints: int
     checkpoint_stall_seconds: float  # sum
@@ -84,6 +85,7 @@ def phase_row(
         samples_per_second=len(phase.steps) * batch_size / busy,
         cache_hits=counters.cache_hits,
         fetched_bytes=counters.fetched_bytes,
+        first_wait_seconds=phase.steps[min(phase.steps)].wait_seconds,
         data_wait_seconds=sum(step.wait_seconds for step in phase.steps.values()),
         checkpoints=len(phase.checkpoints),
         checkpoint_stall_seconds=sum(seconds for seconds, _ in phase.checkpoints.values()),
@@ -99,6 +101,7 @@ COLUMNS: dict[str, Callable[[PhaseRow], str]] = {
     "samples/s": lambda row: f"{row.samples_per_second:.0f}",
     "cache hits": lambda row: str(row.cache_hits),
     "fetched MB": lambda row: f"{row.fetched_bytes / 1e6:.1f}",
+    "first batch s": lambda row: f"{row.first_wait_seconds:.2f}",
     "data wait s": lambda row: f"{row.data_wait_seconds:.2f}",
     "checkpoints": lambda row: str(row.checkpoints),
     "stall s": lambda row: f"{row.checkpoint_stall_seconds:.2f}",

@@ -25,6 +25,7 @@ from examples.demo.processes import StepError, run, start
 from examples.demo.report import Check, Report
 
 BEGAN = time.monotonic()
+NO_HINTS = "no-hints"
 
 SAMPLES = 10_240  # of 8 KiB: 84 MB in ten shards
 GLOBAL_BATCH_SIZE = 32  # whole on 1, 2 and 4 ranks; 320 steps an epoch
@@ -32,6 +33,7 @@ CHECKPOINT_EVERY = 25
 ORDER = {"global_batch_size": GLOBAL_BATCH_SIZE, "seed": 17, "order": "py1e", "canonical_nodes": 4}
 KILL_STEP = 130  # past a checkpoint, so that there is work to lose
 NOTICE_STEP = 210
+WAIT_STEPS = 60  # of node A, compared with the same ones without hints
 STREAMING_TIMEOUT_SECONDS = 120.0
 STEP_TIMEOUT_SECONDS = 120.0  # start-up of four ranks takes fifteen on two idle cores, more on busy ones
 TORN_BYTES = 4 * 2**20
@@ -158,9 +160,26 @@ def check_dataset(demo: Demo) -> None:
     say(f"   by mosaicml-streaming: {same(equal) if outcome['installed'] else 'it is not installed'}")
 
 
+def train_without_hints(demo: Demo) -> None:
+    """Step 2: node A's first steps by a node that gives no hints; it saves nothing, and leaves nothing behind."""
+    say(f"2. a node without hints: 2 ranks, an empty cache, {WAIT_STEPS} steps, to compare with")
+    with (
+        demo.node(NO_HINTS) as node,
+        start_trainers(demo, node, "--no-hints", ranks=2, checkpoint_every=SAMPLES) as trainers,
+    ):
+        for event in follow(demo, node, trainers, until=WAIT_STEPS):
+            if event["step"] > WAIT_STEPS:  # then the other rank has logged the one before
+                demo.counters[NO_HINTS] = node.counters()
+                break
+        else:
+            raise StepError("the node without hints ended before its time")
+        trainers.kill()
+        node.kill()
+
+
 def train_and_lose_everything(demo: Demo, durable: DurableWatch) -> None:
-    """Step 2: node A trains on 2 ranks until nothing of it is left."""
-    say("2. node A: 2 ranks, an empty cache")
+    """Step 3: node A trains on 2 ranks until nothing of it is left."""
+    say("3. node A: 2 ranks, an empty cache")
     with demo.node("A") as node, start_trainers(demo, node, ranks=2) as trainers:
         last = 0
         for event in follow(demo, node, trainers, until=KILL_STEP):
@@ -176,9 +195,9 @@ def train_and_lose_everything(demo: Demo, durable: DurableWatch) -> None:
 
 
 def train_until_notice(demo: Demo) -> None:
-    """Step 3: node B resumes on 1 rank, stops on SIGTERM; then its newest checkpoint is half overwritten."""
+    """Step 4: node B resumes on 1 rank, stops on SIGTERM; then its newest checkpoint is half overwritten."""
     expected = newest_in_bucket(demo)
-    say(f"3. node B: 1 rank, another cache; the newest whole checkpoint in the bucket is step {expected}")
+    say(f"4. node B: 1 rank, another cache; the newest whole checkpoint in the bucket is step {expected}")
     with demo.node("B") as node:
         with start_trainers(demo, node, ranks=1) as trainers:
             told = False
@@ -221,9 +240,9 @@ def tear_checkpoint(demo: Demo, node: Node, step: int) -> None:
 
 
 def finish_epoch(demo: Demo) -> None:
-    """Step 4: node C resumes on 4 ranks and finishes."""
+    """Step 5: node C resumes on 4 ranks and finishes."""
     expected = newest_in_bucket(demo)
-    say(f"4. node C: 4 ranks, another cache; resumes from step {expected}")
+    say(f"5. node C: 4 ranks, another cache; resumes from step {expected}")
     with demo.node("C") as node:
         with start_trainers(demo, node, ranks=4) as trainers:
             for _ in follow(demo, node, trainers, until=SAMPLES // GLOBAL_BATCH_SIZE):
@@ -236,10 +255,12 @@ def finish_epoch(demo: Demo) -> None:
     say("   epoch finished, everything in the bucket, node C unmounted in peace")
 
 
-def start_trainers(demo: Demo, node: Node, *, ranks: int) -> Trainers:
-    """Start the trainers of a phase."""
+def start_trainers(
+    demo: Demo, node: Node, *more: str, ranks: int, checkpoint_every: int = CHECKPOINT_EVERY
+) -> Trainers:
+    """Start the trainers of a phase. more: options of theirs."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in ORDER.items() if name != "order"]
-    return node.trainers(ranks, demo.logs, [*options, f"--checkpoint-every={CHECKPOINT_EVERY}"])
+    return node.trainers(ranks, demo.logs, [*options, *more, f"--checkpoint-every={checkpoint_every}"])
 
 
 def follow(demo: Demo, node: Node, trainers: Trainers, *, until: int) -> Iterator[dict[str, Any]]:
@@ -273,11 +294,26 @@ def check_resume(demo: Demo, name: str, *, ranks: int, expected: int) -> None:
     say(f"   node {name} resumed from step {resumed_from}")
 
 
-def compare(demo: Demo, phases: list[history.Phase]) -> None:
-    """Step 5: against an uninterrupted run, and against what was written."""
-    say("5. the same epoch once more, uninterrupted, in one process, on the plain copy: ids only")
+def compare_waits(demo: Demo, before: history.Phase, after: history.Phase) -> None:
+    """Tell how long node A waited for data with hints, and its predecessor without."""
+    waits = {
+        name: {
+            "first batch": history.waited_seconds(phase, 1),
+            f"first {WAIT_STEPS} batches": history.waited_seconds(phase, WAIT_STEPS),
+        }
+        for name, phase in (("without hints", before), ("with hints", after))
+    }
+    demo.report.notes["seconds waited for data"] = waits
+    for name, seconds in waits.items():
+        told = ", ".join(f"{value:.2f} s for the {what}" for what, value in seconds.items())
+        say(f"   waited for data {name}: {told}")
+
+
+def compare(demo: Demo, before: history.Phase, phases: list[history.Phase]) -> None:
+    """Step 6: against an uninterrupted run, and against what was written. before: what came to nothing."""
+    say("6. the same epoch once more, uninterrupted, in one process, on the plain copy: ids only")
     reference = history.uninterrupted(demo.copy / "dataset", ORDER)
-    differing = history.differing_steps(phases, reference)
+    differing = history.differing_steps([before, *phases], reference)
     effective = history.effective_steps(phases)
     redone = history.redone_steps(phases)
     demo.report.check(Check.ORDER, held=not differing and list(effective) == list(reference))
@@ -289,7 +325,7 @@ def compare(demo: Demo, phases: list[history.Phase]) -> None:
     largest = max(redone.values(), default=float("nan"))
     demo.report.check(Check.LOSS, held=largest <= history.LOSS_TOLERANCE)
     demo.report.notes["global batches"] = {
-        "compared": sum(len(phase.steps) for phase in phases),
+        "compared": sum(len(phase.steps) for phase in (before, *phases)),
         "effective": len(effective),
         "redone": len(redone),
         "different": differing,

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 -m examples.demo.train \\
         --data /mnt/bucket/dataset --checkpoints /mnt/bucket/checkpoints --log-dir /var/tmp/log --phase first
 
-Everything here is a local path: that the folders are a bucket is the mount's business. Three things make the
+Everything here is a local path: that the folders are a bucket is the mount's business, and `Hints` tells it what will
+be read; without a mount it does nothing. Three things make the
 run elastic: the sampler's order depends on no world size, its state travels in the checkpoint, and so does
 everything else that the next step depends on. A checkpoint counts once `.metadata` is there, which
 torch.distributed.checkpoint writes last. SIGTERM means "save and stop": a node with notice loses no step.
@@ -30,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from loader import ElasticBatchSampler, MDSDataset
+from loader import ElasticBatchSampler, Hints, MDSDataset
 
 BYTE_VALUES = 256  # the vocabulary: one token a byte
 
@@ -113,6 +114,13 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return found[0]
 
 
+def load_place(sampler: ElasticBatchSampler, checkpoint: Path) -> None:
+    """Put the sampler alone where a checkpoint was taken: what it reads next can come while the model is loaded."""
+    place = {"training": {"sampler": ""}}
+    dcp.load(place, checkpoint_id=checkpoint)
+    sampler.load_state_dict(json.loads(place["training"]["sampler"]))
+
+
 def save(state: TrainingState, folder: Path, events: StepLog) -> None:
     """Save `state` as `folder/step-NNNN`; returns when the files are closed: the mount uploads meanwhile."""
     started = time.perf_counter()
@@ -178,6 +186,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--context", type=int, default=128, help="tokens of each sample that are trained on")
     parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument(
+        "--hints",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="tell the mount what will be read",
+    )
     return parser.parse_args()
 
 
@@ -198,9 +212,12 @@ def main() -> None:
         order="py1e",
         canonical_nodes=options.canonical_nodes,
     )
+    checkpoint = newest_checkpoint(options.checkpoints)
+    if checkpoint is not None:
+        load_place(sampler, checkpoint)
+    hints = Hints(dataset, sampler) if options.hints else None
     model = Transformer(options.context)
     state = TrainingState(model, AdamW(model.parameters(), lr=2e-3), sampler)
-    checkpoint = newest_checkpoint(options.checkpoints)
     if checkpoint is not None:
         dcp.load({"training": state}, checkpoint_id=checkpoint)
     log.info("rank %d of %d begins at step %d", dist.get_rank(), dist.get_world_size(), state.step)
@@ -210,6 +227,8 @@ def main() -> None:
     if finished and state.step % options.checkpoint_every:
         save(state, options.checkpoints, events)
     events.write("end", step=state.step, finished=finished)
+    if hints is not None:
+        hints.close()
     dist.destroy_process_group()
 
 

@@ -34,12 +34,30 @@ def granule_checksums(memory: memoryview) -> bytes:
     )
 
 
+def bad_granules(memory: memoryview, size: int, got: int, checksums: bytes) -> list[int]:
+    """Return which granules of `memory[:size]`, of which `got` bytes were read, are not what their checksums say."""
+    granules = -(-size // GRANULE_BYTES)
+    whole = granules if got >= size else got // GRANULE_BYTES
+    bad = list(range(whole, granules))
+    if whole:
+        found = granule_checksums(memory[: min(size, whole * GRANULE_BYTES)])
+        if found != checksums[: len(found)]:
+            pieces = range(0, len(found), CHECKSUM_BYTES)
+            bad[:0] = [
+                at // CHECKSUM_BYTES
+                for at in pieces
+                if found[at : at + CHECKSUM_BYTES] != checksums[at : at + CHECKSUM_BYTES]
+            ]
+    return bad
+
+
 class CacheFiles:
     """Reads, writes and evicts ranges of numbered files by direct I/O where the file system allows it."""
 
     def __init__(self, directory: Path) -> None:
         """Use `directory`, creating it if needed. Raises LocalDiskError."""
         self._directory = directory
+        self._prefix = f"{directory}{os.sep}"
         try:
             for folder in range(FOLDERS):
                 (directory / f"{folder:02x}").mkdir(parents=True, exist_ok=True)
@@ -90,19 +108,11 @@ class CacheFiles:
             got = 0
         except OSError as exc:
             raise LocalDiskError(f"cache file {number:x} cannot be read at {offset}: {exc}") from exc
-        granules = -(-size // GRANULE_BYTES)
-        whole = granules if got >= size else got // GRANULE_BYTES
-        bad = list(range(whole, granules))
-        if whole:
-            found = granule_checksums(memory[: min(size, whole * GRANULE_BYTES)])
-            if found != checksums[: len(found)]:
-                pieces = range(0, len(found), CHECKSUM_BYTES)
-                bad[:0] = [
-                    at // CHECKSUM_BYTES
-                    for at in pieces
-                    if found[at : at + CHECKSUM_BYTES] != checksums[at : at + CHECKSUM_BYTES]
-                ]
-        return bad
+        return bad_granules(memory, size, got, checksums)
+
+    def path_for_direct_reads(self, number: int) -> bytes | None:
+        """Return a file's path; None where files are read through the kernel's pages."""
+        return os.fsencode(self._name(number)) if self._direct else None
 
     def punch(self, number: int, extents: list[tuple[int, int]]) -> None:
         """Give (offset, length) ranges back to the disk; a missing file has none. Raises LocalDiskError."""
@@ -159,11 +169,14 @@ class CacheFiles:
         return facts.f_bavail * facts.f_frsize
 
     def _path(self, number: int) -> Path:
-        return self._directory / f"{number % FOLDERS:02x}" / f"{number:x}"
+        return Path(self._name(number))
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}{number % FOLDERS:02x}/{number:x}"
 
     @contextlib.contextmanager
     def _opened(self, number: int, flags: int) -> Iterator[int]:
-        fd = os.open(self._path(number), flags | self._direct | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._name(number), flags | self._direct | os.O_CLOEXEC, 0o600)
         try:
             yield fd
         finally:

@@ -14,6 +14,7 @@ from typing import Self
 
 from fusecache.disk.folders import sync_folder
 from fusecache.model.errors import LocalDiskError, StateError
+from fusecache.model.texts import count_text, size_text
 
 FORMAT_VERSION = 1
 
@@ -118,8 +119,8 @@ def _pending_text(directory: Path) -> str:
     if not sizes:
         return ""
     return (
-        f". It holds {len(sizes)} files, {sum(sizes)} bytes, that are not in their bucket yet: "
-        f"mount that one with it once more, so that they are uploaded"
+        f". It holds {count_text(len(sizes), 'file')}, {size_text(sum(sizes))}, not in the bucket yet: "
+        f"mount that one with it once more, so that all is uploaded"
     )
 
 

@@ -5,11 +5,14 @@ holds nobody up meanwhile, and its place in the order is that of its end.
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import trio
 
 from fusecache.engine.cache import BlockCache
-from fusecache.engine.nodes import FileHandle
+from fusecache.engine.nodes import FileHandle, Node
 from fusecache.engine.owed import Owed
 from fusecache.engine.processes import KILL_LOOK_SECONDS, KillWatch
 from fusecache.policy.patience import STANDSTILL_SECONDS, Patience
@@ -19,6 +22,15 @@ log = logging.getLogger(__name__)
 
 # Each holds a task of the mount, of which there are 4 096, and readers need some.
 _WAITERS_MAX = 1024
+_NAMED = 50
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Waiter:
+    """One close that waits. since: on the loop's clock."""
+
+    handle: FileHandle
+    since: float
 
 
 class Backpressure:
@@ -30,19 +42,36 @@ class Backpressure:
         self._store = store
         self._watch = KillWatch()
         self._is_ending = False
-        self.waiting = 0
+        self._waiting: list[_Waiter] = []
 
     def end_waiting(self) -> None:
         """The mount is about to end: no close waits any more."""
         self._is_ending = True
         self._cache.announce_staging()
 
+    def facts(self, path_of: Callable[[Node], str]) -> dict[str, Any]:
+        """Return who waits, the longest first, as plain values, and above how many staged bytes closes wait."""
+        now = trio.current_time()
+        return {
+            "files": len(self._waiting),
+            "named": [
+                {
+                    "path": path_of(waiter.handle.node),
+                    "process": waiter.handle.process,
+                    "seconds": round(now - waiter.since, 1),
+                }
+                for waiter in self._waiting[:_NAMED]
+            ],
+            "high_water_bytes": self._cache.high_water_bytes,
+        }
+
     async def before_close(self, handle: FileHandle) -> None:
         """Return when there is room below the mark, or nothing that would make some progresses."""
-        if not self._is_high() or self.waiting >= _WAITERS_MAX:
+        if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
             return
         patience = Patience(trio.current_time())
-        self.waiting += 1
+        waiter = _Waiter(handle, trio.current_time())
+        self._waiting.append(waiter)
         try:
             while self._is_high():
                 now = trio.current_time()
@@ -55,7 +84,7 @@ class Backpressure:
                 with trio.move_on_after(KILL_LOOK_SECONDS):
                     await self._cache.staging_released()
         finally:
-            self.waiting -= 1
+            self._waiting.remove(waiter)
 
     def _is_high(self) -> bool:
         # With nothing on its way to the bucket, waiting makes no room.

@@ -27,20 +27,22 @@ from fusecache.engine.housekeeping import Housekeeping
 from fusecache.engine.keeper import Keeper, Staged
 from fusecache.engine.offload import Offload
 from fusecache.engine.reading_ahead import ReadAhead, Stream
-from fusecache.engine.residents import CachedObject, Chunk, Frame
+from fusecache.engine.residents import SMALL_GRANULES, CachedObject, Chunk, Frame
 from fusecache.engine.room import Room
 from fusecache.engine.snippets import Snippets
 from fusecache.index.cache_index import CacheIndex, read_boot_id
 from fusecache.model.nouns import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.fetch_order import Cause
-from fusecache.policy.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
+from fusecache.policy.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.ledger import Ledger
 from fusecache.policy.readahead import Phase, demand_stop, grow, request_bytes, side_stream
 
 log = logging.getLogger(__name__)
 
 INDEX_SECONDS = 1.0
+# For the journal, the logs and other programs of the node.
+FREE_SPACE_FLOOR_BYTES = GIB
 # Some 2 KiB each, and 8 MiB of an object: 64 GiB of objects stay known without a look into the index.
 CHUNKS_IN_MEMORY = 8192
 
@@ -60,7 +62,7 @@ class CacheOptions:
     limit_bytes: int
     buffer_bytes: int = 512 * MIB
     connections: int = 64
-    free_space_floor_bytes: int = GIB
+    free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
 
@@ -223,6 +225,8 @@ class BlockCache:
             handle.streams.append(Stream(handle.entry, side_stream(0)))
         stream = self._ahead.observe(handle.streams, handle.entry, start, stop, now)
         data = self._read_nowait(stream, start, stop, now)
+        if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
+            data = await self._read_disk(stream, start, stop)
         if data is None:
             return await self._read_slowly(stream, start, stop)
         self._counters.hits += 1
@@ -273,6 +277,10 @@ class BlockCache:
         ledger = self._room.ledger
         left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._room.clean_limit_bytes())
         return max(0, left - ledger.write_reserve_bytes)
+
+    def usable_bytes(self) -> int:
+        """Return how much of its limit the disk has room for: all of it, or less."""
+        return self._room.usable_bytes()
 
     @property
     def high_water_bytes(self) -> int:
@@ -385,6 +393,31 @@ class BlockCache:
             return None
         self._note_read(stream, chunk, frame, stop - base, now)
         return frame.view(start - base, stop - base)
+
+    async def _read_disk(self, stream: Stream, start: int, stop: int) -> memoryview | None:
+        """Answer a little from the disk by the shortest way, if all of it lies there and nothing else concerns it."""
+        index = start // CHUNK_BYTES
+        start, stop = start - index * CHUNK_BYTES, stop - index * CHUNK_BYTES
+        first, end = start // GRANULE_BYTES, -(-stop // GRANULE_BYTES)
+        chunk = stream.entry.chunks.get(index)
+        if chunk is None or end - first > SMALL_GRANULES:
+            return None
+        need = mask_between(first, end)
+        if need & ~chunk.present or need & (chunk.in_memory() | chunk.pending()):
+            return None
+        began = trio.current_time()
+        chunk.pins += 1
+        try:
+            await self._fetcher.load_at_once(chunk, first, end, stream)
+        finally:
+            chunk.pins -= 1
+        frame = chunk.frame_with(need)
+        if frame is None:
+            return None
+        now = trio.current_time()
+        self._counters.wait_seconds["disk"] += now - began
+        self._note_read(stream, chunk, frame, stop, now)
+        return frame.view(start, stop)
 
     def _note_read(self, stream: Stream, chunk: Chunk, frame: Frame, stop: int, now: float) -> None:
         self._table.note_use(chunk)

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusecache.engine.content import Contents
+from fusecache.engine.endings import disowned
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Generation, Kind, Node, Operation, attributes_of, in_use
 from fusecache.engine.owed import Owed, base_of
 from fusecache.engine.requests import Requests
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, DropOperation, PutFile, PutOperation
+from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.errors import (
     AlreadyExists,
     InvalidName,
@@ -290,7 +291,7 @@ class Changes:
             if target.generation is not None and target.handles == 0 and not self._is_owed(target):
                 changes += self._contents.drop(target.generation)
             elif target.generation in self._contents.local:
-                changes.append(DropFile(target.generation.record.generation))  # ends with its last handle
+                changes.append(disowned(target.generation))  # ends with its last handle
             self._tree.detach(target)
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
@@ -445,7 +446,7 @@ class Changes:
             if isinstance(item, Generation):
                 if node.handles and item is node.generation:
                     self._owed.remove(item)
-                    changes.append(DropFile(item.record.generation))
+                    changes.append(disowned(item))
                 else:
                     changes += self._contents.drop(item)
             else:
@@ -459,7 +460,7 @@ class Changes:
             else:
                 self._contents.on_key_changed(generation)  # parts that were sent are for nobody
                 if generation.state in {FileState.OPEN, FileState.LOCAL}:
-                    changes.append(DropFile(generation.record.generation))
+                    changes.append(disowned(generation))
         if self._owed.exists_after(key, published):
             readers = node if node.handles and node.generation is None else None
             self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)

@@ -274,8 +274,7 @@ class Contents(Promises):
         if node.writers == 0:
             # truncate(2) without an open file: nobody will flush or release it.
             await self._promise(node, generation)
-            if node.writers == 0 and generation.state is FileState.FLUSHED:
-                self._seal(generation)
+            self._seal_closed(node, generation)
 
     def set_attributes(self, node: Node, attributes: PosixAttributes) -> None:
         """Change mode, owner and times; published with the next content, else kept here."""

@@ -5,6 +5,7 @@ Invariant: nothing is dropped that was promised to anyone, unless newer content 
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusecache.disk.staging import StagingDirectory
@@ -13,7 +14,7 @@ from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Node, attributes_of
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, PutFile
+from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import NoSpace
 from fusecache.model.records import FileRecord, Reason
 from fusecache.model.states import FileState
@@ -62,7 +63,7 @@ class Endings:
                 node.generation = None
             self._tree.unpin(node)
         self.on_dropped(generation)
-        return [DropFile(generation.record.generation), *self._drop_replaced(generation)]
+        return [disowned(generation), *self._drop_replaced(generation)]
 
     def _drop_replaced(self, generation: Generation) -> list[Change]:
         """The version that the bucket refused is not wanted any more."""
@@ -140,3 +141,11 @@ class Endings:
         """Return the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
         is_named = generation.node is not None and self._tree.is_linked(generation.node)
         return [PutFile(generation.record)] if is_named else []
+
+
+def disowned(generation: Generation) -> PutFile:
+    """Return the row of content that must not come back after a crash: the next mount removes its file.
+
+    The row goes when the file has gone: of one without a row nobody could tell that it is not wanted.
+    """
+    return PutFile(replace(generation.record, state=FileState.DROPPED))

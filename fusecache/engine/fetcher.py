@@ -14,7 +14,7 @@ Invariants:
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 from typing import Protocol
 
 import trio
@@ -49,6 +49,8 @@ ACCESS_DENIED_RETRIES = 3
 DENIALS_CHECKED = 2
 # 8 in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
+# So many more of a granule or two, for readers who wait for no turn: they take no thread.
+SMALL_LOADS = 16
 # A reader who goes on makes no longer pause between two GETs.
 MOMENT_SECONDS = 1.0
 
@@ -102,6 +104,7 @@ class Fetcher:
         self.limit = RequestLimit(connections)
         self._stalls = StallWatch(counters, self._start_task)
         self._running = {Source.NETWORK: 0, Source.DISK: 0}
+        self._small_loads = 0
         self._last_get = float("-inf")
         # One queue a source and size of buffer: large buffers running out must not stop small reads.
         self._queues: dict[tuple[Source, bool], FetchQueue[Request]] = {
@@ -111,6 +114,7 @@ class Fetcher:
         # frame that it needs may be held by the reader who waits for them.
         self._seated: dict[Source, FetchQueue[Request]] = {source: FetchQueue() for source in Source}
         self._turns: FetchQueue[Turn] = FetchQueue()
+        self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._seated.values(), self._turns)
         self._random = random.Random()
         # Called with the handle of read-ahead for which there is no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
@@ -186,6 +190,8 @@ class Fetcher:
 
     def pump(self) -> None:
         """Start requests while connections and frames allow."""
+        if not any(map(len, self._all_queues)):
+            return  # as most often: whoever ends a request asks
         for source in Source:
             seated = self._seated[source]
             queues = (seated, self._queues[source, True], self._queues[source, False])
@@ -209,6 +215,30 @@ class Fetcher:
                         self.on_refused(head.handle)
                 else:
                     break
+
+    async def load_at_once(self, chunk: Chunk, first: int, stop: int, handle: object) -> None:
+        """Bring a few granules from the disk in the reader's own task, if that can begin now; else do nothing.
+
+        None of them may be in memory or asked for. What is damaged does not come. The caller pins the chunk.
+        """
+        if self._small_loads >= SMALL_LOADS:
+            return
+        now = trio.current_time()
+        request = Request(
+            chunk, first, stop, Source.DISK, Cause.DEMAND, 0, handle, now, now, RequestState.RUNNING, now
+        )
+        if not self._give_frame(request):
+            return
+        chunk.requests.append(request)
+        frame = request.frame
+        assert frame is not None
+        self._small_loads += 1
+        try:
+            frame.valid |= await self.disk.load(chunk, frame, first, stop)
+        finally:
+            self._small_loads -= 1
+            self._frames.let_go(frame, trio.current_time())
+            self._end(request)
 
     async def get_exactly(self, object_id: ObjectId, extent: Extent, buffer: memoryview, turn: Turn) -> None:
         """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""

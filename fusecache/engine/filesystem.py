@@ -306,5 +306,6 @@ class FileSystem:
             "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
             "warming": [job.facts() for job in self.warmer.jobs()],
             "hints": self.hinting.statistics(),
+            "closes_waiting": self._backpressure.facts(self.tree.path),
             "unanswered_seconds": round(self._requests.struggling_seconds, 1),
         }

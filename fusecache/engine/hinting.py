@@ -120,6 +120,7 @@ class Hinting:
             "step": job.step,
             "seconds_a_step": round(job.pace.seconds_a_step, 6),
             "windows": [window.plan.window for window in job.windows],
+            "fetched": [self._prefetcher.fetched(window) for window in job.windows],
             "extents": job.extents,
             "planned_steps": max(0, to_come - job.step),
             "horizon_steps": max(0, looked_at - job.step),

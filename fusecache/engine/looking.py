@@ -40,7 +40,8 @@ class Pending:
     """What the bucket does not have yet.
 
     left_bytes: those that were not sent yet. oldest_seconds: since the oldest of it was closed. uploading: at most
-    NAMED of those under way, stuck: of those that an error holds up.
+    NAMED of those under way, stuck: of those that an error holds up. requested_files, requested_bytes: those whose
+    requests wait for an answer now; requested_seconds: the longest of those that send a file whole.
     """
 
     files: int = 0
@@ -49,6 +50,9 @@ class Pending:
     oldest_seconds: float = 0.0
     uploading: tuple[Generation, ...] = ()
     stuck: tuple[Item, ...] = ()
+    requested_files: int = 0
+    requested_bytes: int = 0
+    requested_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +230,16 @@ class Looking:
             "pending_bytes": pending.bytes,
             "left_bytes": pending.left_bytes,
             "oldest_pending_seconds": round(pending.oldest_seconds, 3),
+            "requested_files": pending.requested_files,
+            "requested_bytes": pending.requested_bytes,
+            "requested_seconds": round(pending.requested_seconds, 3),
             "uploading": [
-                {"path": self._tree.relative(item.record.key), "bytes": item.size, "sent": item.sent_bytes}
+                {
+                    "path": self._tree.relative(item.record.key),
+                    "bytes": item.size,
+                    "sent": item.sent_bytes,
+                    "under_way": item.bytes_under_way,
+                }
                 for item in pending.uploading
             ],
             "waiting": [
@@ -335,7 +347,8 @@ class _Tally:
 
     def __init__(self) -> None:
         self._files = self._bytes = self._sent = 0
-        self._oldest = 0.0
+        self._requested_files = self._requested_bytes = 0
+        self._oldest = self._requested_seconds = 0.0
         self._now, self._wall = trio.current_time(), time.time()
         self._uploading: list[Generation] = []
         self._stuck: list[Item] = []
@@ -348,8 +361,8 @@ class _Tally:
                 self._bytes += item.size
                 self._sent += min(item.sent_bytes, item.size)
                 age = _age(item, self._now, self._wall)
-                if (item.in_flight or item.record.upload_id) and len(self._uploading) < NAMED:
-                    self._uploading.append(item)
+                if item.in_flight or item.record.upload_id:
+                    self._add_uploading(item)
             else:
                 age = self._now - item.queued_at
             self._oldest = max(self._oldest, age)
@@ -357,11 +370,26 @@ class _Tally:
                 self._stuck.append(item)
         return self
 
+    def _add_uploading(self, item: Generation) -> None:
+        if len(self._uploading) < NAMED:
+            self._uploading.append(item)
+        under_way = item.bytes_under_way
+        self._requested_bytes += under_way
+        self._requested_files += bool(under_way) or item.asking_since <= self._now
+        self._requested_seconds = max(self._requested_seconds, self._now - item.asking_since)
+
     def pending(self) -> Pending:
         """Return the sums."""
-        left = self._bytes - self._sent
         return Pending(
-            self._files, self._bytes, left, self._oldest, tuple(self._uploading), tuple(self._stuck)
+            self._files,
+            self._bytes,
+            self._bytes - self._sent,
+            self._oldest,
+            tuple(self._uploading),
+            tuple(self._stuck),
+            self._requested_files,
+            self._requested_bytes,
+            self._requested_seconds,
         )
 
 

@@ -209,6 +209,8 @@ class Names:
             if not must_answer and self._must_do(parent, name):
                 return self._last_rows(parent, name)
             await self._requests.wait_for(probe)
+            if probe.done and probe.is_overtaken:
+                probe = self._start_probe(parent, name)
         if probe.failure is not None:
             raise probe.failure
         return probe.rows, probe.asked
@@ -229,7 +231,7 @@ class Names:
     async def _probe(self, parent: Node, key: str, name: str, probe: Probe) -> None:
         with in_use(parent):
             await ask_for_name(self._requests, key, name, probe)
-            if probe.failure is None:
+            if probe.failure is None and not probe.is_overtaken:
                 self._correct(parent, name, probe)
             del self._probes[parent.number, name]
             probe.end()
@@ -251,6 +253,11 @@ class Names:
         # With the inode's number that a listing gives this version.
         for generation in generations:
             probe.rows = self._listings.named(parent.number, generation, name)
+
+    def _overtake(self, parent: Node, name: str) -> None:
+        probe = self._probes.get((parent.number, name))
+        if probe is not None:
+            probe.is_overtaken = True
 
     def _covering(self, parent: Node, name: str) -> list[int]:
         """Return the generations that show the name if it is there: a listing under way only up to its progress."""
@@ -319,6 +326,8 @@ class Names:
         listing = parent.listing
         if listing.generation and row.is_directory:
             known = self._listings.get(parent.number, listing.generation, row.sort_name)
+        if known is None and (listing.generation or not row.is_directory):  # else it is no news
+            self._overtake(parent, row.name)
         directory, first, last = self._lister.place_of(node.number)
         if directory is parent and first <= row.sort_name <= last:
             row = row._replace(number=node.number)  # the kernel goes on with its inode
@@ -332,7 +341,8 @@ class Names:
         self._lister.note_published(parent, row)
 
     def note_gone(self, parent: Node, sort_name: str) -> None:
-        """The bucket no longer shows this name."""
+        """The bucket no longer shows this name, or will not."""
+        self._overtake(parent, sort_name.rstrip("/"))
         with _or_listed_again(parent):
             for generation in self._lister.marks(parent):
                 self._listings.remove(parent.number, generation, sort_name)

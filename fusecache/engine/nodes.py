@@ -252,6 +252,8 @@ class Generation:
     growing_since: float = float("inf")
     upload: "Upload | None" = None
     sent_bytes: int = 0
+    # Loop time since which the one request that sends it whole is under way.
+    asking_since: float = float("inf")
     # The refused version that this one replaces once it is promised.
     replaces: "Generation | None" = None
     # Where its multipart upload was begun: a rename changes `record.key`, an upload's key never.
@@ -286,6 +288,13 @@ class Generation:
     def in_flight(self) -> bool:
         """Whether the request that publishes it may have been sent."""
         return self.record.state is FileState.PUBLISHING
+
+    @property
+    def bytes_under_way(self) -> int:
+        """How many of its bytes are in requests that have not been answered."""
+        if self.upload is not None:
+            return self.upload.parts.under_way_bytes(self.size)
+        return self.size if self.asking_since != float("inf") and not self.record.upload_id else 0
 
     def note_written(self, start: int, stop: int) -> bool:
         """Bytes [start, stop) were written; return whether another part may be sent now."""

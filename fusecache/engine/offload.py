@@ -6,10 +6,19 @@ Invariants:
 memory and files which the thread uses stay its own), and every remote call ends by its own time-out.
 """
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
 import trio
+
+from fusecache.disk.direct_reads import REFUSED, DirectReads
+
+log = logging.getLogger(__name__)
+
+# More than the fetcher ever has under way.
+_DIRECT_READS = 64
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +43,13 @@ class Offload(Protocol):
         """Run file I/O on the node's disk."""
         ...
 
+    async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
+        """Fill a little page-aligned memory by direct I/O without a thread; return the bytes that were there.
+
+        None: it did not work, or would have waited; nothing is said of why. `disk` is to try again.
+        """
+        ...
+
     async def rows(self, call: Callable[..., T], *args: object) -> T:
         """Run an LMDB transaction that may wait for the disk (a synced commit)."""
         ...
@@ -56,6 +72,7 @@ class ThreadOffload:
         self._rows = trio.CapacityLimiter(4)
         self._token = trio.lowlevel.current_trio_token()
         self._reads: set[trio.CancelScope] = set()
+        self._direct = _DirectReader()
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads from the bucket."""
@@ -86,6 +103,10 @@ class ThreadOffload:
         """Run file I/O on the node's disk."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._disk)
 
+    async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
+        """Fill memory by the kernel's asynchronous I/O."""
+        return await self._direct.read(path, offset, memory)
+
     async def rows(self, call: Callable[..., T], *args: object) -> T:
         """Run an LMDB transaction."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._rows)
@@ -93,6 +114,59 @@ class ThreadOffload:
     def soon(self, call: Callable[..., object], *args: object) -> None:
         """Run `call` on the loop soon, from any thread."""
         self._token.run_sync_soon(call, *args)
+
+
+@dataclass(eq=False, slots=True)
+class _DirectRead:
+    """A read under way: who waits for it, and what came of it."""
+
+    task: trio.lowlevel.Task
+    result: int = 0
+
+
+class _DirectReader:
+    """Reads that the kernel does while the loop goes on; begun with the first one, over with the loop."""
+
+    def __init__(self) -> None:
+        self._reads: DirectReads | None = None
+        self._is_tried = False
+
+    async def read(self, path: bytes, offset: int, memory: memoryview) -> int | None:
+        """Fill memory; return the bytes that were there, None if a thread is to do it."""
+        read = _DirectRead(trio.lowlevel.current_task())
+        try:
+            if not self._is_tried:
+                self._begin()
+            if self._reads is None or not self._reads.begin(path, offset, memory, read):
+                return None
+        except OSError as exc:
+            log.info("small reads of the cache go through threads: %s", exc)
+            self._reads = None
+            return None
+        # As with a thread, the memory is the kernel's until it is done, whoever is cancelled.
+        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        if -read.result in REFUSED:
+            self._reads = None
+        return None if read.result < 0 else read.result
+
+    def _begin(self) -> None:
+        self._is_tried = True
+        self._reads = DirectReads(_DIRECT_READS)
+        # The loop ends it after all other tasks: nobody waits for a read then.
+        trio.lowlevel.spawn_system_task(self._wake, self._reads, name="direct-reads")
+
+    async def _wake(self, reads: DirectReads) -> None:
+        """Wake those whose reads have ended."""
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(reads.events)
+                for read, result in reads.ended():
+                    assert isinstance(read, _DirectRead)
+                    read.result = result
+                    trio.lowlevel.reschedule(read.task)
+        finally:
+            self._reads = None
+            reads.close()
 
 
 class InlineOffload:
@@ -104,6 +178,10 @@ class InlineOffload:
         return call(*args)
 
     upload = disk = rows = network
+
+    async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
+        """Leave it to `disk`: the kernel's end of a read is not seen by a virtual clock either."""
+        return None
 
     async def publish(self, call: Callable[..., T], *args: object) -> T:
         """Run the call inline, as any other that changes the bucket."""

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fusecache.engine.content import Contents
+from fusecache.engine.endings import disowned
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Generation, Item, Node, Operation, attributes_of
@@ -19,7 +20,7 @@ from fusecache.engine.owed import Owed
 from fusecache.engine.preparing import Preparer
 from fusecache.engine.retiring import Retiring
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, DropOperation, PutAttributes, PutFile, PutOperation
+from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import OperationKind
@@ -211,7 +212,7 @@ class Outcomes:
             self._rejected[item] = None
             await self._journal.commit(PutFile(record))
         elif node is not None and node.handles:
-            await self._journal.commit(DropFile(record.generation))  # unlinked; ends with its last handle
+            await self._journal.commit(disowned(item))  # unlinked; ends with its last handle
         else:
             await self._journal.commit(*self._contents.drop(item))
 

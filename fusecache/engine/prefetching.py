@@ -23,7 +23,7 @@ from fusecache.engine.cache import BlockCache, ReadHandle
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Kind, Node
 from fusecache.engine.snippets import Snippet, is_worth_it
-from fusecache.engine.timeline import Job, Timeline, Use
+from fusecache.engine.timeline import Job, Timeline, Use, Window
 from fusecache.engine.tree import Tree
 from fusecache.model.errors import FusecacheError, NoSpace, NotFound, RemoteError
 from fusecache.model.nouns import Extent, ObjectId
@@ -81,8 +81,9 @@ class Walk:
 
 @dataclass(eq=False, slots=True)
 class _Fetch:
-    """A piece on its way. deadline: of the loop's clock; is_urgent: the job cannot begin without it."""
+    """A piece of a use on its way. deadline: of the loop's clock; is_urgent: the job cannot begin without it."""
 
+    use: Use
     deadline: float
     nbytes: int
     is_urgent: bool
@@ -154,6 +155,11 @@ class Prefetcher:
         now = trio.current_time()
         deadlines = sorted((fetch.deadline - now, fetch.nbytes) for fetch in self._fetches)
         return stalls(deadlines, self._rate.per_second())
+
+    def fetched(self, window: Window) -> int:
+        """Return how many extents of a window, counted from its first, were fetched, or were here when looked at."""
+        under_way = (fetch.use.row for fetch in self._fetches if fetch.use.window is window)
+        return min(under_way, default=window.front)
 
     def _is_wanted(self, job: Job, last: int) -> bool:
         return self._timeline.jobs.get(job.name) is job and job.step <= last
@@ -380,7 +386,8 @@ class Prefetcher:
         if not self._fetches:
             self._rate.reset(trio.current_time(), self._fetched_bytes)
         is_urgent = walk.is_exact and use.begins_its_plan
-        fetch = _Fetch(trio.current_time() + job.seconds_until(use.first), piece.nbytes, is_urgent)
+        deadline = trio.current_time() + job.seconds_until(use.first)
+        fetch = _Fetch(use, deadline, piece.nbytes, is_urgent)
         self._fetches.add(fetch)
         self._count(piece, 1)
         job.note_fetched(use, piece.nbytes)

@@ -5,6 +5,7 @@ Small files are synced many at once: one crossing to a thread, one sync of the f
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import trio
@@ -17,8 +18,8 @@ from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Item, Prepared
 from fusecache.engine.offload import Offload
 from fusecache.engine.uploading import PartUploads
-from fusecache.index.journal import PutFile
-from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace
+from fusecache.index.journal import DropFile, PutFile
+from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace, ReadOnly
 from fusecache.model.nouns import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.parts import choose_part_bytes, part_extents
@@ -126,6 +127,8 @@ class Preparer:
     async def _prepare(self, generation: Generation, prepared: Prepared) -> None:
         try:
             with prepared.scope, one_failure():
+                # Not wanted any more since it was started: no upload must begin that nobody would end.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._sync, generation, prepared, name="sync")
                     if choose_part_bytes(generation.size):
@@ -214,6 +217,8 @@ class Preparer:
             return
         self._cache.release_staging(generation.reserved)
         generation.reserved = 0
+        with suppress(ReadOnly):  # of a journal that failed: the next mount finds the row, and ends this
+            self._journal.submit_lazily(DropFile(generation.record.generation))
 
 
 async def unread(generation: Generation) -> None:

@@ -10,9 +10,13 @@ from fusecache.model.errors import FusecacheError
 
 @dataclass(eq=False, slots=True)
 class Probe(Asked):
-    """A question for one name. asked: loop time; rows: the answer, none if nothing has that name."""
+    """A question for one name. asked: loop time; rows: the answer, none if nothing has that name.
+
+    is_overtaken: what this node published since has changed the name, so that the answer may be of before or after.
+    """
 
     asked: float = 0.0
+    is_overtaken: bool = False
     rows: list[ListedEntry] = field(default_factory=list)
 
 

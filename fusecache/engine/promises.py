@@ -57,6 +57,8 @@ class Promises(Endings):
         self.places = Places(tree, owed, journal, self.drop)
         # Closed, and perhaps not by the last that holds them.
         self._flushed: set[Generation] = set()
+        # Of these, those that the last look of `settle` found held for too long.
+        self._overdue: set[Generation] = set()
         # Being written; those that ended are taken out by `unsettled`.
         self._dirty: set[Generation] = set()
         self.local_only: tuple[str, ...] = ()
@@ -132,8 +134,14 @@ class Promises(Endings):
                     nursery.start_soon(sum_up, name=f"checksums {generation.record.key}")
                     await self._offload.disk(file.sync)
 
-    def settle(self, now: float, settle_seconds: float) -> None:
-        """Take back promises of files that a writer still holds: the close was a forked child's."""
+    def settle(self, now: float, settle_seconds: float) -> bool:
+        """Take back promises of files that a writer still holds: the close was a forked child's.
+
+        Not at the first look that finds one overdue: the loop may have stood still, and the end of the close lie unread
+        in the kernel. Return whether another look, a moment later, is to decide.
+        """
+        overdue = self._overdue
+        self._overdue = set()
         for item in list(self._flushed):
             if item.state is not FileState.FLUSHED:
                 self._flushed.discard(item)
@@ -143,12 +151,16 @@ class Promises(Endings):
                 and item.node is not None
                 and item.node.writers
             ):
+                if item not in overdue:
+                    self._overdue.add(item)
+                    continue
                 self._owed.discard(item)
                 item.go(FileState.OPEN)
                 item.changed_since_flush = True  # its writer's own close is still to come
                 # Its sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals it
                 # under that.
                 self._journal.submit(*self._row(item))
+        return bool(self._overdue)
 
     # ---- content that is never closed
 
@@ -241,8 +253,7 @@ class Promises(Endings):
         else:
             if generation.state is FileState.OPEN:
                 await self._promise_late(node, generation)
-            if node.writers == 0 and generation.state is FileState.FLUSHED:
-                self._seal(generation)  # else another writer came meanwhile: its end seals
+            self._seal_closed(node, generation)
 
     # ---- inside
 
@@ -345,7 +356,10 @@ class Promises(Endings):
         self._owed.add(generation)
         await self._journal.commit(PutFile(record))
 
-    def _seal(self, generation: Generation) -> None:
+    def _seal_closed(self, node: Node, generation: Generation) -> None:
+        """Seal what was promised, unless another writer came meanwhile, whose end seals, or it was removed."""
+        if node.writers or generation.state is not FileState.FLUSHED or not self._tree.is_linked(node):
+            return
         rows = self._sealed(generation)
         # What was replaced goes with its row: that is not put off.
         submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit

@@ -64,6 +64,8 @@ SENDING_AT_ONCE = 16
 _AHEAD = 512
 _RESTING = 16
 _AHEAD_SECONDS = 0.02
+# After a pause of the loop, what lies unread in the kernel is heard of within this time.
+_UNSURE_SECONDS = 0.05
 # Each file wakes the loop several times: what comes within this time is looked at in one pass.
 _PASS_SECONDS = 0.005
 # While so many items are under way a place more or less empty for a moment matters little: passes, and rows of the
@@ -281,7 +283,7 @@ class Publisher:
         if now < self._prepared_at + _AHEAD_SECONDS:
             return self._prepared_at + _AHEAD_SECONDS
         self._prepared_at = now
-        self._contents.settle(now, self._settle_seconds)
+        is_unsure = self._contents.settle(now, self._settle_seconds)
         first: list[Generation] = []
         resting = 0
         for item in islice(self._unprepared, _AHEAD):
@@ -295,7 +297,7 @@ class Publisher:
         for generation in first:
             if generation.prepared is not None:
                 del self._unprepared[generation]
-        return float("inf")
+        return now + _UNSURE_SECONDS if is_unsure else float("inf")
 
     def _note_added(self, item: Item) -> None:
         self._turns.note_added(item, trio.current_time())
@@ -399,6 +401,8 @@ class Publisher:
         async with slots:
             self._turns.note_written(item, trio.current_time())
             self._asking += 1
+            if isinstance(item, Generation):
+                item.asking_since = trio.current_time()
             try:
                 send = self._offload.upload if sends_bytes else self._offload.publish
                 answer = await send(call, *args)
@@ -408,6 +412,8 @@ class Publisher:
                 raise
             finally:
                 self._asking -= 1
+                if isinstance(item, Generation):
+                    item.asking_since = float("inf")
         now = trio.current_time()
         self._turns.note_written(item, now)
         self._limit.on_success(now)

@@ -242,6 +242,11 @@ class Room:
         on_disk = ledger.cache_bytes + ledger.reserved_bytes + self._free_bytes - self.floor_bytes
         return max(0, min(ledger.limit_bytes - ledger.staging_bytes - ledger.overhead_bytes, on_disk))
 
+    def usable_bytes(self) -> int:
+        """Return how much of the limit may be used, with what is here already, above the file system's floor."""
+        ledger = self.ledger
+        return max(0, min(ledger.limit_bytes, ledger.total_bytes + self._free_bytes - self.floor_bytes))
+
     async def measure_free_space(self) -> None:
         """Ask how much is free, and what the index takes; between two calls it is estimated.
 

@@ -24,6 +24,9 @@ MOST_EXTENTS = 1_000_000
 MOST_JOBS = 64
 # Rows of one file that are looked at to find its next use; there are more only where many small extents lie in it.
 _ROWS_LOOKED_AT = 256
+# Exact bytes are fetched so many steps ahead of what is being read: beyond that whole files come first, which may hold
+# them. Batches that are read ahead of the one that is waited for are among them.
+_NEAR_STEPS = 6
 # The steps of so many last reads say where a job is that does not say so itself …
 _READS = 8
 # … for this long.
@@ -34,8 +37,10 @@ _QUIET_SECONDS = 5.0
 class Window:
     """One plan, indexed. rows: its extents grouped by path, those of a path in the order of the plan; those of path p
     are rows[begins[p]:begins[p + 1]]. longest: the most steps from an extent's first use to its last; last: the step of
-    the last use of all. front: the first extent, in the order of the plan, that nobody has fetched or found here yet.
-    first_bytes, later_bytes: fetched for the plan's first step, and for others.
+    the last use of all. Of exact plans: by_start, as rows, but those of a path in the order of their first bytes;
+    longest_bytes, of an extent. front: the first extent, in the order of the plan, that nobody has fetched or found
+    here yet. read_to: the latest step of which something was read. first_bytes, later_bytes: fetched for the plan's
+    first step, and for others.
     """
 
     plan: Plan
@@ -43,9 +48,16 @@ class Window:
     begins: "array[int]"
     longest: int
     last: int
+    by_start: "array[int]" = field(default_factory=lambda: array("l"))
+    longest_bytes: int = 0
     front: int = 0
+    read_to: int = -1
     first_bytes: int = 0
     later_bytes: int = 0
+
+    def is_near(self, step: int) -> bool:
+        """Say whether a step is about to be read: one of the first, or of those behind what is being read."""
+        return step <= max(self.read_to, self.plan.first[0]) + _NEAR_STEPS
 
     def extents_of(self, path: str, step: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (first, last, start, stop) of what is read of a path from a step on, the first first, and not all."""
@@ -61,6 +73,28 @@ class Window:
             last = first[row] + plan.span[row]
             if last >= step:
                 yield first[row], last, plan.start[row], plan.start[row] + plan.length[row]
+
+    def steps_of(self, path: str, step: int, start: int, stop: int) -> Iterator[int]:
+        """Yield the first steps of the extents, read from a step on, that hold any of the bytes [start, stop)."""
+        if not self.by_start:
+            for first, _, begin, end in self.extents_of(path, step):
+                if begin < stop and start < end:
+                    yield first
+            return
+        # An exact plan names hundreds of small extents of a file, and each read of one comes here.
+        plan, rows = self.plan, self.by_start
+        number = bisect_left(plan.paths, path)
+        if number == len(plan.paths) or plan.paths[number] != path:
+            return
+        low, high = self.begins[number], self.begins[number + 1]
+        low = bisect_left(rows, start - self.longest_bytes, low, high, key=plan.start.__getitem__)
+        for place in range(low, high):
+            row = rows[place]
+            begin = plan.start[row]
+            if begin >= stop:
+                return
+            if start < begin + plan.length[row] and plan.first[row] + plan.span[row] >= step:
+                yield plan.first[row]
 
 
 def index_plan(plan: Plan) -> Window:
@@ -79,7 +113,13 @@ def index_plan(plan: Plan) -> Window:
         counts[number] += 1
     longest = max(plan.span, default=0)
     last = max(map(int.__add__, plan.first, plan.span), default=0)
-    return Window(plan, rows, begins, longest, last)
+    window = Window(plan, rows, begins, longest, last)
+    if plan.is_exact:
+        for number in range(len(plan.paths)):
+            of_path = rows[begins[number] : begins[number + 1]]
+            window.by_start.extend(sorted(of_path, key=plan.start.__getitem__))
+        window.longest_bytes = max(plan.length, default=0)
+    return window
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +204,7 @@ class Job:
             # Passed by: who reads it has read it, or waits for it himself.
             while window.front < len(plan) and plan.first[window.front] + plan.span[window.front] < self.step:
                 window.front += 1
-            if window.front < len(plan):
+            if window.front < len(plan) and (not is_exact or window.is_near(plan.first[window.front])):
                 return Use(window, window.front)
         return None
 
@@ -187,7 +227,7 @@ class Job:
         """It has come to a step."""
         if step < self.step:
             for window in self.windows:
-                window.front = 0
+                window.front, window.read_to = 0, -1
             self.ahead.clear()
             self.ahead_bytes = 0
         while self.ahead and self.ahead[0][0] <= step:
@@ -278,17 +318,16 @@ class Timeline:
     def note_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:
         """Somebody reads bytes of a file: a job that named them is alive, and moves if it does not say where it is.
 
-        has_waited: for the bucket. Return whether a job has moved.
+        has_waited: for the bucket. Return whether a job has moved, or reads the exact bytes of a further step.
         """
         has_moved = False
         for job in self.jobs.values():
-            steps = (
-                first
-                for window in job.windows
-                for first, _, begin, end in window.extents_of(path, job.step)
-                if begin < offset + nbytes and offset < end
-            )
-            step = min(steps, default=None)
+            step = None
+            for window in job.windows:
+                for first in window.steps_of(path, job.step, offset, offset + nbytes):
+                    step = first if step is None else min(step, first)
+                    if window.plan.is_exact and first > window.read_to:
+                        window.read_to, has_moved = first, True
             if step is None:
                 continue
             job.heard = now

@@ -154,11 +154,16 @@ class PartTable:
 
     def held_bytes(self, file_bytes: int) -> int:
         """Return how many bytes of the file the bucket holds."""
+        return sum(self._size(index, file_bytes) for index, part in enumerate(self._parts) if part.etag)
+
+    def under_way_bytes(self, file_bytes: int) -> int:
+        """Return how many bytes of the file are being sent."""
         return sum(
-            min(self.part_bytes, file_bytes - index * self.part_bytes)
-            for index, part in enumerate(self._parts)
-            if part.etag
+            self._size(index, file_bytes) for index, part in enumerate(self._parts) if part.is_under_way
         )
+
+    def _size(self, index: int, file_bytes: int) -> int:
+        return max(0, min(self.part_bytes, file_bytes - index * self.part_bytes))
 
     def is_complete(self, file_bytes: int) -> bool:
         """Whether every part of a file of so many bytes is held."""

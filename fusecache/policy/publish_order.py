@@ -7,7 +7,8 @@ Rules, for a change that lies in the directories of its keys:
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. A POINT waits for everything older in its directories' subtrees, and everything younger there waits for it.
 3. A REMOVAL is a POINT that waits for every older write of the whole mount as well.
-4. An END (of a directory's marker) waits like a POINT; nobody waits for it.
+4. An END (of a directory's marker) waits like a POINT, and for the older ENDs below its own directory, by which that
+   would still show; nobody else waits for it.
 5. A small new file behind many unpublished bytes waits for the large files older than it beside its directory.
 6. What is aside is not published, and holds nobody back but its own name.
 7. While the oldest write of the mount is stuck, and nothing in its own directory holds it, a REMOVAL is put off: it
@@ -113,11 +114,13 @@ class _Folder:
     """What is queued at and below one directory. line: the directories from the root to this one.
 
     holders: of POINTs and ENDs here. points: with this directory, for all below. large: files that small ones wait for.
-    aside: changes of names right here that are set aside. entries: right here, and directories below with any.
+    aside: changes of names right here that are set aside. ends: ENDs here and below. entries: right here, and
+    directories below with any.
     """
 
     __slots__ = (
         "aside",
+        "ends",
         "entries",
         "holders",
         "large",
@@ -138,6 +141,7 @@ class _Folder:
         self.points: Gate | None = None
         self.large: Gate | None = None
         self.aside: Gate | None = None
+        self.ends: Gate | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -290,12 +294,19 @@ class PublishOrder:
         if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
             return entry.behind.large
         if role is Role.REMOVAL:
-            aside = entry.folders[0].aside
-            if aside is not None and aside.holds(sequence):
-                return aside  # a file under a temporary name may be about to take its place
-            if self._writes.holds(sequence):
-                return self._writes
-        return None
+            return self._gate_before_removal(entry)
+        return self._gate_before_end(entry) if role is Role.END else None
+
+    def _gate_before_removal(self, entry: _Entry) -> Gate | None:
+        sequence, aside = entry.change.sequence, entry.folders[0].aside
+        if aside is not None and aside.holds(sequence):
+            return aside  # a file under a temporary name may be about to take its place
+        return self._writes if self._writes.holds(sequence) else None
+
+    def _gate_before_end(self, entry: _Entry) -> Gate | None:
+        own = self._folders.get(entry.names[0].removeprefix(self._prefix))
+        ends = own.ends if own is not None else None
+        return ends if ends is not None and ends.holds(entry.change.sequence) else None
 
     def _wait(self, entry: _Entry, gate: Gate) -> None:
         if gate is self._writes and not entry.is_put_off:
@@ -311,6 +322,9 @@ class PublishOrder:
         if change.role in _WRITES:
             self._writes.add(sequence)
         if change.role is Role.END:
+            for above in self._lines(entry):
+                above.ends = above.ends or Gate()
+                above.ends.add(sequence)
             return
         for above in self._lines(entry):
             above.holders.add(sequence)
@@ -332,6 +346,9 @@ class PublishOrder:
             self._let_go(self._writes, sequence)
             self._look_at_oldest()
         if change.role is Role.END:
+            for above in self._lines(entry):
+                if above.ends is not None:
+                    self._let_go(above.ends, sequence)
             return
         for above in self._lines(entry):
             self._let_go(above.holders, sequence)

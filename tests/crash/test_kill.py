@@ -290,7 +290,7 @@ def test_a_cache_directory_of_another_bucket_is_refused_and_left_alone(
     done = daemon.command(*words)
     assert done.returncode == 1
     assert "belongs to" in done.stderr
-    assert "It holds 1 files, 1 bytes, that are not in their bucket yet" in done.stderr
+    assert "It holds 1 file, 1 B, not in the bucket yet" in done.stderr
     daemon.mount()
     assert daemon.sync() == 0
     assert shows(server) == {"file": b"1"}

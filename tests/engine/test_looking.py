@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -312,6 +313,24 @@ async def test_an_upload_under_way_says_how_far_it_is(
         (waiting,) = said["waiting"]
         assert (waiting["path"], waiting["cause"]) == ("large", "no answer")
         assert waiting["way_out"]
+
+
+async def test_what_is_in_requests_now_is_told_whether_whole_or_in_parts(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        said: dict[str, dict[str, Any]] = {}
+        bucket.on_request = lambda method, key: said.setdefault(f"{method} {key}", user.fs.statistics())
+        await user.write("small", bytes(1000))
+        assert await user.drained() == "durable"
+        await user.write("large", bytes(9 * MIB))
+        assert await user.drained() == "durable"
+        whole = said["put small"]
+        assert (whole["requested_files"], whole["requested_bytes"]) == (1, 1000)
+        assert whole["uploading"] == [{"path": "small", "bytes": 1000, "sent": 0, "under_way": 1000}]
+        assert 0 < said["upload_part large"]["requested_bytes"] <= 9 * MIB
+        assert said["complete_multipart large"]["requested_bytes"] == 0
+        assert user.fs.statistics()["requested_files"] == 0
 
 
 async def test_a_key_that_is_refused_is_an_error_that_says_what_to_do(

@@ -357,6 +357,27 @@ async def test_keys_that_are_refused_are_no_reason_to_give_up(
     assert len(bucket.shows()) == 10
 
 
+async def test_a_removed_directory_does_not_show_again_because_one_in_it_is_removed_late(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket)
+    async with running_node(store, cache) as user:
+        await user.mkdir("dir")
+        await user.mkdir("dir/inner")
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+        await user.rmdir("dir/inner")
+        await user.rmdir("dir")
+        store.script(Fault(Unavailable("no answer"), "delete", "dir/inner/", times=2))
+        await trio.sleep(1.3)
+        assert await user.tree() == {}
+        await user.mkdir("dir")
+        assert await user.drained() == "durable"
+        assert await user.tree() == {"dir": None}
+    assert bucket.sent("delete") == ["dir/inner/"]
+    assert bucket.shows() == {"dir/": b""}
+
+
 # ---- many
 
 

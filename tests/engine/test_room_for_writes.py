@@ -58,9 +58,13 @@ async def test_a_close_above_the_high_water_mark_waits_while_uploads_progress(
             nursery.start_soon(one_more)
             await trio.sleep(60)
             assert not closed.is_set()
+            (waiting,) = user.fs.statistics()["closes_waiting"]["named"]
+            assert waiting["path"] == "one-more"
+            assert 59 <= waiting["seconds"] <= 60
             bucket.come_back()
             with trio.fail_after(120):
                 await closed.wait()
+        assert user.fs.statistics()["closes_waiting"]["files"] == 0
         assert await user.drained() == "durable"
     assert len(bucket.shows()) == count + 1
 

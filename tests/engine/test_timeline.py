@@ -4,7 +4,7 @@ import tracemalloc
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -28,7 +28,7 @@ class Said:
     last: int
 
 
-def plan(window: int, step: int, rows: list[Said]) -> bytes:
+def plan(window: int, step: int, rows: list[Said], *, is_exact: bool = False) -> bytes:
     rows = sorted(rows, key=lambda row: row.first)
     return encode_plan(
         window=window,
@@ -39,6 +39,7 @@ def plan(window: int, step: int, rows: list[Said]) -> bytes:
         length=[row.stop - row.start for row in rows],
         first=[row.first for row in rows],
         span=[row.last - row.first for row in rows],
+        is_exact=is_exact,
     )
 
 
@@ -230,3 +231,34 @@ def test_of_many_small_extents_of_one_file_the_next_is_found() -> None:
     assert timeline.next_use("a", 40_000, 40_010) == 0.0
     assert timeline.next_use("a", 41_000, 41_010) == pytest.approx(10.0)
     assert timeline.next_use("a", 0, 10) is None
+
+
+EXTENTS = st.builds(
+    lambda path, start, length, first, span: Said(0, path, start, start + length, first, first + span),
+    st.sampled_from(FILES),
+    st.integers(0, 40),
+    st.integers(1, 12),
+    st.integers(0, 6),
+    st.integers(0, 3),
+)
+
+
+@given(
+    said=st.lists(EXTENTS, min_size=1, max_size=30),
+    is_exact=st.booleans(),
+    step=st.integers(0, 10),
+    start=st.integers(0, 50),
+    length=st.integers(1, 20),
+)
+def test_all_extents_that_hold_a_read_are_found_and_no_others(
+    said: list[Said], *, is_exact: bool, step: int, start: int, length: int
+) -> None:
+    window = index_plan(decode_plan(plan(0, 0, said, is_exact=is_exact)))
+    stop = start + length
+    for path in [*FILES, "none"]:
+        wanted = [
+            row.first
+            for row in said
+            if row.path == path and row.start < stop and start < row.stop and row.last >= step
+        ]
+        assert sorted(window.steps_of(path, step, start, stop)) == sorted(wanted)

@@ -18,6 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.history", description=__doc__)
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=None, help="of the first program [the clock]")
+    parser.add_argument("--slow-threads", action="store_true", help="what runs in threads takes time")
     parser.add_argument("--replay", type=Path, help="a file with the program that a failure printed")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -30,7 +31,7 @@ def main() -> int:
     findings = Findings()
     began = time.monotonic()
     try:
-        run_histories(seeds_from(seed), options.histories, findings)
+        run_histories(seeds_from(seed), options.histories, findings, slow_threads=options.slow_threads)
     except HistoryFailed as failure:
         print(failure)  # noqa: T201
         return 1

@@ -21,6 +21,8 @@ CALL_SECONDS = 300.0
 DRAIN_SECONDS = 3000.0
 # A file held open is published as a snapshot after 60 s at the earliest; a little less, for clocks.
 SNAPSHOT_SECONDS = 55.0
+# Of a node whose threads are slow, a call may take so long.
+_SLOW_CALL_SECONDS = 35.0
 
 
 @dataclass(eq=False)
@@ -56,9 +58,10 @@ class Handle:
 class Machine:
     """The model of a tree, over all lives of its node."""
 
-    def __init__(self, bucket: WatchedBucket, past: Past) -> None:
+    def __init__(self, bucket: WatchedBucket, past: Past, *, is_slow: bool = False) -> None:
         self.bucket = bucket
         self.past = past
+        self._is_slow = is_slow
         self.names: dict[str, Inode | Link] = {}
         self.folders: set[str] = set()
         self.slots: dict[int, Handle] = {}
@@ -333,10 +336,7 @@ class Machine:
     # ---- the rest
 
     async def do_wait(self, seconds: float) -> None:
-        for inode in self.names.values():
-            if isinstance(inode, Inode) and inode.is_flushed and inode.path is not None:
-                # A writer is left: after the settle time the close is taken for a forked child's.
-                self.past.widen(inode.path, inode.before)
+        self._note_settling()
         self._note_snapshots(seconds)
         await trio.sleep(seconds)
 
@@ -348,9 +348,7 @@ class Machine:
 
     async def do_drain(self) -> None:
         self.bucket.takes_nothing = False
-        for inode in self.names.values():
-            if isinstance(inode, Inode) and inode.is_flushed and inode.path is not None:
-                self.past.widen(inode.path, inode.before)
+        self._note_settling()
         self._note_snapshots(DRAIN_SECONDS)
         with trio.move_on_after(DRAIN_SECONDS) as scope:
             ended = await self.user.fs.wait_durable("", None)
@@ -411,6 +409,9 @@ class Machine:
         return result
 
     async def _call(self, call: Awaitable[T]) -> T:
+        if self._is_slow:
+            self._note_settling()
+            self._note_snapshots(_SLOW_CALL_SECONDS)
         with trio.move_on_after(CALL_SECONDS):
             return await call
         raise Violation(f"a call did not return within {CALL_SECONDS:.0f} s: {call}")
@@ -444,6 +445,12 @@ class Machine:
         inode.is_dirty, inode.is_flushed = True, False
         inode.held_since = min(inode.held_since, trio.current_time())
         inode.seen.add(data)
+
+    def _note_settling(self) -> None:
+        """Where a writer is left, the close is taken for a forked child's after the settle time."""
+        for inode in self.names.values():
+            if isinstance(inode, Inode) and inode.is_flushed and inode.path is not None:
+                self.past.widen(inode.path, inode.before)
 
     def _note_snapshots(self, seconds: float = 0.0) -> None:
         """A file held open for long may be published as it was at some moment; seconds: that are about to pass."""

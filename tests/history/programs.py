@@ -22,27 +22,31 @@ WAITS = (0.05, 0.3, 0.7, 1.2, 3.0, 10.0, 65.0)
 
 @dataclass(frozen=True)
 class Program:
-    """Steps, and the moment at which each life of the node ends; the life after the last of them ends in order."""
+    """Steps, and the moment at which each life of the node ends; the life after the last of them ends in order.
+
+    slow_threads: what the engine does in threads takes time, and goes on when nobody wants it any more.
+    """
 
     seed: int
     steps: tuple[Step, ...]
     moments: tuple[Moment, ...] = ()
+    slow_threads: bool = False
 
     def text(self) -> str:
         """Return it as it is given to `--replay`."""
         moments = [(moment.kind, moment.number, moment.when) for moment in self.moments]
-        return repr((self.seed, list(self.steps), moments))
+        return repr((self.seed, list(self.steps), moments, self.slow_threads))
 
 
 def parse_program(text: str) -> Program:
     """Return the program that `Program.text` gave. Raises ValueError."""
     import ast
 
-    seed, steps, moments = ast.literal_eval(text)
-    return Program(seed, tuple(steps), tuple(Moment(*moment) for moment in moments))
+    seed, steps, moments, slow_threads = ast.literal_eval(text)
+    return Program(seed, tuple(steps), tuple(Moment(*moment) for moment in moments), slow_threads)
 
 
-def make_program(seed: int) -> Program:
+def make_program(seed: int, *, slow_threads: bool = False) -> Program:
     """Return a program without crashes."""
     rng = random.Random(seed)
     steps: list[Step] = [("mkdir", folder) for folder in FOLDERS if rng.random() < 0.7]
@@ -53,7 +57,7 @@ def make_program(seed: int) -> Program:
     kinds, weights = zip(*_STEPS, strict=True)
     for make in rng.choices(kinds, weights, k=rng.randrange(3, 16)):
         steps.append(make(rng))
-    return Program(seed, tuple(steps))
+    return Program(seed, tuple(steps), slow_threads=slow_threads)
 
 
 def choose_moments(rng: random.Random, counts: dict[str, int]) -> tuple[Moment, ...]:

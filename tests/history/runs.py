@@ -18,6 +18,7 @@ from fusecache.disk import buffers
 from fusecache.model.nouns import MIB
 from fusecache.policy import parts
 from tests.engine.nodes import running_node
+from tests.engine.threads import SlowThreads
 from tests.history.bucket import PART_BYTES, WatchedBucket
 from tests.history.crashes import COMMIT, Crash, Moment, Reaper
 from tests.history.machine import Machine
@@ -60,14 +61,15 @@ def run_program(program: Program) -> Outcome:
     async def main() -> None:
         past = Past()
         bucket.rules = Rules(past, trio.current_time)
-        machine = Machine(bucket, past)
+        machine = Machine(bucket, past, is_slow=program.slow_threads)
         steps = iter(program.steps)
         moments: list[Moment | None] = [*program.moments, None]
         for life, moment in enumerate(moments):
             place, next_place = directory / str(life), directory / str(life + 1)
             reaper.begin(moment, place, next_place)
             try:
-                async with running_node(bucket, place, buffer_bytes=24 * MIB) as user:
+                offload = SlowThreads(program.seed) if program.slow_threads else None
+                async with running_node(bucket, place, buffer_bytes=24 * MIB, offload=offload) as user:
                     await machine.start(user)
                     for step in steps:
                         await machine.take(step)
@@ -103,12 +105,17 @@ def run_program(program: Program) -> Outcome:
 
 
 def run_histories(
-    seeds: Iterator[int], wanted: int, findings: Findings, *, moments_a_program: int = 6
+    seeds: Iterator[int],
+    wanted: int,
+    findings: Findings,
+    *,
+    moments_a_program: int = 6,
+    slow_threads: bool = False,
 ) -> None:
     """Run programs, each at several moments, until so many nodes ended. Raises HistoryFailed with a short program."""
     while findings.histories < wanted:
         seed = next(seeds)
-        program = make_program(seed)
+        program = make_program(seed, slow_threads=slow_threads)
         outcome = run_program(program)
         findings.clean += 1
         findings.requests += outcome.requests

@@ -55,6 +55,14 @@ def test_random_histories(chunk: int) -> None:
 
 
 @pytest.mark.case(34)
+def test_random_histories_of_a_node_whose_threads_are_slow() -> None:
+    """Threads cannot be called back: what they were begun for may be gone when they return."""
+    findings = Findings()
+    run_histories(seeds_from(600_000), HISTORIES // 8, findings, moments_a_program=2, slow_threads=True)
+    assert findings.histories >= HISTORIES // 8
+
+
+@pytest.mark.case(34)
 @pytest.mark.parametrize(
     "steps", [CHECKPOINTS, RENAMES, REWRITES], ids=["checkpoints", "renames", "rewrites"]
 )

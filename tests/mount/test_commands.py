@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache import control_client
 from fusecache.cli import main
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
@@ -242,6 +243,62 @@ def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
     for path in (one.path, one.path / "nothing" / "here"):
         dead = fusecache(command, path, status=status)
         assert dead.stderr.endswith(f"fusecache unmount {one.path}\n")
+
+
+IMPATIENT = """
+import sys
+from fusecache import mount_table
+from fusecache.cli import main
+mount_table.ANSWER_SECONDS = 0.3
+for words in sys.argv[2:]:
+    print(main(words.split("|")), flush=True)
+"""
+
+
+def test_beside_a_mount_that_hangs_no_command_waits_and_on_it_each_says_so(
+    mount, full: Bucket, tmp_path: Path
+):
+    sound: Mount = mount()
+    hung: Mount = mount()
+    point = str(hung.path)
+    commands = [
+        "status",
+        "sync",
+        "warm",
+        "evict",
+        "check",
+        "recover",
+        "unmount",
+        "unmount|--force",
+        "mount|s3://b",
+    ]
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        done = run(sys.executable, "-c", IMPATIENT, "-", *(f"{words}|{point}" for words in commands))
+        for command in ("status", "sync", "warm", "evict", "check", "recover"):
+            fusecache(command, sound.path, seconds=20)
+        sound.unmount()
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    assert done.stdout.split() == ["1", "2", "1", "1", "2", "1", "1", "1", "1"]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(commands)
+    assert all(line.startswith(f"fusecache: error: {point}: the daemon has not answered") for line in lines)
+    assert has_right_bytes(hung)
+
+
+def test_a_status_that_waits_for_a_slow_bucket_is_not_taken_for_a_silent_daemon(
+    mount, full: Bucket, monkeypatch: pytest.MonkeyPatch
+):
+    one: Mount = mount()
+    monkeypatch.setattr(control_client, "SILENCE_SECONDS", 1.5)
+    full.control.set(latency=2.5)
+    try:
+        found, _ = control_client.find_mount(one.path, os.environ)
+        answer = control_client.ask(found, "status", "deep/never/seen")
+    finally:
+        full.control.set(latency=0)
+    assert "no such file" in answer.message
 
 
 # ---- status

@@ -300,6 +300,49 @@ def test_a_run_that_is_resumed_is_planned_from_where_it_goes_on(
         assert min(shown()["windows"]) == 2 * steps
 
 
+def test_hinted_shards_lie_in_the_kernels_pages_before_their_samples_are_read(
+    mount: Callable[..., Mount], bucket: Bucket, numbers: Path
+) -> None:
+    one = mount()
+    dataset = MDSDataset(one.path / numbers)
+    sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
+    total = int(dataset.index.raw_bytes.sum())
+
+    def asked() -> int:
+        return one.status()["cache"]["bytes_read"]
+
+    opened = asked()
+    with Hints(dataset, sampler):
+        wait_until(lambda: asked() >= opened + total, "all shards to be read by the kernel")
+        before = asked()
+        assert [sample["number"] for sample in dataset[:]] == list(range(4096))
+        assert asked() == before
+
+
+def test_exact_bytes_are_fetched_just_ahead_of_what_is_read(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
+) -> None:
+    """Beyond that whole files come first, which may hold them."""
+    one = mount()
+    steps, path = 16, "data/0.mds"  # each in a granule of its own
+    (one.path / ".fusecache/hints/run.plan").write_bytes(
+        encode_plan(
+            window=0, step=0, is_exact=True, paths=[path], path=[0] * steps, start=range(0, MIB, 64 * KIB),
+            length=[4096] * steps, first=range(steps), span=[0] * steps,
+        )
+    )  # fmt: skip
+    wait_until(lambda: fetched(one) == 7 * 4096, "the first steps")
+    with open(one.path / path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        assert os.pread(file.fileno(), 4096, 8 * 64 * KIB) == shards[0][8 * 64 * KIB :][:4096]
+
+    def hinted() -> int:
+        return one.status()["cache"]["bytes_by_cause"]["hint"]
+
+    wait_until(lambda: hinted() >= 14 * 4096, "steps 7 and 9 to 14")
+    assert hinted() <= 15 * 4096
+
+
 def test_a_daemon_that_is_gone_disturbs_nobody(
     mount: Callable[..., Mount], bucket: Bucket, numbers: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -139,6 +139,38 @@ def test_a_cache_limit_that_is_too_small(refused):
     assert "cache_size" in refused("--cache-size", "1MiB")
 
 
+def test_a_cache_limit_that_the_disk_cannot_hold_is_told_once_with_what_will_be_used(mount, expect_log):
+    expect_log("the cache may take 1024.0 TiB")
+    one: Mount = mount()
+    one.unmount()
+    said = run(*one.command("--cache-size", "1024TiB"), env=one.bucket.service.environment())
+    one.pid = one.status()["pid"]
+    assert said.stderr.count("\n") == 1
+    assert said.stderr.startswith(
+        f"fusecache: the cache may take 1024.0 TiB, and the disk of {one.cache} has "
+    )
+    assert "will be used" in said.stderr
+    (one.path / "file").write_bytes(b"1")
+    one.sync()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_disk_on_which_nothing_could_ever_be_written_is_refused(mount, refused, bucket, tmp_path):
+    bucket.put("file", b"1")
+    small = tmp_path / "small"
+    small.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", small)
+    try:
+        said = refused("--cache-size", "256MiB", cache=small / "cache")
+        assert "has 300.0 MiB in all" in said
+        assert "--cache-dir" in said
+        reads: Mount = mount("--cache-size", "256MiB", "--read-only", cache=small / "cache")
+        assert (reads.path / "file").read_bytes() == b"1"
+        reads.unmount()
+    finally:
+        run("umount", small)
+
+
 def test_a_misspelt_variable_and_a_misspelt_value(refused):
     assert "FUSECACHE_CACHE_SIZE" in refused(FUSECACHE_CACHE_SIZ="1GiB")
     assert "--settle-seconds" in refused("--settle-seconds", "soon")

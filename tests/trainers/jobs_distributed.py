@@ -69,7 +69,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-def serve_ranks() -> None:
+def serve_ranks(functions: Mapping[str, Any]) -> None:
     """Do on every rank what rank 0 is asked to; answer with each rank's result."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -79,7 +79,7 @@ def serve_ranks() -> None:
         dist.broadcast_object_list(call)
         if call[0] is None:
             break
-        outcome = carry_out(FUNCTIONS, *call[0])
+        outcome = carry_out(functions, *call[0])
         outcomes: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(outcomes, outcome)
         if calls is not None:
@@ -89,4 +89,4 @@ def serve_ranks() -> None:
 
 
 if __name__ == "__main__":
-    serve_ranks()
+    serve_ranks(FUNCTIONS)

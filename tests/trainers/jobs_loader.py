@@ -1,4 +1,7 @@
-"""The loader under accelerate and under Lightning: which samples the training loop saw, and where it stood."""
+"""The loader under accelerate and under Lightning: which samples the training loop saw, and where it stood.
+
+As a program it is one rank; `jobs_loader_ranks` runs the same functions on two.
+"""
 
 from typing import Any
 
@@ -19,38 +22,48 @@ State = dict[str, Any]
 
 
 def new_sampler(dataset: MDSDataset) -> ElasticBatchSampler:
-    """Return the one sampler of these tests."""
-    return ElasticBatchSampler(dataset, global_batch_size=16, canonical_nodes=4, world=World())
+    """Return this rank's sampler."""
+    return ElasticBatchSampler(dataset, global_batch_size=16, canonical_nodes=4)
 
 
 def order(*, directory: str, epochs: int) -> list[list[int]]:
-    """Return the sampler's batches."""
-    sampler = new_sampler(MDSDataset(directory))
+    """Return the global batches."""
+    sampler = ElasticBatchSampler(
+        MDSDataset(directory), global_batch_size=16, canonical_nodes=4, world=World()
+    )
     return [ids for _ in range(epochs) for ids in sampler]
 
 
-def accelerate(*, directory: str, workers: int, steps: int, state: State | None) -> tuple[list[Any], State]:
-    """Train some steps over as many epochs as it takes; return the ids of each and the sampler's state."""
+def accelerate(
+    *, directory: str, workers: int, steps: int, state: State | None, kind: str = "prepared"
+) -> tuple[list[Any], State]:
+    """Train some steps over as many epochs as it takes; return the ids of each and the sampler's state.
+
+    kind: "prepared" or "left out", a DataLoader that accelerate's prepare is given or not; or "Loader", given to it.
+    """
     dataset = MDSDataset(directory)
     sampler = new_sampler(dataset)
     if state is not None:
         sampler.load_state_dict(state)
-    loader: DataLoader[Any] = DataLoader(
-        dataset, batch_sampler=sampler, num_workers=workers, collate_fn=collate
-    )
+    loader: Any = DataLoader(dataset, batch_sampler=sampler, num_workers=workers, collate_fn=collate)
+    if kind == "Loader":
+        loader = Loader(dataset, sampler)
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(8, 1)
-    model, optimizer, batches = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01), loader)
-    batches.set_epoch(sampler.epoch)  # it counts epochs by itself, from 0
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01))
+    batches = loader if kind == "left out" else accelerator.prepare(loader)
+    if kind == "prepared":
+        batches.set_epoch(sampler.epoch)  # it counts epochs by itself, from 0
     seen: list[Any] = []
     while True:
         for batch in batches:
             accelerator.backward(model(batch["x"]).sum())
             optimizer.step()
             seen.append(batch["id"].tolist())
-            sampler.record_step()
+            if kind != "Loader":
+                sampler.record_step()
             if len(seen) == steps:
-                return seen, sampler.state_dict()
+                return seen, (loader if kind == "Loader" else sampler).state_dict()
 
 
 class Model(lightning.LightningModule):
@@ -75,8 +88,13 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def train_lightning(*, directory: str, kind: str, steps: int, state: State | None) -> tuple[list[Any], State]:
-    """The same under Lightning's Trainer. kind: "DataLoader", with two workers, or "Loader"."""
+def train_lightning(
+    *, directory: str, kind: str, steps: int, state: State | None, ranks: int = 1, deals: bool = False
+) -> tuple[list[Any], State]:
+    """The same under Lightning's Trainer. kind: "DataLoader", with two workers, or "Loader".
+
+    deals: leave Lightning its own way to deal out samples to ranks.
+    """
     dataset = MDSDataset(directory)
     sampler = new_sampler(dataset)
     if state is not None:
@@ -86,7 +104,8 @@ def train_lightning(*, directory: str, kind: str, steps: int, state: State | Non
         batches = DataLoader(dataset, batch_sampler=sampler, num_workers=2, collate_fn=collate)
     model = Model(sampler if kind == "DataLoader" else batches)
     trainer = lightning.Trainer(
-        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", use_distributed_sampler=deals,
+        max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, batches)

@@ -18,6 +18,8 @@ from fusecache.cli import main
 from fusecache.control_client import Progress, ask, daemon_pid, find_mount
 from fusecache.model.errors import MountError
 from fusecache.model.texts import seconds_text, size_text
+from fusecache.mount_table import root_of
+from fusecache.recover_command import listing_text
 from fusecache.report import ProgressView
 from fusecache.status_view import status_view
 
@@ -272,7 +274,10 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
             "pending_files": 2,
             "pending_bytes": 5 << 20,
             "oldest_pending_seconds": 90.0,
-            "uploading": [{"path": "run/a", "bytes": 4 << 20, "sent": 1 << 20}],
+            "uploading": [{"path": "run/a", "bytes": 4 << 20, "sent": 1 << 20, "under_way": 3 << 20}],
+            "requested_files": 2,
+            "requested_bytes": 4 << 20,
+            "requested_seconds": 3.2,
             "warming": [
                 {**job, "bytes_total": 8 << 20, "bytes_done": 2 << 20, "failures": [], "message": ""}
             ],
@@ -301,9 +306,10 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
     )
     assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
         "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
+        "of these 2 files, 4.0 MiB under way now, the longest in one piece for 3.2 s",
         "1.0 MiB/s, about 4.0 s left",
         "6.0 MiB, with what is being written, refused, or local only",
-        "run/a: 1.0 MiB of 4.0 MiB",
+        "run/a: 1.0 MiB of 4.0 MiB there, 3.0 MiB under way",
         "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
         "run/a waits: no network: wait",
         "run/b: another client changed it first; ours is kept as run/b.conflict-host-3",
@@ -313,6 +319,43 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
         "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; root may set it, "
         "see the log",
     ]
+
+
+def test_what_is_kept_aside_is_not_said_to_wait_for_its_upload() -> None:
+    def cache_line(staging_bytes: int, aside_bytes: int) -> str:
+        status = {**STATUS, "cache": {**CACHE, "staging_bytes": staging_bytes}, "aside_bytes": aside_bytes}
+        return next(line for line in status_view(status).splitlines() if line.startswith("cache"))
+
+    aside = "kept aside for `fusecache recover` 4.0 KiB"
+    assert cache_line(4096, 4096).endswith(f"(75%), {aside}")
+    assert cache_line(5 * 4096, 4096).endswith(f"(75%), not uploaded yet 16.0 KiB, {aside}")
+    assert cache_line(4096, 0).endswith("(75%), not uploaded yet 4.0 KiB")
+
+
+def test_closes_that_wait_for_room_are_told_with_who_why_and_what_helps() -> None:
+    named = [{"path": "run/a", "process": 12, "seconds": 90.0}, {"path": "b", "process": 13, "seconds": 1.0}]
+    closes = {"files": 2, "named": named, "high_water_bytes": 42 << 30}
+    status = {**STATUS, "cache": {**CACHE, "staging_bytes": 45 << 30}, "closes_waiting": closes}
+    assert status_view(status).splitlines()[-1] == (
+        "problems    2 closes wait for room in the cache, the longest for 1 min (run/a, process 12): what is not in "
+        "the bucket takes 45.0 GiB, above 42.0 GiB closes wait for uploads; with a larger --cache-size they do so later"
+    )
+    assert "problems" not in status_view({**status, "closes_waiting": {**closes, "files": 0, "named": []}})
+
+
+def test_a_listing_never_offers_to_remove_what_waits_for_its_upload() -> None:
+    def footer(*kinds: str) -> list[str]:
+        rows = [
+            {"id": number, "kind": kind, "bytes": 1, "when": 0, "path": "a", "words": "", "place": "/p"}
+            for number, kind in enumerate(kinds)
+        ]
+        things = listing_text({"things": rows, "count": len(rows), "bytes": len(rows)})
+        return things.splitlines()[2 * len(rows) + 1 :]
+
+    waits = "2 files wait for upload: mount the bucket again with this cache directory, which uploads them; a copy: "
+    assert footer("waiting", "waiting") == [waits + "--restore ID… --to PATH"]
+    assert footer("orphan") == ["bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes"]
+    assert "(not of those that wait)" in footer("waiting", "orphan")[1]
 
 
 def test_a_status_that_failed_is_an_error(
@@ -621,6 +664,21 @@ def test_a_mount_is_found_in_the_table_whatever_its_name(
     assert state("fuse.sshfs", odd) is mounting.MountState.FOREIGN
 
 
+def test_the_way_to_a_mount_takes_no_step_into_it(tmp_path: Path) -> None:
+    mountpoint = tmp_path / "ü with space"
+    mountpoint.mkdir()
+    (tmp_path / "link").symlink_to(mountpoint / "in")
+    (tmp_path / "relative").symlink_to("./link/deeper")
+    (tmp_path / "round").symlink_to("round")
+    table = tmp_path / "mountinfo"
+    name = str(mountpoint).replace(" ", "\\040")
+    table.write_text(f"36 35 98:0 / {name} rw - fuse.fusecache s3://b rw\n9 9 0:9 / /other rw - ext4 x rw\n")
+    for inside in (mountpoint, mountpoint / "a" / "b", tmp_path / "link" / "x", tmp_path / "relative"):
+        assert root_of(inside, table) == str(mountpoint)
+    for outside in (tmp_path, tmp_path / "nothing" / "here", tmp_path / "round", Path("/other/x"), Path("/")):
+        assert root_of(outside, table) is None
+
+
 def test_draining_ends_well_only_if_the_daemon_says_so(root: Path, daemon: Callable[..., FakeDaemon]) -> None:
     seen: list[Progress] = []
     daemon(
@@ -666,6 +724,12 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
     assert (tmp_path / "new" / "log").read_text() == "hello True\n"
     fifo.write_text("end")  # blocks until the child opens it: it is alive
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+
+
+def test_what_a_ready_child_warns_of_is_handed_on(tmp_path: Path) -> None:
+    with child("parent.tell('ready the disk is small')") as command:
+        assert mounting.start_in_background(command, tmp_path / "log") == "the disk is small"
+    os.wait()
 
 
 def test_a_child_s_error_is_told_in_its_words(tmp_path: Path) -> None:
@@ -723,6 +787,17 @@ def test_wrong_usage_is_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2
+
+
+def test_every_command_s_help_says_what_its_exit_statuses_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for command in ["mount", "unmount", "sync", "status", "warm", "evict", "check", "recover", "version"]:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said[command] = " ".join(capsys.readouterr().out.split())
+        assert "Exit status: 0 " in said[command]
+    for words in ("1 not within --timeout", "2 an error", "3 a conflict", "a file or directory of a mount"):
+        assert words in said["sync"]
 
 
 def test_help_tells_every_option_and_hides_the_pipe(capsys: pytest.CaptureFixture[str]) -> None:

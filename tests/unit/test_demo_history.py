@@ -115,6 +115,13 @@ def test_a_redone_step_tells_how_far_its_losses_are_apart() -> None:
     assert history.redone_steps([phase("A", 1, 5), phase("B", 6, 10)]) == {}
 
 
+def test_waits_are_counted_up_to_the_step_that_two_runs_have_in_common() -> None:
+    run = phase("A", 1, 10)
+    waits = {number: replace(step, wait_seconds=2.0**-number) for number, step in run.steps.items()}
+    assert history.waited_seconds(replace(run, steps=waits), 1) == 0.5
+    assert history.waited_seconds(replace(run, steps=waits), 3) == 0.875
+
+
 # Reading the logs
 
 

@@ -100,6 +100,12 @@ def test_each_document_or_line_is_a_sample_of_its_own_length(tmp_path: Path, tok
         ([], "name it with --end"),
         (["--end", "", "--length", "-1"], "--length -1"),
         (["--end", "", "--tokenizer", "in.txt"], "is no tokenizer"),
+        (
+            ["--end", "", "--tokenizer", "tok/tokenizer.json"],
+            "there is no tokenizer tok/tokenizer.json: no such",
+        ),
+        (["--end", "", "--tokenizer", "./tok"], "there is no tokenizer ./tok: no such file or folder"),
+        (["--end", "", "--tokenizer", "a/b/c"], "there is no tokenizer a/b/c: no such file or folder"),
     ],
 )
 def test_a_tokenizer_that_does_not_fit_is_named_before_anything_is_written(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from loader import ElasticBatchSampler, MDSDataset, MDSWriter, Stream, World
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, ShardError, Stream, World
 from loader.order import OrderSpec
 from tests.unit.loader.streaming_process import digest
 
@@ -50,7 +51,7 @@ def write_ours(out: Path, **options: Any) -> Path:
     return out
 
 
-def run_streaming(local: Path, tmp_path: Path, read: str, stop: int = 0, **options: Any) -> dict[str, Any]:
+def run_streaming(local: Path, tmp_path: Path, read: str, stop: int = 0, **options: Any) -> Any:
     """What the real StreamingDataset reads of a directory, in its own process."""
     locks = tmp_path / "locks"
     locks.mkdir(exist_ok=True)
@@ -64,8 +65,7 @@ def run_streaming(local: Path, tmp_path: Path, read: str, stop: int = 0, **optio
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_librarys_dataset_reads_and_checks_what_we_wrote(tmp_path: Path) -> None:
@@ -126,3 +126,17 @@ def test_a_run_over_weighted_streams_moves_over_in_the_middle_of_an_epoch(tmp_pa
             sampler.load_state_dict(streaming["state"])
         rest = [[dataset[number]["id"] for number in chain(*parts)] for parts in zip(*group, strict=True)]
         assert list(chain(*rest)) == streaming["rest"]
+
+
+def test_the_library_says_nothing_of_a_missing_shard_and_we_do(tmp_path: Path) -> None:
+    """It ends the epoch early, or with workers waits for ever; which of them depends on its threads."""
+    local = tmp_path / "ours"
+    with MDSWriter(local, {"id": "int", "text": "str"}, size_limit=1024) as writer:
+        for number in range(COUNT):
+            writer.write({"id": number, "text": "some text"})
+    (local / "shard.00003.mds").unlink()
+    epochs = run_streaming(local, tmp_path, "loaders", batch_size=10)
+    assert {found["end"] for found in epochs} & {"end", "hang"}, epochs
+    assert all(found["count"] < COUNT for found in epochs), epochs
+    with pytest.raises(ShardError, match=r"shard\.00003\.mds \(shard 3\): .*the file is missing"):
+        _ = MDSDataset(local)[:]

@@ -1,5 +1,6 @@
 """The fast path: batches in order whoever reads them, exact states, errors where they belong, nothing left behind."""
 
+import copy
 import json
 import os
 import threading
@@ -184,6 +185,27 @@ def test_a_shard_that_shrinks_while_it_is_open_is_an_error_and_not_a_signal(tmp_
     os.truncate(tmp_path / "shard.00003.mds", 2000)
     with pytest.raises(ShardError, match=r"shard\.00003\.mds.*the file ends at 2000; it was truncated"):
         dataset.__getitems__(list(range(COUNT)))
+
+
+def test_on_a_plain_directory_there_is_nobody_to_tell_and_nothing_to_end(directory: Path) -> None:
+    loader = loader_of(directory)
+    assert not any(thread.name.startswith("fusecache-") for thread in threading.enumerate())
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    with pytest.raises(LoaderError, match="ended by another one"):
+        list(iterator)
+    assert ids_of(loader) == list(sampler_of(MDSDataset(directory)))
+    wait_until_no_thread_is_left()
+
+
+def test_a_copy_of_a_loader_reads_by_itself(directory: Path) -> None:
+    loader = loader_of(directory)
+    given = [next(iter(loader))["id"].tolist()]
+    twin = copy.deepcopy(loader)
+    assert ids_of(twin)[:1] == given
+    assert twin.state_dict()["epoch"] == 1
+    assert loader.state_dict()["samples"] == BATCH
 
 
 def test_threads_and_batches_are_at_least_one(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,22 @@ def test_a_broken_off_epoch_begins_again() -> None:
     (sampler,) = samplers(1, 1)
     broken_off = [batch for batch, _ in zip(sampler, range(5), strict=False)]
     assert list(sampler)[:5] == broken_off
+
+
+@pytest.mark.parametrize("loaded", [0, 3])
+def test_a_loop_that_takes_as_many_batches_as_there_are_need_not_ask_for_one_more(loaded: int) -> None:
+    """Composer counts to len(loader), and asks for no batch past it: the first epoch came again and again."""
+    (sampler,) = samplers(1, 1)
+    whole = [list(sampler), list(sampler)]
+    sampler.set_epoch(0)
+    next(iter(sampler))
+    list(sampler)
+    sampler.load_state_dict(sampler.state_dict(batches_consumed=loaded))
+    seen = list(islice(sampler, sampler.remaining_batches))
+    sampler.record_step(len(seen))
+    assert sampler.state_dict()["epoch"] == 1
+    seen += islice(sampler, len(sampler))
+    assert seen == whole[0][loaded:] + whole[1]
 
 
 def test_set_epoch_of_the_loaded_epoch_keeps_the_position() -> None:

@@ -5,13 +5,14 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from loader import ElasticBatchSampler, OrderError, StateError, World
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, OrderError, StateError, World
 from loader.order import OrderSpec, StreamTable, Tracks, Weight, batch_plan
 from loader.order.spec import Ids
 
@@ -40,13 +41,6 @@ class Streams:
     shards_per_stream: Sequence[int]
     weights: Sequence[Weight] = ()
     fingerprint: str = "0123456789abcdef0123456789abcdef"
-
-
-class Numbers:
-    """A dataset whose samples are their ids, as torch wants it."""
-
-    def __getitem__(self, number: int) -> int:
-        return number
 
 
 DATASET = Streams(np.array([(shard * 7919) % 97 + 1 for shard in range(20)], np.int64), (8, 7, 5))
@@ -96,23 +90,68 @@ def test_a_resume_at_every_batch_on_every_layout_continues_the_uninterrupted_run
         assert global_batches([list(islice(sampler, stop - step)) for sampler in group]) == whole[step:stop]
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small epoch: 6 whole global batches, and a rest."""
+    out = tmp_path_factory.mktemp("data")
+    with MDSWriter(out, {"id": "int", "x": "ndarray:int32:4"}, size_limit=1024) as writer:
+        for number in range(6 * GLOBAL_BATCH + 5):
+            writer.write({"id": number, "x": np.full(4, number, np.int32)})
+    return out
+
+
+def rank_loaders(
+    directory: Path, ranks: int, ranks_per_node: int, workers: int
+) -> list[tuple[ElasticBatchSampler, "DataLoader[Any]"]]:
+    """Each rank's own dataset, sampler and DataLoader; workers stay from one resume to the next."""
+    found = []
+    for rank in range(ranks):
+        dataset = MDSDataset(directory)
+        sampler = ElasticBatchSampler(
+            dataset, global_batch_size=GLOBAL_BATCH, order=SPEC, world=World(rank, ranks, ranks_per_node)
+        )
+        loader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+        )
+        found.append((sampler, loader))
+    return found
+
+
+def delivered(loaders: Sequence[tuple[ElasticBatchSampler, "DataLoader[Any]"]]) -> list[list[int]]:
+    """The sorted union over ranks of what each step's DataLoaders deliver, to the end of the epoch."""
+    steps = []
+    for parts in zip(*(loader for _, loader in loaders), strict=True):
+        assert all((part["x"][:, 0] == part["id"]).all() for part in parts)
+        assert len({len(part["id"]) for part in parts}) == 1
+        steps.append(sorted(chain.from_iterable(part["id"].tolist() for part in parts)))
+    return steps
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(directory: Path) -> tuple[list[list[int]], list[str]]:
+    """The run on one rank, whose workers read ahead: its batches, and the state before each and at the end."""
+    ((sampler, loader),) = rank_loaders(directory, 1, 1, 2)
+    batches, states = [], [json.dumps(sampler.state_dict())]
+    for batch in loader:
+        batches.append(sorted(batch["id"].tolist()))
+        sampler.record_step()
+        states.append(json.dumps(sampler.state_dict()))
+    assert len(batches) == 6
+    return batches, states
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("layout", [(1, 1), (2, 2), (3, 3), (4, 2), (8, 4)], ids=str)
-def test_workers_of_a_data_loader_change_nothing(layout: tuple[int, int], workers: int) -> None:
-    (single,) = samplers(SPECS["stratified"])
-    whole = [sorted(batch) for batch in single]
-    single.set_epoch(0)
-    iterator = iter(single)
-    for _ in range(5):
-        next(iterator)
-    state = single.state_dict(batches_consumed=5)
-    group = samplers(SPECS["stratified"], *layout)
-    delivered = []
-    for sampler in group:
-        sampler.load_state_dict(state)
-        batches: DataLoader[Any] = DataLoader(Numbers(), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
-        delivered.append([batch.tolist() for batch in batches])
-    assert global_batches(delivered) == whole[5:]
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (3, 3), (4, 2), (8, 4), (16, 8)], ids=str)
+def test_data_loaders_of_every_layout_resumed_at_every_batch_deliver_the_uninterrupted_run(
+    directory: Path, uninterrupted: tuple[list[list[int]], list[str]], layout: tuple[int, int], workers: int
+) -> None:
+    whole, states = uninterrupted
+    loaders = rank_loaders(directory, *layout, workers)
+    for step in range(len(whole)):
+        for sampler, _ in loaders:
+            sampler.load_state_dict(json.loads(states[step]))
+        assert delivered(loaders) == whole[step:]
+        assert {json.dumps(sampler.state_dict(len(whole) - step)) for sampler, _ in loaders} == {states[-1]}
 
 
 @pytest.mark.parametrize("name", SPECS)

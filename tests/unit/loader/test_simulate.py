@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loader.__main__ import main
 from loader.dataset import MDSDataset
 from loader.sampler import ElasticBatchSampler
-from loader.simulate import POLICIES, Life, downloads, in_use, lives, main
+from loader.simulate import POLICIES, Life, downloads, in_use, lives
 from loader.world import World
 from loader.writer import MDSWriter
 
@@ -53,7 +54,7 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     with MDSWriter(tmp_path / "data", {"number": "int"}, size_limit=1024) as writer:
         for number in range(2000):
             writer.write({"number": number})
-    arguments = [str(tmp_path / "data"), "--global-batch-size", "100", "--cache-bytes", "12e3"]
+    arguments = ["simulate", str(tmp_path / "data"), "--global-batch-size", "100", "--cache-bytes", "12e3"]
     assert main([*arguments, "--png", str(tmp_path / "run.png")]) == 0
     shown = capsys.readouterr().out
     dataset = MDSDataset(tmp_path / "data")
@@ -62,4 +63,7 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     assert re.search(rf"^first batch, shards +{int((first.first == 0).sum())}$", shown, re.MULTILINE)
     assert all(policy in shown for policy in POLICIES)
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
-    assert main([str(tmp_path), *arguments[1:]]) == 1
+    assert main(["simulate", str(tmp_path), *arguments[2:]]) == 1
+    assert main([*arguments, "--epochs", "0"]) == 1
+    assert main([*arguments, "--png", str(tmp_path / "nowhere" / "run.png")]) == 1
+    assert "nowhere" in capsys.readouterr().err

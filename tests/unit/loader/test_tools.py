@@ -1,5 +1,6 @@
 """`python -m loader ls`, `head`, `stats`, `verify`, `merge`."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,30 @@ def test_verify_names_every_damaged_shard(directory: Path, capsys: pytest.Captur
     assert "all is well" not in told.out
 
 
+def test_verify_counts_a_shard_once_whatever_is_wrong_with_it(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = sorted(directory.glob("shard.*"))[1]
+    cut.write_bytes(cut.read_bytes()[:-7])
+    assert main(["verify", str(directory)]) == 1
+    told = capsys.readouterr()
+    assert "100 samples: 1 damaged" in told.out
+    assert told.err.count(cut.name) == 1
+    assert "bytes" in told.err  # what is wrong is its length, not only its hash
+
+
+def test_one_of_a_thing_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path / "part", {"text": "str"}) as writer:
+        writer.write({"text": "alone"})
+    for command in (["merge"], ["ls"], ["stats"], ["verify"], ["head"]):
+        assert main([*command, str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "1 shard in one index" in told
+    assert "1 shard, 1 sample: all is well" in told
+    assert "1 of 1 sample\n" in told
+    assert not re.search(r"\b1 (shard|sample|byte)s", told)
+
+
 def test_a_quick_verify_looks_at_sizes_alone(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = sorted(directory.glob("shard.*"))
     shards[0].write_bytes(bytes(shards[0].stat().st_size))
@@ -61,7 +86,7 @@ def test_a_quick_verify_looks_at_sizes_alone(directory: Path, capsys: pytest.Cap
     shards[2].unlink()
     assert main(["verify", "--quick", str(directory)]) == 1
     told = capsys.readouterr()
-    assert "2 problems" in told.out
+    assert "100 samples: 2 damaged" in told.out
     assert f"{shards[1]} (shard 1)" in told.err
     assert f"{shards[2]} (shard 2)" in told.err
 

@@ -69,15 +69,17 @@ def run_ranks(directory: Path, state: dict[str, Any], rendezvous: str) -> list[l
     return [sorted(chain.from_iterable(parts)) for parts in zip(*steps.values(), strict=True)]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # on fewer cores
 @pytest.mark.parametrize(
     "options",
     [
         {"num_workers": 0},
-        {"num_workers": 2},
-        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1},
+        {"num_workers": 4},
+        {"num_workers": 4, "persistent_workers": True},
         {"num_workers": 1, "multiprocessing_context": "spawn"},
     ],
-    ids=["no workers", "2 forked workers", "persistent workers", "1 spawned worker"],
+    ids=["no workers", "1 worker", "4 workers", "4 persistent workers", "1 spawned worker"],
 )
 def test_a_data_loader_delivers_the_samplers_batches(directory: Path, options: dict[str, Any]) -> None:
     dataset = MDSDataset(directory)

@@ -108,3 +108,23 @@ def test_a_process_outside_the_mesh_is_an_error() -> None:
     mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0, 1])
     with pytest.raises(OrderError, match="not in the mesh"):
         World.detect(mesh=mesh)
+
+
+def test_tensor_and_pipeline_peers_of_a_mesh_read_the_same_and_all_peers_together_the_global_batch() -> None:
+    """Eight ranks as (replicate, pipeline, shard, tensor): data-parallel ranks that are not next to each other."""
+    batches: dict[int, list[list[list[int]]]] = {}
+    for rank in range(8):
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+        try:
+            mesh = init_device_mesh("cpu", (2, 2, 1, 2), mesh_dim_names=("replicate", "pp", "shard", "tp"))
+            world = World.detect(mesh=mesh["replicate", "shard"], environment={"LOCAL_WORLD_SIZE": "4"})
+        finally:
+            torch.distributed.destroy_process_group()
+        assert (world.rank, world.ranks) == (rank // 4, 2)
+        sampler = ElasticBatchSampler([500] * 4, global_batch_size=40, canonical_nodes=4, world=world)
+        batches.setdefault(world.rank, []).append(list(sampler))
+    for peers in batches.values():
+        assert peers == [peers[0]] * 4
+    single = ElasticBatchSampler([500] * 4, global_batch_size=40, canonical_nodes=4, world=World())
+    shared = zip(batches[0][0], batches[1][0], strict=True)
+    assert [sorted(a + b) for a, b in shared] == [sorted(batch) for batch in single]

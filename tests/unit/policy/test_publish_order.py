@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fusecache.model.nouns import MIB
 from fusecache.policy.publish_order import BEHIND_BYTES, SMALL_BYTES, Change, Gate, PublishOrder, Role
 
-KEYS = ("a", "b", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/g/a", "d/", "f/g/")
+KEYS = ("a", "b", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/g/a", "d/", "d/e/", "f/", "f/g/")
 SIZES = (0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5 * MIB, 9 * MIB)
 
 
@@ -42,8 +42,10 @@ class Reference:
                 return True
             if _folders(second) & _folders(first)[:1]:
                 return True
-        if older.aside or first.role is Role.END:
+        if older.aside:
             return False
+        if first.role is Role.END:
+            return second.role is Role.END and _is_in(_folders(first)[0], second.keys[0].rstrip("/"))
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
             return True
         if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
