@@ -29,9 +29,8 @@ def give_up(*_: object) -> None:
     raise Waited
 
 
-kept: list[
-    object
-] = []  # to the process's end: that of a dataset or loader whose shard is missing may never come
+# To the process's end: to let go of a dataset or loader whose shard is missing may take for ever.
+kept: list[object] = []
 
 
 def epoch(streaming: Any, command: dict[str, Any], workers: int) -> dict[str, Any]:
