@@ -96,6 +96,10 @@ class SupportsHints(Protocol):
         """Say whether somebody has said that he will read a version."""
         ...
 
+    async def read_exactly(self, object_id: ObjectId, size: int, start: int, stop: int) -> memoryview | None:
+        """Fetch bytes [start, stop) if somebody has asked for these and no more; else None."""
+        ...
+
     def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
         """Bytes of a version were read; has_waited: for the bucket."""
         ...
@@ -227,11 +231,25 @@ class BlockCache:
         data = self._read_nowait(stream, start, stop, now)
         if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
             data = await self._read_disk(stream, start, stop)
+        if data is None and self.hints is not None and await self._is_nowhere(stream.entry, start, stop):
+            entry = stream.entry
+            data = await self.hints.read_exactly(entry.object_id, entry.size, start, stop)
+            if data is not None:
+                self._counters.misses += 1
+                return data, True
         if data is None:
             return await self._read_slowly(stream, start, stop)
         self._counters.hits += 1
         self._ahead.run(stream)
         return data, False
+
+    async def _is_nowhere(self, entry: CachedObject, start: int, stop: int) -> bool:
+        """Say whether none of these bytes are here, or on their way."""
+        for index, first, last in split_by_chunk(Extent(start, stop)):
+            chunk = await self._chunk(entry, index)
+            if mask_of_bytes(first, last) & (chunk.present | chunk.in_memory() | chunk.pending()):
+                return False
+        return True
 
     def prefetch(self, objects: Sequence[Wanted]) -> None:
         """Have the starts of objects read ahead, the first of them first. Never waits, never fails."""

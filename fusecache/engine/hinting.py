@@ -16,11 +16,13 @@ from fusecache.engine.names import Names
 from fusecache.engine.nodes import Node
 from fusecache.engine.offload import Offload
 from fusecache.engine.prefetching import Prefetcher
+from fusecache.engine.snippets import is_worth_it
 from fusecache.engine.timeline import Job, Timeline, Window, index_plan
 from fusecache.engine.tree import Tree
-from fusecache.model.errors import NotFound
+from fusecache.model.errors import NotFound, RemoteError
 from fusecache.model.hint import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
-from fusecache.model.nouns import ObjectId
+from fusecache.model.nouns import Extent, ObjectId
+from fusecache.policy.fetch_order import Cause
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +156,21 @@ class Hinting:
     def names(self, object_id: ObjectId) -> bool:
         """Say whether some job has said that it will read a file: then nobody needs to guess."""
         return bool(self._timeline.jobs) and self._timeline.names(self._tree.relative(object_id.key))
+
+    async def read_exactly(self, object_id: ObjectId, size: int, start: int, stop: int) -> memoryview | None:
+        """Fetch bytes [start, stop) of which a plan says that no more shall be fetched; None: not so, or it failed."""
+        snippets, extent = self._cache.snippets, Extent(start, stop)
+        use = self._timeline.exact_use(self._tree.relative(object_id.key), start, stop)
+        if use is None or not is_worth_it(extent) or not snippets.fits(extent):
+            return None
+        snippet = snippets.begin(object_id, size, extent, depth=0)
+        snippet.turn.cause = Cause.DEMAND
+        try:
+            await snippets.fetch(snippet)
+        except RemoteError:
+            return None  # the cache asks again, and says what it is
+        self._prefetcher.keep(*use, snippet)
+        return await snippets.read(object_id, start, stop)
 
     def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
         """Somebody reads a file: the jobs that have named it are alive."""

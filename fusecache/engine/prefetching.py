@@ -224,6 +224,10 @@ class Prefetcher:
             unread.popleft()
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
+    def keep(self, job: Job, last: int, snippet: Snippet) -> None:
+        """Hold a snippet until a job has come past a step."""
+        self._snippets.append((job, last, snippet))
+
     def note_read(self) -> None:
         """Somebody has read something that was hinted."""
         if self._unread:
@@ -432,7 +436,7 @@ class Prefetcher:
     ) -> Callable[[], Awaitable[None]]:
         async def bring() -> None:
             await self._cache.snippets.fetch(snippet)
-            self._snippets.append((job, last, snippet))
+            self.keep(job, last, snippet)
             if fetch.is_urgent:
                 self._unread.append((snippet, trio.current_time() + _HOLD_SECONDS))
 

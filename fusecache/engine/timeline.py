@@ -25,8 +25,8 @@ MOST_JOBS = 64
 # Rows of one file that are looked at to find its next use; there are more only where many small extents lie in it.
 _ROWS_LOOKED_AT = 256
 # Exact bytes are fetched so many steps ahead of what is being read: beyond that whole files come first, which may hold
-# them. Batches that are read ahead of the one that is waited for are among them.
-_NEAR_STEPS = 6
+# them.
+_NEAR_STEPS = 2
 # The steps of so many last reads say where a job is that does not say so itself …
 _READS = 8
 # … for this long.
@@ -302,10 +302,18 @@ class Timeline:
             job.seconds_until(first)
             for job in self.jobs.values()
             for window in job.windows
-            for first, _, begin, end in window.extents_of(path, job.step)
-            if begin < stop and start < end
+            for first in window.steps_of(path, job.step, start, stop)
         ]
         return min(uses, default=None)
+
+    def exact_use(self, path: str, start: int, stop: int) -> tuple[Job, int] | None:
+        """Return the job, and its step, for which any of these bytes were named exactly; None if they were not."""
+        for job in self.jobs.values():
+            for window in job.windows:
+                if window.plan.is_exact:
+                    for step in window.steps_of(path, job.step, start, stop):
+                        return job, step
+        return None
 
     def names(self, path: str) -> bool:
         """Say whether some job has said that it will read a file."""

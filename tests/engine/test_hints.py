@@ -10,10 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine import snippets
-from fusecache.model.errors import NotFound
+from fusecache.model.errors import NotFound, ObjectMissing, RemoteError, Throttled, Unavailable
 from fusecache.model.hint import TO_THE_END, HintError, encode_cursor, encode_plan
 from fusecache.model.nouns import KIB, MIB
 from fusecache.policy.horizon import SILENT_SECONDS
+from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, running_node
 
 # One epoch reads each shard once, one a step.
@@ -255,6 +256,28 @@ async def test_a_file_that_is_replaced_is_read_as_it_is_now(
         await fetched_by(user, MIB)
         await trio.sleep(3)
         assert await user.read(name(0)) == new
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("reset"), Throttled("slow down"), ObjectMissing("gone")])
+async def test_who_reads_exact_bytes_before_they_were_fetched_brings_these_and_no_more(
+    tmp_path: Path, autojump_clock: MockClock, error: RemoteError | None
+) -> None:
+    bucket = Bucket()
+    contents = fill(bucket, 1, MIB)
+    store = FaultyStore(bucket)  # type: ignore[arg-type]
+    async with running_node(store, tmp_path / "cache") as user:
+        places = [step * 64 * KIB for step in range(16)]
+        rows = [(0, place, 4096, step, 0) for step, place in enumerate(places)]
+        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
+        await fetched_by(user, 3 * 4096)
+        if error is not None:
+            store.script(Fault(error, "get_into"))
+        for _ in range(2):
+            found = await read(user, name(0), places[8], 4096)
+            assert found == contents[0][places[8] :][:4096]
+        demanded = user.fs.cache.statistics().bytes_by_cause["demand"]
+        # What fails once is asked for by those who know what to do with an error, and their granules.
+        assert demanded == 4096 if error is None else demanded >= 4096
 
 
 @pytest.mark.parametrize("message", [b"", b"nonsense", b'{"fusecache": "plan"}\n', encode_cursor(3)])
