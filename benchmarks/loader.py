@@ -18,7 +18,7 @@ CASES = (
     Case("tokens", partial(cases_loader.mounted, "tokens"), "A", 70, 80),
     Case("blobs-local", partial(cases_loader.local, "blobs"), "A", 50, 60),
     Case("blobs", partial(cases_loader.mounted, "blobs"), "A", 50, 60),
-    Case("cold-start", cases_loader.cold_start, "B", 90, 110),
+    Case("cold-start", cases_loader.cold_start, "B", 0, 480),
     Case("steady-50", partial(cases_loader.steady, 50), "B", 90, 100),
     Case("steady-25", partial(cases_loader.steady, 25), "B", 90, 90),
     Case("order", cases_loader.orders, "A", 10, 10),
