@@ -66,14 +66,16 @@ class DirectReads:
     def __init__(self, most: int) -> None:
         """Have the kernel set it up. Raises OSError where it cannot, or will not in this container."""
         numbers = _NUMBERS.get(os.uname().machine)
-        if numbers is None:
+        if numbers is None or struct.calcsize("P") != 8:
             raise OSError(errno.ENOSYS, "the numbers of this machine's system calls are not known here")
         setup, self._destroy, self._submit, self._get = numbers
         context = ctypes.c_ulong(0)
-        if _io_setup(setup, most, ctypes.byref(context)) < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._context = context.value
         self.events = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if _io_setup(setup, most, ctypes.byref(context)) < 0:
+            code = ctypes.get_errno()
+            os.close(self.events)
+            raise OSError(code, os.strerror(code))
+        self._context = context.value
         self._most = most
         self._controls = ctypes.create_string_buffer(_CONTROL.size * most)
         first = ctypes.addressof(self._controls)

@@ -231,17 +231,22 @@ class BlockCache:
         data = self._read_nowait(stream, start, stop, now)
         if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
             data = await self._read_disk(stream, start, stop)
-        if data is None and self.hints is not None and await self._is_nowhere(stream.entry, start, stop):
-            entry = stream.entry
-            data = await self.hints.read_exactly(entry.object_id, entry.size, start, stop)
-            if data is not None:
-                self._counters.misses += 1
-                return data, True
         if data is None:
-            return await self._read_slowly(stream, start, stop)
+            data = await self._read_exactly(stream.entry, start, stop)
+            if data is None:
+                return await self._read_slowly(stream, start, stop)
+            self._counters.misses += 1
+            return data, True
         self._counters.hits += 1
         self._ahead.run(stream)
         return data, False
+
+    async def _read_exactly(self, entry: CachedObject, start: int, stop: int) -> memoryview | None:
+        """Read bytes of which hints say that no more shall be fetched, if nothing of them is here; else None."""
+        hints = self.hints
+        if hints is None or not await self._is_nowhere(entry, start, stop):
+            return None
+        return await hints.read_exactly(entry.object_id, entry.size, start, stop)
 
     async def _is_nowhere(self, entry: CachedObject, start: int, stop: int) -> bool:
         """Say whether none of these bytes are here, or on their way."""

@@ -234,7 +234,8 @@ class Fetcher:
         assert frame is not None
         self._small_loads += 1
         try:
-            frame.valid |= await self.disk.load(chunk, frame, first, stop)
+            found = await self.disk.load(chunk, frame, first, stop)
+            frame.valid |= found  # what came meanwhile counts, too
         finally:
             self._small_loads -= 1
             self._frames.let_go(frame, trio.current_time())
@@ -559,7 +560,8 @@ class Fetcher:
         frame = request.frame
         assert frame is not None
         try:
-            frame.valid |= await self.disk.load(request.chunk, frame, request.first, request.stop)
+            found = await self.disk.load(request.chunk, frame, request.first, request.stop)
+            frame.valid |= found  # what came meanwhile counts, too
         finally:
             self._running[Source.DISK] -= 1
             self._frames.let_go(frame, trio.current_time())

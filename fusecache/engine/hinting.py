@@ -19,7 +19,7 @@ from fusecache.engine.prefetching import Prefetcher
 from fusecache.engine.snippets import is_worth_it
 from fusecache.engine.timeline import Job, Timeline, Window, index_plan
 from fusecache.engine.tree import Tree
-from fusecache.model.errors import NotFound, RemoteError
+from fusecache.model.errors import NotFound
 from fusecache.model.hint import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
 from fusecache.model.nouns import Extent, ObjectId
 from fusecache.policy.fetch_order import Cause
@@ -165,11 +165,7 @@ class Hinting:
             return None
         snippet = snippets.begin(object_id, size, extent, depth=0)
         snippet.turn.cause = Cause.DEMAND
-        try:
-            await snippets.fetch(snippet)
-        except RemoteError:
-            return None  # the cache asks again, and says what it is
-        self._prefetcher.keep(*use, snippet)
+        self._prefetcher.bring(*use, snippet)
         return await snippets.read(object_id, start, stop)
 
     def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:

@@ -28,6 +28,9 @@ from fusecache.model.metadata import symlink_target
 from fusecache.model.nouns import ObjectInfo
 from fusecache.policy.names import listing_pays
 
+# A name that is published here again and again is asked for so often; then the last answer does.
+_PROBES_AGAIN = 2
+
 
 class Names:
     """Looks names up; `reader` reads directories, `freshness` says how long their answers hold."""
@@ -204,13 +207,13 @@ class Names:
 
     async def _probed(self, parent: Node, name: str, *, must_answer: bool) -> tuple[list[ListedEntry], float]:
         """Ask the bucket for one name; an older listing will do while it does not answer, unless it `must_answer`."""
-        probe = self._start_probe(parent, name)
+        probe, again = self._start_probe(parent, name), _PROBES_AGAIN
         while not probe.done:
             if not must_answer and self._must_do(parent, name):
                 return self._last_rows(parent, name)
             await self._requests.wait_for(probe)
-            if probe.done and probe.is_overtaken:
-                probe = self._start_probe(parent, name)
+            if probe.done and probe.is_overtaken and probe.failure is None and again:
+                probe, again = self._start_probe(parent, name), again - 1
         if probe.failure is not None:
             raise probe.failure
         return probe.rows, probe.asked

@@ -7,6 +7,7 @@ memory and files which the thread uses stay its own), and every remote call ends
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
@@ -145,7 +146,8 @@ class _DirectReader:
             return None
         # As with a thread, the memory is the kernel's until it is done, whoever is cancelled.
         await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
-        if -read.result in REFUSED:
+        if -read.result in REFUSED and self._reads is not None:
+            log.info("small reads of the cache go through threads: %s", os.strerror(-read.result))
             self._reads = None
         return None if read.result < 0 else read.result
 

@@ -224,9 +224,29 @@ class Prefetcher:
             unread.popleft()
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
-    def keep(self, job: Job, last: int, snippet: Snippet) -> None:
-        """Hold a snippet until a job has come past a step."""
-        self._snippets.append((job, last, snippet))
+    def bring(self, job: Job, last: int, snippet: Snippet) -> None:
+        """Fetch a snippet for somebody who waits for it, and hold it until the job has come past a step."""
+        if self._nursery is None:
+            self._cache.snippets.drop(snippet)
+            snippet.ended.set()
+        else:
+            self._nursery.start_soon(self._bring, job, last, snippet, name="hinted-read")
+
+    async def _bring(self, job: Job, last: int, snippet: Snippet) -> None:
+        try:
+            await self._cache.snippets.fetch(snippet)
+        except RemoteError as exc:
+            log.debug(
+                "exact bytes did not come, the cache asks again object=%s error=%s", snippet.object_id, exc
+            )
+        else:
+            self._keep(job, last, snippet)
+
+    def _keep(self, job: Job, last: int, snippet: Snippet) -> None:
+        if self._is_wanted(job, last):
+            self._snippets.append((job, last, snippet))
+        else:
+            self._cache.snippets.drop(snippet)  # its job went while it came
 
     def note_read(self) -> None:
         """Somebody has read something that was hinted."""
@@ -436,7 +456,7 @@ class Prefetcher:
     ) -> Callable[[], Awaitable[None]]:
         async def bring() -> None:
             await self._cache.snippets.fetch(snippet)
-            self.keep(job, last, snippet)
+            self._keep(job, last, snippet)
             if fetch.is_urgent:
                 self._unread.append((snippet, trio.current_time() + _HOLD_SECONDS))
 

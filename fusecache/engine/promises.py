@@ -357,8 +357,11 @@ class Promises(Endings):
         await self._journal.commit(PutFile(record))
 
     def _seal_closed(self, node: Node, generation: Generation) -> None:
-        """Seal what was promised, unless another writer came meanwhile, whose end seals, or it was removed."""
-        if node.writers or generation.state is not FileState.FLUSHED or not self._tree.is_linked(node):
+        """Seal what was promised, unless another writer came meanwhile, whose end seals, or it was removed.
+
+        What another file was renamed over is still to be published, before that.
+        """
+        if node.writers or generation.state is not FileState.FLUSHED or generation not in self._owed:
             return
         rows = self._sealed(generation)
         # What was replaced goes with its row: that is not put off.

@@ -307,11 +307,12 @@ class Timeline:
         return min(uses, default=None)
 
     def exact_use(self, path: str, start: int, stop: int) -> tuple[Job, int] | None:
-        """Return the job, and its step, for which any of these bytes were named exactly; None if they were not."""
+        """Return the job, and its next step, for which any of these bytes were named exactly; None if they were not."""
         for job in self.jobs.values():
             for window in job.windows:
                 if window.plan.is_exact:
-                    for step in window.steps_of(path, job.step, start, stop):
+                    step = min(window.steps_of(path, job.step, start, stop), default=None)
+                    if step is not None:
                         return job, step
         return None
 
@@ -332,10 +333,13 @@ class Timeline:
         for job in self.jobs.values():
             step = None
             for window in job.windows:
-                for first in window.steps_of(path, job.step, offset, offset + nbytes):
-                    step = first if step is None else min(step, first)
-                    if window.plan.is_exact and first > window.read_to:
-                        window.read_to, has_moved = first, True
+                # Of several, whose bytes lie in the same pages, the soonest is meant.
+                soonest = min(window.steps_of(path, job.step, offset, offset + nbytes), default=None)
+                if soonest is None:
+                    continue
+                step = soonest if step is None else min(step, soonest)
+                if window.plan.is_exact and soonest > window.read_to:
+                    window.read_to, has_moved = soonest, True
             if step is None:
                 continue
             job.heard = now

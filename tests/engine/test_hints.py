@@ -2,17 +2,19 @@
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from fusecache.engine import snippets
+from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import NotFound, ObjectMissing, RemoteError, Throttled, Unavailable
 from fusecache.model.hint import TO_THE_END, HintError, encode_cursor, encode_plan
-from fusecache.model.nouns import KIB, MIB
+from fusecache.model.nouns import KIB, MIB, ObjectId
 from fusecache.policy.horizon import SILENT_SECONDS
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, running_node
@@ -278,6 +280,66 @@ async def test_who_reads_exact_bytes_before_they_were_fetched_brings_these_and_n
         demanded = user.fs.cache.statistics().bytes_by_cause["demand"]
         # What fails once is asked for by those who know what to do with an error, and their granules.
         assert demanded == 4096 if error is None else demanded >= 4096
+
+
+class Stuck(InlineOffload):
+    """The next GET, and every look into the index, stays in its thread for so many seconds."""
+
+    network_seconds = rows_seconds = 0.0
+
+    async def network(self, call: Callable[..., Any], *args: object) -> Any:
+        if args and isinstance(args[0], ObjectId):
+            seconds, self.network_seconds = self.network_seconds, 0.0
+            with trio.CancelScope(shield=True):
+                await trio.sleep(seconds)
+        return await super().network(call, *args)
+
+    async def rows(self, call: Callable[..., Any], *args: object) -> Any:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(self.rows_seconds)
+        return await super().rows(call, *args)
+
+
+async def test_a_reader_of_exact_bytes_waits_for_no_silent_connection(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket, offload = Bucket(), Stuck()
+    contents = fill(bucket, 1, MIB)
+    async with running_node(bucket, tmp_path / "cache", offload=offload) as user:
+        rows = [(0, step * 64 * KIB, 4096, step, 0) for step in range(16)]
+        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
+        await fetched_by(user, 3 * 4096)
+        offload.network_seconds = 55.0
+        began = trio.current_time()
+        assert await read(user, name(0), 8 * 64 * KIB, 4096) == contents[0][8 * 64 * KIB :][:4096]
+        assert trio.current_time() < began + 15
+
+
+async def test_hints_that_go_while_somebody_reads_do_not_disturb_him(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket, offload = Bucket(), Stuck()
+    contents = fill(bucket, 2, MIB)
+    async with (
+        running_node(bucket, tmp_path / "cache", offload=offload) as user,
+        trio.open_nursery() as nursery,
+    ):
+        await user.fs.resolve(name(1))
+        await user.fs.hinting.take("run.plan", plan(2, [(0, 0, 4096, 0, 0)], is_exact=True))
+        await fetched_by(user, 4096)
+        offload.rows_seconds = 2.0
+        found: list[bytes] = []
+
+        async def read_other() -> None:
+            found.append(await read(user, name(1), 64 * KIB, 4096))
+
+        nursery.start_soon(read_other)
+        await trio.sleep(1)
+        assert not found
+        assert user.fs.hinting.forget("run")
+        await trio.sleep(10)
+        assert found == [contents[1][64 * KIB :][:4096]]
+        offload.rows_seconds = 0.0
 
 
 @pytest.mark.parametrize("message", [b"", b"nonsense", b'{"fusecache": "plan"}\n', encode_cursor(3)])

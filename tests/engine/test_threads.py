@@ -72,6 +72,29 @@ async def test_a_file_removed_while_its_late_pages_are_promised_does_not_come_ba
     assert bucket.states == []
 
 
+async def test_a_file_renamed_over_one_whose_late_pages_are_promised_is_published_after_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    offload = Slow()
+    async with running_node(bucket, cache, offload=offload) as user, trio.open_nursery() as nursery:
+        await user.write("new", b"new")
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"....")
+        await user.fs.contents.flush(handle)
+        await user.fs.contents.write(handle, 1, b"XX")  # pages of a mapping: no close follows
+        offload.rows_seconds = 5.0
+        nursery.start_soon(user.fs.contents.release, handle)
+        await trio.sleep(1)
+        nursery.start_soon(user.rename, "new", "file")
+        await trio.sleep(20)
+        offload.rows_seconds = 0.0
+        await user.write("later", b"later")
+        with trio.fail_after(600):
+            assert await user.drained() == "durable"
+        assert await user.read("file") == b"new"
+    assert bucket.shows() == {"file": b"new", "later": b"later"}
+
+
 async def test_an_open_file_that_is_removed_while_it_is_published_leaves_nothing(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

@@ -262,3 +262,16 @@ def test_all_extents_that_hold_a_read_are_found_and_no_others(
             if row.path == path and row.start < stop and start < row.stop and row.last >= step
         ]
         assert sorted(window.steps_of(path, step, start, stop)) == sorted(wanted)
+
+
+def test_of_samples_in_the_same_pages_the_soonest_is_meant() -> None:
+    """Who reads pages at the borders of a sample reads a bit of its neighbours, too, whose turn may be far off."""
+    timeline = Timeline()
+    rows = [Said(0, "a", 0, 5000, 40, 40), Said(0, "a", 5000, 9000, 3, 3), Said(0, "a", 9000, 14000, 60, 60)]
+    take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
+    job = timeline.jobs["job"]
+    assert timeline.exact_use("a", 4096, 12288) == (job, 3)
+    timeline.note_read("a", 4096, 8192, 1.0, has_waited=True)
+    assert job.windows[0].read_to == 3
+    assert timeline.exact_use("a", 14000, 15000) is None
+    assert timeline.exact_use("b/c", 0, 15000) is None
