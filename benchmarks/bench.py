@@ -88,13 +88,14 @@ QUICK = Sizes(
 
 @dataclass
 class Bench:
-    """One run. directory: an empty folder on the disk under test; round: from 1."""
+    """One run. directory: an empty folder on the disk under test; round: from 1; rounds_done: all their cases."""
 
     origins: Origins
     directory: Path
     sizes: Sizes
     results: Results = field(default_factory=Results)
     round: int = 1
+    rounds_done: int = 0
 
     def turn(self, competitors: Sequence[Named]) -> list[Named]:
         """Return the competitors in this round's order: everybody is first once."""

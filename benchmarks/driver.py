@@ -70,7 +70,7 @@ def run(benchmark: Benchmark, description: str | None) -> int:
     sys.stdout.write(table(bench.results, bars))
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / benchmark.name
-    write_json(path.with_suffix(".json"), bench.results, bars, quick=options.quick, rounds=rounds)
+    write_json(path.with_suffix(".json"), bench.results, bars, quick=options.quick, rounds=bench.rounds_done)
     draw(path.with_suffix(".png"), bench.results, benchmark.panels)
     if interrupted:
         return 2
@@ -92,6 +92,7 @@ def _measure(bench: Bench, plan: list[tuple[Case, Origin]], rounds: int) -> None
             )
             case.measure(bench, origin)
             done += case.first_seconds if number == 1 else case.seconds
+        bench.rounds_done = number
 
 
 def _plan(cases: Sequence[Case], only: str, origins: str) -> list[tuple[Case, Origin]]:
