@@ -138,13 +138,14 @@ async def test_a_node_that_ends_before_the_bytes_of_a_removed_file_go_keeps_none
     async with running_node(bucket, cache, settle_seconds=100.0) as user:
         await user.write("file", b"secret")
         handle = await user.open("file", truncate=False) if is_open else None
+        if handle is None:
+            monkeypatch.setattr(StagingFile, "delete", die)
         await user.unlink("file")
         if handle is not None:
             await trio.sleep(1)
             photograph(cache, after)
             await user.close(handle)
         else:
-            monkeypatch.setattr(StagingFile, "delete", die)
             await trio.sleep(1)
     assert len(list((after / "staging").iterdir())) == 1
     async with running_node(bucket, after) as user:

@@ -279,7 +279,7 @@ while time.monotonic() < end:
 
 def test_the_command_line_waits_and_tells(mount, bucket):
     """`sync` with its exit status, `status` as a table and as JSON, `unmount` with progress on the way."""
-    one: Mount = mount("--settle-seconds", "2")
+    one: Mount = mount("--settle-seconds", "5")
     (one.path / "file").write_bytes(b"x" * 1000)
     late = run(FUSECACHE, "sync", one.path, "--timeout", "0.2", check=False)
     assert late.returncode == 1
