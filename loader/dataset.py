@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from loader.encodings import BlobDecoder, SampleDecoder, blob_decoder, sample_decoder
 from loader.errors import DatasetError, EncodingError, ShardError
+from loader.ids import checked_ids, several
 from loader.index import INDEX_NAME, Index, join_indices, read_index
 from loader.order.spec import Weight
 from loader.shard import DECOMPRESSED_CACHE_BYTES, ReadOptions, ShardReader, dataset_directory
@@ -131,10 +132,9 @@ class MDSDataset:
 
         Raises IndexError for an id out of range, ShardError or EncodingError for what cannot be read.
         """
-        if isinstance(which, slice):
-            return list(self.__getitems__(range(*which.indices(len(self)))))
-        if isinstance(which, (list, tuple, range)) or (isinstance(which, np.ndarray) and which.ndim):
-            return list(self.__getitems__(which))
+        ids = several(which, len(self))
+        if ids is not None:
+            return list(self.__getitems__(ids))
         number = operator.index(which)  # type: ignore[arg-type]  # TypeError is the answer to anything else
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} is not among the {len(self)} of {self._where}")
@@ -146,7 +146,7 @@ class MDSDataset:
         Where each sample is numbers of fixed shapes, they are a Table: read into one block of memory, which they
         share, and `loader.collate` makes a batch of it without looking at any one.
         """
-        ids = self._checked_ids(which)
+        ids = checked_ids(which, len(self), self._where)
         if ids.size == 0:
             return []
         shards = np.searchsorted(self._ends, ids, side="right")
@@ -179,21 +179,6 @@ class MDSDataset:
             for shard, visit in groupby(zip(shards, numbers, strict=True), itemgetter(0)):
                 samples += self._read(shard, [number for _, number in visit])
         return samples
-
-    def _checked_ids(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """(ids,) counted from the beginning. Raises IndexError for what is none."""
-        ids = np.asarray(which)
-        if ids.size == 0:
-            return np.empty(0, np.int64)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise IndexError(f"ids are a list of numbers, not an array of {ids.dtype} with {ids.ndim} axes")
-        total = len(self)
-        ids = ids.astype(np.int64, copy=False)
-        lowest = ids.min()
-        if lowest < -total or ids.max() >= total:
-            wrong = ids[(ids < -total) | (ids >= total)][0]
-            raise IndexError(f"sample {wrong} is not among the {total} of {self._where}")
-        return np.where(ids < 0, ids + total, ids) if lowest < 0 else ids
 
     def _read_blobs(self, schema: int, shards: list[int], numbers: list[int]) -> list[Sample] | None:
         """The same for samples with one value that varies in size; None if these are none, or `_read` has to look."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from loader.arrow_values import Column, column_values, ordered, without_dictionaries
 from loader.errors import DatasetError, ShardError
+from loader.ids import checked_ids, several
 from loader.index import Index
 from loader.index_rows import Schema
 from loader.names import Names
@@ -147,10 +148,9 @@ class ParquetDataset:
 
         Raises IndexError for an id out of range, ShardError for what cannot be read.
         """
-        if isinstance(which, slice):
-            return list(self.__getitems__(range(*which.indices(len(self)))))
-        if isinstance(which, (list, tuple, range)) or (isinstance(which, np.ndarray) and which.ndim):
-            return list(self.__getitems__(which))
+        ids = several(which, len(self))
+        if ids is not None:
+            return list(self.__getitems__(ids))
         return self.__getitems__([operator.index(which)])[0]  # type: ignore[arg-type]  # TypeError is the answer
 
     def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
@@ -159,7 +159,7 @@ class ParquetDataset:
         Where all columns are numbers, or lists of numbers of one length, they are a Table, of which `loader.collate`
         makes a batch without looking at any one.
         """
-        ids = self._checked_ids(which)
+        ids = checked_ids(which, len(self), self._where)
         if ids.size == 0:
             return []
         groups = np.searchsorted(self._ends, ids, side="right")
@@ -232,20 +232,6 @@ class ParquetDataset:
     @property
     def _where(self) -> str:
         return self._paths[0] if len(self._paths) == 1 else f"{self._paths[0]} … {self._paths[-1]}"
-
-    def _checked_ids(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """(ids,) counted from the beginning. Raises IndexError for what is none."""
-        ids = np.asarray(which)
-        if ids.size == 0:
-            return np.empty(0, np.int64)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise IndexError(f"ids are a list of numbers, not an array of {ids.dtype} with {ids.ndim} axes")
-        total = len(self)
-        wrong = ids[(ids < -total) | (ids >= total)]
-        if wrong.size:
-            raise IndexError(f"sample {wrong[0]} is not among the {total} of {self._where}")
-        ids = ids.astype(np.int64, copy=False)
-        return np.where(ids < 0, ids + total, ids)
 
     # ---- row groups
 

@@ -59,14 +59,18 @@ class Window:
         """Say whether a step is about to be read: one of the first, or of those behind what is being read."""
         return step <= max(self.read_to, self.plan.first[0]) + _NEAR_STEPS
 
+    def _places_of(self, path: str) -> tuple[int, int]:
+        """Return where the extents of a path lie in `rows`, and in `by_start`: nowhere if it has none."""
+        number = bisect_left(self.plan.paths, path)
+        if number == len(self.plan.paths) or self.plan.paths[number] != path:
+            return 0, 0
+        return self.begins[number], self.begins[number + 1]
+
     def extents_of(self, path: str, step: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (first, last, start, stop) of what is read of a path from a step on, the first first, and not all."""
         plan = self.plan
-        number = bisect_left(plan.paths, path)
-        if number == len(plan.paths) or plan.paths[number] != path:
-            return
         first, rows = plan.first, self.rows
-        low, high = self.begins[number], self.begins[number + 1]
+        low, high = self._places_of(path)
         if high - low > 8:
             low = bisect_left(rows, step - self.longest, low, high, key=first.__getitem__)
         for row in rows[low : min(high, low + _ROWS_LOOKED_AT)]:
@@ -83,10 +87,7 @@ class Window:
             return
         # An exact plan names hundreds of small extents of a file, and each read of one comes here.
         plan, rows = self.plan, self.by_start
-        number = bisect_left(plan.paths, path)
-        if number == len(plan.paths) or plan.paths[number] != path:
-            return
-        low, high = self.begins[number], self.begins[number + 1]
+        low, high = self._places_of(path)
         low = bisect_left(rows, start - self.longest_bytes, low, high, key=plan.start.__getitem__)
         for place in range(low, high):
             row = rows[place]

@@ -18,6 +18,7 @@ from fusecache.model.nouns import KIB, MIB, ObjectId
 from fusecache.policy.horizon import SILENT_SECONDS
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, running_node
+from tests.engine.threads import stay
 
 # One epoch reads each shard once, one a step.
 SHARDS, SHARD_BYTES = 192, 256 * KIB
@@ -290,13 +291,11 @@ class Stuck(InlineOffload):
     async def network(self, call: Callable[..., Any], *args: object) -> Any:
         if args and isinstance(args[0], ObjectId):
             seconds, self.network_seconds = self.network_seconds, 0.0
-            with trio.CancelScope(shield=True):
-                await trio.sleep(seconds)
+            await stay(seconds)
         return await super().network(call, *args)
 
     async def rows(self, call: Callable[..., Any], *args: object) -> Any:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(self.rows_seconds)
+        await stay(self.rows_seconds)
         return await super().rows(call, *args)
 
 

@@ -20,6 +20,7 @@ from fusecache.policy import parts
 from fusecache.remote.faulty import Fault, FaultyStore
 from fusecache.remote.store import FileSlice
 from tests.engine.nodes import Bucket, User, photograph, running_node
+from tests.engine.threads import stay
 
 PART = 4 * MIB  # as `conftest.py` has it
 ROW = MIB
@@ -52,8 +53,7 @@ class SlowSyncs(InlineOffload):
         if not args or not isinstance(args[0], StagingFile):
             return await super().disk(call, *args)
         self.begun.set()
-        with trio.CancelScope(shield=True):  # a thread cannot be called back
-            await trio.sleep(10)
+        await stay(10)
         return call(*args)
 
 

@@ -13,6 +13,7 @@ from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import NotFound
 from fusecache.model.nouns import MIB
 from tests.engine.nodes import Bucket, User, photograph, running_node
+from tests.engine.threads import stay
 
 PART = 4 * MIB  # as `conftest.py` has it
 
@@ -24,22 +25,16 @@ class Slow(InlineOffload):
 
     async def network(self, call: Callable[..., Any], *args: object) -> Any:
         answer = await super().network(call, *args)
-        await _pass(self.answer_seconds)
+        await stay(self.answer_seconds)
         return answer
 
     async def rows(self, call: Callable[..., Any], *args: object) -> Any:
-        await _pass(self.rows_seconds)
+        await stay(self.rows_seconds)
         return await super().rows(call, *args)
 
     async def publish(self, call: Callable[..., Any], *args: object) -> Any:
-        await _pass(self.publish_seconds)
+        await stay(self.publish_seconds)
         return await super().publish(call, *args)
-
-
-async def _pass(seconds: float) -> None:
-    """A thread cannot be called back."""
-    with trio.CancelScope(shield=True):
-        await trio.sleep(seconds)
 
 
 def rows_of(user: User) -> list[str]:

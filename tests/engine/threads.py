@@ -16,6 +16,12 @@ T = TypeVar("T")
 DURATIONS = (0.0, 0.0, 0.0, 0.001, 0.004, 0.03, 0.3, 2.0)
 
 
+async def stay(seconds: float) -> None:
+    """Take so long as a thread does: whoever is cancelled meanwhile."""
+    with trio.CancelScope(shield=True):
+        await trio.sleep(seconds)
+
+
 class SlowThreads:
     """Runs each call as a thread does: once begun it goes on, and a cancelled caller hears its answer."""
 

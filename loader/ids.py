@@ -1,0 +1,35 @@
+"""Which samples a caller means: what a dataset may be indexed with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Several = slice | Sequence[int] | NDArray[np.integer[Any]]
+
+
+def several(
+    which: int | np.integer[Any] | Several, total: int
+) -> Sequence[int] | NDArray[np.integer[Any]] | None:
+    """Return the ids of a slice, a list or an array, of a dataset of `total` samples; None for a single id."""
+    if isinstance(which, slice):
+        return range(*which.indices(total))
+    if isinstance(which, (list, tuple, range)) or (isinstance(which, np.ndarray) and which.ndim):
+        return which
+    return None
+
+
+def checked_ids(which: Sequence[int] | NDArray[np.integer[Any]], total: int, where: str) -> NDArray[np.int64]:
+    """Return (ids,) counted from the beginning. Raises IndexError for what is none of `total`, in `where`."""
+    ids = np.asarray(which)
+    if ids.size == 0:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise IndexError(f"ids are a list of numbers, not an array of {ids.dtype} with {ids.ndim} axes")
+    lowest = ids.min()
+    if lowest < -total or ids.max() >= total:
+        wrong = ids[(ids < -total) | (ids >= total)][0]
+        raise IndexError(f"sample {wrong} is not among the {total} of {where}")
+    ids = ids.astype(np.int64, copy=False)
+    return np.where(ids < 0, ids + total, ids) if lowest < 0 else ids
