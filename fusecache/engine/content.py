@@ -118,7 +118,11 @@ class Contents(Promises):
         if generation is None or generation.in_flight:
             pass
         elif not self._tree.is_linked(node):
-            if node.handles == 0:
+            if (
+                generation in self._owed
+            ):  # another file was renamed over it, whose turn comes after this one's
+                self._seal_closed(node, generation)
+            elif node.handles == 0:
                 self._let_go(generation)
         elif handle.writable and node.writers == 0 and generation.is_mutable:
             await self._end_writing(handle, generation)

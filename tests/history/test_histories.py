@@ -148,6 +148,12 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             [],
             id="a name that comes back at once",
         ),
+        pytest.param(
+            [("save", ".metadata", 100), ("checkpoint", "e", 7), ("open", 3, ".metadata", "keep"),
+             ("save_by_rename", ".metadata", 7)],
+            [Moment(REQUEST, 1, "before")],
+            id="a version that waits is open for writing while another is renamed over it",
+        ),
     ],
 )  # fmt: skip
 def test_programs_that_once_broke_a_promise(steps: list[Step], moments: list[Moment]) -> None:
