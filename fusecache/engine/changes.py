@@ -356,11 +356,29 @@ class Changes:
             self._owed.add(item)
         if generation is not None and generation not in queued:
             changes += self._rekey(generation, key_now)
+        for removal in self._owed.removals_behind(key_before) if queued else ():
+            self._put_behind(removal, key_now, changes)
         if self._owed.exists_after(key_before, shown):
-            self._add(None, OperationKind.DELETE, key_before, changes, base_etag=shown)
+            target = key_now if queued else ""
+            self._add(None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown)
             self._tree.hide(key_before)
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
+
+    def _put_behind(self, removal: Operation, key_now: str, changes: list[Change]) -> None:
+        """Have the removal of what was published before come after the newer content, whose key is now another."""
+        if removal.in_flight:
+            return
+        self._owed.remove(removal)
+        changes.append(DropOperation(removal.sequence))
+        removal.record = replace(
+            removal.record,
+            sequence=self._journal.next_number(),
+            target=key_now,
+            base_etag=self._owed.base_for(removal.record.key, removal.record.base_etag),
+        )
+        changes.append(PutOperation(removal.record))
+        self._owed.add(removal)
 
     def _rekey(self, generation: Generation, key: str) -> list[Change]:
         """Give content that is not promised another key."""

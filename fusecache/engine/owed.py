@@ -51,6 +51,8 @@ class Owed:
         # In order, until the next change.
         self._sorted: list[Item] | None = []
         self._by_key: dict[str, list[Item]] = {}
+        # Removals of names whose newer content went to a key, by that.
+        self._behind: dict[str, list[Operation]] = {}
         # Of negative sequences: its lowest is that of the newest item.
         self._newest = Gate()
 
@@ -82,6 +84,8 @@ class Owed:
         self._newest.add(-item.sequence)
         for key in item.changed_keys():
             insort(self._by_key.setdefault(key, []), item, key=_sequence)
+        if isinstance(item, Operation) and change.moved_to:
+            self._behind.setdefault(change.moved_to, []).append(item)
         self.on_added(item)
         self._tell()
 
@@ -99,6 +103,10 @@ class Owed:
             elif was_first and not published:
                 self.rebase(key, base_of(item, key))
                 self.on_rebased(same_key[0])
+        if isinstance(item, Operation) and (moved_to := _moved_to(item)):
+            self._behind[moved_to].remove(item)
+            if not self._behind[moved_to]:
+                del self._behind[moved_to]
         self.on_removed(item)
         self._tell()
 
@@ -115,6 +123,15 @@ class Owed:
     def for_key(self, key: str) -> list[Item]:
         """Return the items that change `key`, in order."""
         return list(self._by_key.get(key, ()))
+
+    def removals_behind(self, key: str) -> list[Operation]:
+        """Return the removals of names whose newer, unpublished content went to `key`, each the last of its name."""
+        return [
+            removal
+            for removal in self._behind.get(key, ())
+            if self._by_key[removal.record.key][-1] is removal
+            and removal.record.key + "/" not in self._by_key
+        ]
 
     def ends_with(self, item: Item) -> bool:
         """Return whether nothing is queued behind the item."""
@@ -154,7 +171,8 @@ class Owed:
         keys = item.changed_keys()
         tells = self.tells(keys[-1])
         if isinstance(item, Operation):
-            return Change(item.sequence, keys, _ROLES[item.record.kind], tells=tells)
+            role, moved_to = _ROLES[item.record.kind], _moved_to(item)
+            return Change(item.sequence, keys, role, tells=tells, moved_to=moved_to)
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
         role = Role.POINT if replaces or tells else Role.NEW
         return Change(item.sequence, keys, role, item.size, tells)
@@ -165,6 +183,10 @@ class Owed:
             self._changed.set()
             self._changed = trio.Event()
         self.on_change()
+
+
+def _moved_to(item: Operation) -> str:
+    return item.record.target if item.record.kind is OperationKind.DELETE else ""
 
 
 def leaves_object(item: Item, key: str) -> bool:

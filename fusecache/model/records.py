@@ -111,6 +111,7 @@ class OperationRecord:
 
     For RENAME `target` is the new key and base_etag belongs to it; source_etag, size and modified (seconds since
     1970) describe the object under `key`, and link is what it says if it is a symlink. For SYMLINK `target` is that.
+    For DELETE `target` is the key that newer, unpublished content of the name was moved to, or empty.
     """
 
     sequence: int

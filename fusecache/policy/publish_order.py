@@ -49,7 +49,8 @@ _WRITES = frozenset({Role.NEW, Role.POINT})
 class Change:
     """One queued change. keys: those that it changes. size: bytes of a file's content, else 0.
 
-    tells: whether its name is one that says that all the rest is there.
+    tells: whether its name is one that says that all the rest is there. moved_to: of a REMOVAL, the key that newer
+    content of its name went to before it was published; empty: there is none.
     """
 
     sequence: int
@@ -57,6 +58,7 @@ class Change:
     role: Role
     size: int = 0
     tells: bool = False
+    moved_to: str = ""
 
 
 class Gate:
@@ -298,9 +300,13 @@ class PublishOrder:
         return self._gate_before_end(entry) if role is Role.END else None
 
     def _gate_before_removal(self, entry: _Entry) -> Gate | None:
-        sequence, aside = entry.change.sequence, entry.folders[0].aside
-        if aside is not None and aside.holds(sequence):
-            return aside  # a file under a temporary name may be about to take its place
+        sequence, moved_to = entry.change.sequence, entry.change.moved_to
+        folders = [entry.folders[0]]  # a file under a temporary name may be about to take its place
+        if moved_to:
+            folders += filter(None, [self._folders.get(self._folder_path(moved_to))])
+        for folder in folders:
+            if folder.aside is not None and folder.aside.holds(sequence):
+                return folder.aside
         return self._writes if self._writes.holds(sequence) else None
 
     def _gate_before_end(self, entry: _Entry) -> Gate | None:

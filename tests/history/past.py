@@ -5,6 +5,7 @@ what was and what will be are allowed; a crash decides which.
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,6 +34,9 @@ class Cause(Enum):
     FOLDER_RENAME = "rename of a directory"
     MKDIR = "mkdir"
     RMDIR = "rmdir"
+
+
+RENAMES = frozenset({Cause.RENAME, Cause.FOLDER_RENAME})
 
 
 @dataclass(slots=True)
@@ -93,7 +97,7 @@ class Past:
             if change.closed_at is not None:
                 entry.closed_at = change.closed_at
             moved = before.get(change.other)
-            if change.cause in {Cause.RENAME, Cause.FOLDER_RENAME} and change.values != NOTHING and moved:
+            if change.cause in RENAMES and change.values != NOTHING and moved:
                 entry.origin, entry.closed_at = moved.origin, moved.closed_at
             self.files.setdefault(path, [_first()]).append(entry)
             promise.files.append((path, entry, change.values))
@@ -144,6 +148,22 @@ class Past:
         if not entries:
             return NOTHING
         return frozenset().union(*(entry.values for entry in entries[_index(entries, step) :]))
+
+    def missing(self, path: str, step: int, shown: Mapping[str, Value]) -> str:
+        """Return where content that came to a name with a promise should show by now, and does not.
+
+        Under that name, or where it was moved from there; "": it shows, or is not needed any more.
+        """
+        entries, where = self.files[path], path
+        for entry in entries[_index(entries, step) :]:
+            if shown.get(path) not in entry.values:
+                continue
+            if entry.values != NOTHING or entry.cause not in RENAMES:
+                return ""
+            where = self.missing(entry.other, entry.step, shown)
+            if not where:
+                return ""
+        return where
 
     def tree(self) -> dict[str, Values]:
         """Return what each name may hold now, names that hold nothing left out."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fusecache.config import ORDER_LAST, TEMP_NAMES
 from fusecache.policy.names import matches_any
-from tests.history.past import NOTHING, Cause, Entry, Link, Past, Value
+from tests.history.past import NOTHING, RENAMES, Cause, Entry, Link, Past, Value
 
 TEMPORARY_SECONDS = 60.0
 
@@ -87,9 +87,9 @@ class Rules:
         return ""
 
     def _objection_to_removal(self, key: str, entry: Entry) -> str:
-        if entry.cause in {Cause.RENAME, Cause.FOLDER_RENAME} and entry.other:
-            if self.shown.get(entry.other) not in self._past.since(entry.other, entry.step):
-                return f"its content was moved to {entry.other}, which does not show it yet"
+        if entry.cause in RENAMES and entry.other:
+            if missing := self._past.missing(entry.other, entry.step, self.shown):
+                return f"its content was moved to {missing}, which does not show it yet"
             return self._before(entry.step, (_folder(key), _folder(entry.other)), {key, entry.other})
         return self._before(entry.step, (_folder(key),), {key}) or self._before(
             entry.step, ("",), {key}, writes_only=True

@@ -149,6 +149,22 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             id="a name that comes back at once",
         ),
         pytest.param(
+            [("mkdir", "d"), ("save", "c.tmp", 5000), ("drain",), ("save", "c.tmp", 7), ("rename", "c.tmp", "d/c.tmp")],
+            [],
+            id="a published temporary file's newer version goes to another directory",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("save", "a", 7), ("drain",), ("save", "a", LARGE), ("rename", "a", "d/a"),
+             ("rename_folder", "d", "e")],
+            [],
+            id="a published file's newer version is moved, and then its directory is",
+        ),
+        pytest.param(
+            [("save", "a", 7), ("drain",), ("save", "a", LARGE), ("rename", "a", "b"), ("rename", "b", "c")],
+            [],
+            id="a published file's newer version is moved twice",
+        ),
+        pytest.param(
             [("save", ".metadata", 100), ("checkpoint", "e", 7), ("open", 3, ".metadata", "keep"),
              ("save_by_rename", ".metadata", 7)],
             [Moment(REQUEST, 1, "before")],
