@@ -59,6 +59,7 @@ JUDGES: Mapping[str, Judge] = {
     "blobs-local": _cpu(10.0),
     "cold-start": _cold,
     "steady-50": _steady,
+    "ranks-50": _steady,
     "order-py1e": _several(
         _at_most("seconds", 2.0, "CPU seconds", "s"), _at_most("memory_bytes", 150, "memory", "MB", 1e-6)
     ),

@@ -26,6 +26,7 @@ LIBRARIES = ("fusecache", "fusecache-loader", "streaming", "litdata", "raw")
 BATCH = {"tokens": 512, "blobs": 32}
 PASSES = 3
 COLD_BATCH = 512
+STEADY_BATCH = 256
 TOKEN_SAMPLE_BYTES = 8192
 WRITE_SECONDS = 300.0
 SPEED_SECONDS = 240.0
@@ -80,8 +81,12 @@ def cold_start(bench: Bench, origin: Origin) -> None:
             bench.record_failure(case, library, exc)
 
 
-def steady(share: int, bench: Bench, origin: Origin) -> None:
-    """Epoch after epoch with a cache of `share` percent of the data; what is fetched is counted from the second on."""
+def steady(case: str, share: int, ranks: int, bench: Bench, origin: Origin) -> None:
+    """Epoch after epoch with a cache of `share` percent of the data; what is fetched is counted from the second on.
+
+    ranks: of one node, that share each step's batch.
+    """
+    case = f"{case} {origin.name}"
     bucket, sizes = "loader-steady", bench.sizes
     path = _dataset(bench, "fusecache", "tokens", sizes.steady_samples, sizes.steady_shard_bytes)
     total = sum(file.stat().st_size for file in path.iterdir())
@@ -90,12 +95,14 @@ def steady(share: int, bench: Bench, origin: Origin) -> None:
     cache = f"{total * share // 100}"
     peer = Fusecache(flags=("--cache-size", cache, "--memory", str(64 << 20)))
     for library in bench.turn(("fusecache", "no-hints")):
-        case = f"steady-{share} {origin.name}"
         try:
             with bench.mount(peer, origin, bucket) as mount:
-                bench.record(case, library, partial(_steady, bench, origin, library, mount, total, share))
+                measure = partial(_steady, bench, origin, library, mount, total, share, ranks)
+                bench.record(case, library, measure)
         except BenchmarkError as exc:
             bench.record_failure(case, library, exc)
+    bench.record(case, "lru", partial(_recent, bench, path, share))
+    bench.record(case, "ideal", lambda: {"fetched_share": 1 - share / 100})
 
 
 def orders(bench: Bench, origin: Origin) -> None:
@@ -226,11 +233,11 @@ def _cold(
 
 
 def _steady(
-    bench: Bench, origin: Origin, library: str, mount: Mount, total: int, share: int
+    bench: Bench, origin: Origin, library: str, mount: Mount, total: int, share: int, ranks: int
 ) -> dict[str, float]:
     answer = load(
-        "steady", library=library, path=str(mount.path / "data"), batch=256, epochs=bench.sizes.steady_epochs,
-        step_seconds=bench.sizes.step_seconds / 4,
+        "steady", library=library, path=str(mount.path / "data"), batch=STEADY_BATCH,
+        epochs=bench.sizes.steady_epochs, step_seconds=bench.sizes.step_seconds / 4, ranks=ranks,
     )  # fmt: skip
     fetched = bench.origins.control(origin).log("GetObject")
     times = answer["times"]
@@ -241,6 +248,13 @@ def _steady(
     # What is fetched in an epoch's last seconds may be the next one's: their mean evens it out.
     mean = statistics.fmean(epochs)
     return {"fetched_share": mean / total, "of_ideal": mean / (total * (100 - share) / 100)}
+
+
+def _recent(bench: Bench, path: Path, share: int) -> dict[str, float]:
+    answer = load(
+        "recent", path=str(path), batch=STEADY_BATCH, epochs=bench.sizes.steady_epochs, share=share / 100
+    )  # fmt: skip
+    return _only(answer, "fetched_share")
 
 
 def _order(name: str, samples: int) -> dict[str, float]:

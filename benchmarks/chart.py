@@ -32,6 +32,8 @@ COLOURS = {
     "streaming": "#30638e",
     "litdata": "#edae49",
     "whole": "#9a9a9a",
+    "lru": "#7ba7cc",
+    "ideal": "#d0d0d0",
 }
 TITLES = {
     "fusecache-remote": "fusecache, fsync remote",
@@ -52,6 +54,8 @@ TITLES = {
     "streaming": "StreamingDataset",
     "litdata": "LitData",
     "whole": "the shards read whole",
+    "lru": "least recently used, counted",
+    "ideal": "the least possible",
 }
 Panels = Sequence[Sequence[tuple[str, tuple[str, ...]]]]
 # Rows of panels, each with its title and its cases; a panel is as wide as it has bars.
@@ -94,7 +98,7 @@ LOADER_PANELS: Panels = (
     ),
     (
         ("seconds waited for data (log scale, less is better)", ("cold-start B",)),
-        ("share of the data fetched an epoch (less is better)", ("steady-50 B", "steady-25 B")),
+        ("share of the data fetched an epoch (less is better)", ("steady-50 B", "ranks-50 B", "steady-25 B")),
         ("import (seconds, log scale, less is better)", ("import A",)),
     ),
 )

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,10 +87,10 @@ def speed(library: str, kind: str, path: str, batch: int, passes: int) -> dict[s
 Epoch = Callable[[int], Iterable[int]]
 
 
-def _ours(path: str, batch: int) -> tuple[MDSDataset, ElasticBatchSampler]:
+def _ours(path: str, batch: int, world: World | None = None) -> tuple[MDSDataset, ElasticBatchSampler]:
     dataset = MDSDataset(path)
     sampler = ElasticBatchSampler(
-        dataset, global_batch_size=batch, world=World(), canonical_nodes=CANONICAL_NODES
+        dataset, global_batch_size=batch, world=world or World(), canonical_nodes=CANONICAL_NODES
     )
     return dataset, sampler
 
@@ -244,20 +245,55 @@ def _whole_shards(path: str, batch: int, steps: int) -> dict[str, Any]:
     return {"seconds": time.time() - began, "bytes": total, "shards": len(shards)}
 
 
-def steady(library: str, path: str, batch: int, epochs: int, step_seconds: float) -> dict[str, Any]:
-    """Go through a dataset that does not fit into the daemon's cache. times: seconds since 1970, one a border."""
+def steady(
+    library: str, path: str, batch: int, epochs: int, step_seconds: float, ranks: int = 1
+) -> dict[str, Any]:
+    """Go through a dataset that does not fit into the daemon's cache. times: seconds since 1970, one a border.
+
+    ranks: of this node, each with a loader of its own in this process; they take their steps together, as a training
+    job's do.
+    """
     from loader.fast import Loader
 
-    dataset, sampler = _ours(path, batch)
-    batches = Loader(dataset, sampler, hints=library == "fusecache")
+    hints = library == "fusecache"
+    loaders = [
+        Loader(*_ours(path, batch, World(rank, ranks)), hints=hints, threads=max(2, 16 // ranks))
+        for rank in range(ranks)
+    ]
     times = [time.time()]
     for number in range(epochs):
         drop_pages()  # pages of the kernel would hide the cache behind them: a real dataset is larger than memory
-        batches.set_epoch(number)
-        for _ in batches:
+        for batches in loaders:
+            batches.set_epoch(number)
+        for _ in zip(*loaders, strict=True):
             time.sleep(step_seconds)
         times.append(time.time())
-    return {"times": times, "samples": len(dataset)}
+    return {"times": times}
+
+
+def recent(path: str, batch: int, epochs: int, share: float) -> dict[str, Any]:
+    """Count what a cache of whole shards fetches that keeps those used last.
+
+    share: of the shards that it has room for. fetched_share: of the shards, an epoch, from the second on.
+    """
+    dataset, sampler = _ours(path, batch)
+    ends = np.cumsum(dataset.index.samples)
+    room = int(len(ends) * share)
+    kept: OrderedDict[int, None] = OrderedDict()
+    fetched = []
+    for number in range(epochs):
+        sampler.set_epoch(number)
+        fetched.append(0)
+        for ids in sampler:
+            for shard in np.searchsorted(ends, ids, side="right").tolist():
+                if shard in kept:
+                    kept.move_to_end(shard)
+                    continue
+                fetched[-1] += 1
+                kept[shard] = None
+                if len(kept) > room:
+                    kept.popitem(last=False)
+    return {"fetched_share": statistics.fmean(fetched[1:]) / len(ends)}
 
 
 def order(name: str, samples: int, shard_samples: int) -> dict[str, Any]:
@@ -298,6 +334,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "speed": speed,
     "cold": cold,
     "steady": steady,
+    "recent": recent,
     "order": order,
     "index": open_index,
 }

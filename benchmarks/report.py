@@ -76,6 +76,7 @@ SHOWN = {
     "cold-start": Shown("waited for data, 100 cold batches", "waited_seconds", _seconds),
     "steady-50": Shown("fetched an epoch, cache 50 %", "fetched_share", _share),
     "steady-25": Shown("fetched an epoch, cache 25 %", "fetched_share", _share),
+    "ranks-50": Shown("the same by 8 ranks of one node", "fetched_share", _share),
     "order-py1e": Shown("order of 10 000 000, py1e", "seconds", _seconds),
     "order-native": Shown("first batch of 1 000 000 000, native", "batch_seconds", _seconds),
     "index": Shown("index of 1 000 000 shards", "seconds", _seconds),
@@ -102,6 +103,8 @@ ORDER = (
     "whole",
     "streaming",
     "litdata",
+    "lru",
+    "ideal",
 )
 # What a competitor lacks: no failure.
 NOT_AVAILABLE = "n/a"

@@ -10,13 +10,13 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fusecache.model.errors import MountError
-from fusecache.mount_table import root_of
+from fusecache.mount_table import real_path, root_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
@@ -64,7 +64,8 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
 
     Raises MountError if no directory above has a control file, or its mount is dead.
     """
-    resolved = Path(os.path.realpath(path))
+    _look_up_control(path)
+    resolved = Path(real_path(path))
     closed = dead = None
     known = root_of(resolved)
     # Where the table knows it, no directory in it is looked into: the bucket would be asked for each.
@@ -97,6 +98,17 @@ def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> 
             "mounts show themselves to other users with --allow-other"
         )
     raise MountError(f"{path} is not in a fusecache mount")
+
+
+def _look_up_control(path: str | os.PathLike[str]) -> None:
+    """Have the kernel know the control file of the mount that a path leads into, for the next minute.
+
+    It looks the names of a directory up one after the other, and that of the path may wait for the bucket.
+    """
+    mountpoint = root_of(path)
+    if mountpoint is not None:
+        with suppress(OSError):
+            (Path(mountpoint) / CONTROL_FILE).stat()
 
 
 @contextmanager

@@ -164,7 +164,7 @@ class ControlServer:
         drains: before an unmount a conflict is no obstacle: both versions are in the bucket.
         """
         if path and not drains and not (await self._fs.looking.count(path)).files:
-            await self._fs.resolve(path)  # a name with a mistake in it is not durable
+            await self._fs.look_up(path)  # a name with a mistake in it is not durable
         async with self._reporting(stream, lambda: self._pending(path)):
             ended = await self._fs.wait_durable(path, seconds)
         result = "durable" if drains and ended.result == "conflict" else ended.result

@@ -1,7 +1,7 @@
 """What is mounted where, by the kernel's table (proc_pid_mountinfo(5)), and whether a mount of ours answers.
 
-Invariant: nothing here waits for a mount, but `check_answers`, which does so for ANSWER_SECONDS and in another process:
-who waits for a daemon that hangs cannot be woken.
+Invariant: nothing here waits for a mount, but `check_answers` and `real_path`, which do so for some seconds and in
+another process: who waits for a daemon that hangs, or by way of it for the bucket, cannot be woken.
 """
 
 import os
@@ -16,6 +16,8 @@ TABLE = Path("/proc/self/mountinfo")
 OUR_TYPE = "fuse.fusecache"
 # A live daemon answers at once, whatever the bucket does; that of a loaded node may be late.
 ANSWER_SECONDS = 10.0
+# A daemon answers for a name that it knows after 10 s, however silent the bucket is.
+NAME_SECONDS = 11.0
 _MOST_LINKS = 40  # as the kernel's, path_resolution(7)
 
 
@@ -36,6 +38,34 @@ def root_of(path: str | os.PathLike[str], mount_table: Path = TABLE) -> str | No
 
     As realpath(3) does it, but no step is taken into a mount of ours, where it might wait for ever.
     """
+    return _way_into(path, mount_table)[0]
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as realpath(3) does; where the bucket does not say in time what stands there, as it is written."""
+    root, inner = _way_into(path, TABLE)
+    if root is None or not inner:
+        return root or os.path.realpath(path)
+    written = os.path.join(root, inner)
+    try:
+        asker = subprocess.Popen(
+            ["realpath", "--canonicalize-missing", "--zero", "--", written],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:  # a system without coreutils
+        return os.path.realpath(path)
+    try:
+        answer, _ = asker.communicate(timeout=NAME_SECONDS)
+    except subprocess.TimeoutExpired:
+        asker.kill()  # nobody waits for its end: it comes when the daemon gives up
+        return written
+    return os.fsdecode(answer.removesuffix(b"\0")) if asker.returncode == 0 else os.path.realpath(path)
+
+
+def _way_into(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
+    """Return the mountpoint that a path leads into, None if it leads into none, and what of the path is left there."""
     points = our_mountpoints(mount_table)
     links = 0
     left = os.path.abspath(path).split("/")[:0:-1]  # the first part last
@@ -43,7 +73,7 @@ def root_of(path: str | os.PathLike[str], mount_table: Path = TABLE) -> str | No
     while left:
         step = os.path.join(current, left.pop())
         if step in points:
-            return step
+            return step, "/".join(reversed(left))
         target = _target_of(step) if links < _MOST_LINKS else None
         if target is None:
             current = step
@@ -51,7 +81,7 @@ def root_of(path: str | os.PathLike[str], mount_table: Path = TABLE) -> str | No
         links += 1
         left += os.path.normpath(os.path.join(current, target)).split("/")[:0:-1]
         current = "/"
-    return None
+    return None, ""
 
 
 def check_answers(path: str | os.PathLike[str]) -> None:

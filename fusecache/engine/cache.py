@@ -339,12 +339,6 @@ class BlockCache:
 
         A file that cannot be kept is removed.
         """
-        for file in files:
-            granules = -(-file.size // GRANULE_BYTES)
-            if len(file.granule_checksums) != granules * 8:
-                raise ValueError(
-                    f"{granules} granules need {granules * 8} bytes, not {len(file.granule_checksums)}"
-                )
         objects = self._table.objects
         await self._keeper.adopt(
             [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]

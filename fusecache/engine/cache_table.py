@@ -19,7 +19,7 @@ from fusecache.engine.cache_statistics import Counters
 from fusecache.engine.offload import Offload
 from fusecache.engine.residents import CachedObject, Chunk
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, ObjectRow
-from fusecache.model.errors import FusecacheError, LocalDiskError
+from fusecache.model.errors import FusecacheError, LocalDiskError, StateError
 from fusecache.model.nouns import GRANULES_PER_BLOCK, ObjectId
 from fusecache.policy.eviction import STAMPS_PER_LIMIT
 from fusecache.policy.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, blocks_of, disk_bytes, full_mask
@@ -64,7 +64,8 @@ class CacheTable:
         """Run something in the cache's own nursery: begun, it ends, even if the caller is cancelled
         meanwhile.
 
-        Memory, index, ledger and files would differ if it stopped half-way.
+        Memory, index, ledger and files would differ if it stopped half-way. Raises what `call` does, and StateError if
+        the cache itself ends before it.
         """
         results: list[T] = []
         errors: list[FusecacheError] = []
@@ -82,6 +83,9 @@ class CacheTable:
         await done.wait()
         if errors:
             raise errors[0]
+        if not results:
+            # Cancelled with the cache, as when another of its tasks failed: who uses it is cancelled later, if at all.
+            raise StateError(f"{name}: the cache has ended")
         return results[0]
 
     async def load_object(self, entry: CachedObject) -> None:

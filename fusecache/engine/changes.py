@@ -14,7 +14,7 @@ from fusecache.engine.content import Contents
 from fusecache.engine.endings import disowned
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
-from fusecache.engine.nodes import Generation, Kind, Node, Operation, attributes_of, in_use
+from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation, attributes_of, in_use
 from fusecache.engine.owed import Owed, base_of
 from fusecache.engine.requests import Requests
 from fusecache.engine.tree import Tree
@@ -146,16 +146,15 @@ class Changes:
             target = None
         with in_use(target):
             node = await self._names.lookup(old_parent, old_name)
-        if target is not None and not self._tree.is_linked(target):
-            target = None  # replaced in the bucket while we looked the other name up
+        # Another client may have made, replaced or removed it while we looked the other name up.
+        target = new_parent.children.get(new_name)
         if target is node:
             return
-        if target is not None and not replace:
-            raise AlreadyExists(f"{self._tree.path(target)}: exists")
+        self._check_replaceable(target, replace=replace)
         directory = node.kind is Kind.DIRECTORY
         new_key = self._tree.child_key(new_parent, new_name, directory=directory)
         if directory:
-            await self._rename_directory(node, target, new_parent, new_name, new_key)
+            await self._rename_directory(node, target, new_parent, new_name, new_key, replace=replace)
             return
         if target is not None and target.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
@@ -168,12 +167,23 @@ class Changes:
         await self._journal.commit(*changes)
 
     async def _rename_directory(
-        self, node: Node, target: Node | None, new_parent: Node, new_name: str, new_key: str
+        self,
+        node: Node,
+        target: Node | None,
+        new_parent: Node,
+        new_name: str,
+        new_key: str,
+        *,
+        replace: bool,
     ) -> None:
         old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
         await self._check_directory_target(node, target, new_key)
         began = self._tree.now()
         remote = await self._everything_below(old_key)
+        while (there := new_parent.children.get(new_name)) is not target:
+            target = there  # another client made or removed it meanwhile
+            self._check_replaceable(target, replace=replace)
+            await self._check_directory_target(node, target, new_key)
         # ---- from here to the commit nothing is awaited
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
         for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
@@ -207,6 +217,10 @@ class Changes:
             self._names.note_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
         await self._journal.commit(*changes)
+
+    def _check_replaceable(self, target: Node | None, *, replace: bool) -> None:
+        if target is not None and not replace:
+            raise AlreadyExists(f"{self._tree.path(target)}: exists")
 
     def _order_of_moving(self, member: Node) -> tuple[int, float, str]:
         """Order what a renamed directory holds as it came to the bucket: what speaks of others comes after them."""
@@ -322,8 +336,7 @@ class Changes:
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         queued = [item for item in self._owed.for_key(key_before) if item.node is node]
-        if any(item.in_flight or _is_rename(item) for item in queued):
-            # Too late to change a key under way: the rename follows it.
+        if self._is_fixed(queued, key_before):  # the rename follows it
             self._add_rename(node, key_before, key_now, base, changes)
             return
         generation, published = node.generation, node.published_etag(key_before)
@@ -342,22 +355,9 @@ class Changes:
             collapsed = self._contents.places.collapse_delete(key_now, changes)
             base = collapsed if collapsed is not None else base
         for item in queued:
-            self._owed.remove(item)
-            sequence = self._journal.next_number()
-            place = self._owed.base_for(key_now, base)
-            if isinstance(item, Generation):
-                item.record = replace(item.record, key=key_now, sequence=sequence, base_etag=place)
-                self._contents.on_key_changed(item)
-                changes.append(PutFile(item.record))
-            else:
-                changes.append(DropOperation(item.sequence))
-                item.record = replace(item.record, key=key_now, sequence=sequence, base_etag=place)
-                changes.append(PutOperation(item.record))
-            self._owed.add(item)
+            self._requeue(item, key_now, base, changes)
         if generation is not None and generation not in queued:
             changes += self._rekey(generation, key_now)
-        for removal in self._owed.removals_behind(key_before) if queued else ():
-            self._put_behind(removal, key_now, changes)
         if self._owed.exists_after(key_before, shown):
             target = key_now if queued else ""
             self._add(None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown)
@@ -365,20 +365,32 @@ class Changes:
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
-    def _put_behind(self, removal: Operation, key_now: str, changes: list[Change]) -> None:
-        """Have the removal of what was published before come after the newer content, whose key is now another."""
-        if removal.in_flight:
-            return
-        self._owed.remove(removal)
-        changes.append(DropOperation(removal.sequence))
-        removal.record = replace(
-            removal.record,
-            sequence=self._journal.next_number(),
-            target=key_now,
-            base_etag=self._owed.base_for(removal.record.key, removal.record.base_etag),
-        )
-        changes.append(PutOperation(removal.record))
-        self._owed.add(removal)
+    def _requeue(
+        self, item: Generation | Operation, key: str, base: str | None, changes: list[Change]
+    ) -> None:
+        """Give what is promised another key, and the last place of the queue."""
+        self._owed.remove(item)
+        sequence = self._journal.next_number()
+        place = self._owed.base_for(key, base)
+        if isinstance(item, Generation):
+            item.record = replace(item.record, key=key, sequence=sequence, base_etag=place)
+            self._contents.on_key_changed(item)
+            changes.append(PutFile(item.record))
+        else:
+            changes.append(DropOperation(item.sequence))
+            item.record = replace(item.record, key=key, sequence=sequence, base_etag=place)
+            changes.append(PutOperation(item.record))
+        self._owed.add(item)
+
+    def _is_fixed(self, queued: list[Item], key: str) -> bool:
+        """Whether it is too late to change the key of what is queued: it is under way, or a removal waits for it there.
+
+        That removal is older than what may be queued by now, and would come before content that takes a new place.
+        """
+        if any(item.in_flight or _is_rename(item) for item in queued):
+            return True
+        are_sealed = all(isinstance(item, Generation) and item.state is FileState.SEALED for item in queued)
+        return bool(queued) and are_sealed and self._owed.is_awaited(key)
 
     def _rekey(self, generation: Generation, key: str) -> list[Change]:
         """Give content that is not promised another key."""

@@ -35,7 +35,7 @@ from fusecache.engine.preparing import Preparer
 from fusecache.engine.publisher import Publisher
 from fusecache.engine.recovering import Recovering
 from fusecache.engine.recovery import Recovered, Recovery, rebuild
-from fusecache.engine.requests import Requests
+from fusecache.engine.requests import SILENT_SECONDS, Requests
 from fusecache.engine.siblings import Siblings
 from fusecache.engine.snapshots import Snapshots
 from fusecache.engine.tree import Ownership, Tree
@@ -44,12 +44,15 @@ from fusecache.engine.warming import Warmer
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
-from fusecache.model.errors import NotFound, StateError
+from fusecache.model.errors import NotFound, StateError, Unavailable
 from fusecache.model.names import unusable_name
 from fusecache.model.texts import count_text, size_text
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
+
+# Of a bucket that was silent when it was last asked, who only looks waits so long for a sign that it is back.
+_SILENT_STILL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class FileSystem:
         conflicts = Conflicts(self.journal)
         self._conflicts = conflicts
         self.looking = Looking(
-            self.tree, self.owed, self.contents, self.publisher, conflicts, store, self.resolve
+            self.tree, self.owed, self.contents, self.publisher, conflicts, store, self.look_up
         )
         self.recovering = Recovering(
             self.tree,
@@ -256,8 +259,22 @@ class FileSystem:
 
     # ---- looking
 
-    async def resolve(self, path: str) -> Node:
-        """Return the node at a path below the mountpoint ("" is its root). Raises NotFound."""
+    async def look_up(self, path: str) -> Node:
+        """Return the node at a path for who only looks, and does not wait for a bucket that is silent.
+
+        Raises NotFound, or Unavailable after SILENT_SECONDS if the bucket alone could tell.
+        """
+        patience = _SILENT_STILL_SECONDS if self._requests.is_struggling else SILENT_SECONDS
+        try:
+            return await self.resolve(path, patience_seconds=patience)
+        except Unavailable as exc:
+            raise Unavailable(f"{path}: nothing is known of it here, and {exc}") from exc
+
+    async def resolve(self, path: str, *, patience_seconds: float = float("inf")) -> Node:
+        """Return the node at a path below the mountpoint ("" is its root).
+
+        Raises NotFound, or Unavailable if the bucket does not answer, or not within the patience for one name.
+        """
         node = self.tree.root
         held: list[Node] = []
         try:
@@ -269,7 +286,8 @@ class FileSystem:
                 held.append(node)
                 if unusable_name(part) is not None:
                     raise NotFound(f"{path!r}: no such file or directory")
-                node = await self.names.lookup(node, part)
+                with self._requests.patience(patience_seconds):
+                    node = await self.names.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc
         finally:

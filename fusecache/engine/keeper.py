@@ -23,8 +23,8 @@ from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.nouns import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, ObjectId
 from fusecache.policy.granules import (
-    BLOCKS_PER_CHUNK,
     CHUNK_BYTES,
+    GRANULES_PER_CHUNK,
     PAGE_BYTES,
     disk_bytes,
     full_mask,
@@ -47,19 +47,32 @@ class Staged:
     path: Path
     granule_checksums: bytes
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether checksums were found of as many bytes as it must have."""
+        return len(self.granule_checksums) == -(-self.size // GRANULE_BYTES) * _CHECKSUM_BYTES
+
 
 @dataclass(eq=False, slots=True)
 class _Adopted:
-    """A staging file that becomes cache file `number`. padding: bytes to the end of its last page."""
+    """A staging file that becomes cache file `number`.
+
+    padding: bytes to the end of its last page. rows: how many of its blocks the index knows.
+    """
 
     entry: CachedObject
     staged: Staged
     number: int
     padding: int
+    rows: int = 0
 
     @property
     def disk_bytes(self) -> int:
         return self.entry.size + self.padding
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.entry.size // BLOCK_BYTES)
 
 
 class Keeper:
@@ -257,6 +270,13 @@ class Keeper:
         """Return the number of the cache file that a staging file may become; None: it may not."""
         if entry.number is not None or not entry.size or entry.size != staged.size:
             return None
+        if not staged.is_whole:
+            log.warning(
+                "a staging file was cut or lengthened by somebody else: it is in the bucket as it was written, "
+                "and not kept here path=%s key=%s bytes=%d",
+                staged.path, staged.object_id.key, staged.size,
+            )  # fmt: skip
+            return None
         try:
             return await self._table.new_number() if self._table.takes_blocks else None
         except LocalDiskError as exc:
@@ -285,39 +305,56 @@ class Keeper:
 
         Return the numbers of those that the index does not take: they are no cache files any more.
         """
-        doomed = dict.fromkeys(files)
-        try:
-            async with self._table.rows_lock:
+        doomed: list[int] = []
+        async with self._table.rows_lock:
+            try:
                 for group in _commits(files, self._table.clock):
                     await self._offload.rows(
                         self._index.apply, [change for _, change in group], self._table.clock
                     )
                     for file, change in group:
-                        file.entry.blocks += len(change.rows)
-                for file in files:
-                    await self._look_again(file)
-                    del doomed[file]
+                        file.rows += len(change.rows)
+            except LocalDiskError as exc:
+                self._table.count_disk_error(exc)
+            for file in files:
+                is_known = await self._is_known(file)
+                self._uncount_chunks(file.entry)
+                if is_known:
+                    self._fill_chunks(file)
+                else:
+                    self._table.by_number.pop(file.number, None)
+                    file.entry.number = None
+                    self._ledger.release_cache(file.disk_bytes)
+                    doomed.append(file.number)
+        return doomed
+
+    async def _is_known(self, file: "_Adopted") -> bool:
+        """Say whether the index has the rows of a whole file; those of a part of it are taken back."""
+        if not file.rows or file.rows == file.blocks:
+            return file.rows > 0
+        try:
+            await self._offload.rows(self._index.remove_object, file.entry.object_id)
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
-        for file in doomed:
-            entry = file.entry
-            self._table.by_number.pop(file.number, None)
-            entry.number, entry.blocks = None, 0
-            for chunk in entry.chunks.values():
-                chunk.present = chunk.dirty = 0
-            self._ledger.release_cache(file.disk_bytes)
-        return [file.number for file in doomed]
+            return True  # what has no row stays counted until the next start
+        return False
 
-    async def _look_again(self, file: "_Adopted") -> None:
-        """Load the chunks anew that were made before the file came: what they know is counted twice now."""
-        for chunk in list(file.entry.chunks.values()):
+    def _uncount_chunks(self, entry: CachedObject) -> None:
+        """Forget what chunks know that were made, and written, before the whole file was known: it is counted twice."""
+        for chunk in entry.chunks.values():
             self._ledger.release_cache(disk_bytes(chunk.present, chunk.size))
             chunk.present = chunk.dirty = 0
-            first = chunk.index * BLOCKS_PER_CHUNK
-            rows = await self._offload.rows(
-                self._index.block_rows, file.number, first, first + BLOCKS_PER_CHUNK
-            )
-            self._table.fill_from_rows(chunk, rows)
+        entry.blocks = 0
+
+    def _fill_chunks(self, file: "_Adopted") -> None:
+        """Have the chunks of a file know that it is there as a whole. Without its rows: reading those may fail."""
+        file.entry.blocks = file.blocks
+        chunk_sums = GRANULES_PER_CHUNK * _CHECKSUM_BYTES
+        for chunk in file.entry.chunks.values():
+            first = chunk.index * chunk_sums
+            chunk.set_checksums(0, file.staged.granule_checksums[first : first + chunk_sums])
+            chunk.present = full_mask(chunk.size)
+            chunk.stamp = self._table.clock
             chunk.loaded = True
 
     async def forget(self, object_id: ObjectId) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 1. Every call has a bound: each kind of work has its own limiter, so that slow uploads never starve reads.
 2. A call in a thread cannot be cancelled: a cancelled caller waits until the thread is done (so that the
-memory and files which the thread uses stay its own), and every remote call ends by its own time-out.
+memory and files which the thread uses stay its own), but of `ask`; every remote call ends by its own time-out.
 """
 
 import logging
@@ -29,7 +29,14 @@ class Offload(Protocol):
     """Runs blocking calls for the loop."""
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
-        """Run a request that reads from the bucket."""
+        """Run a request that reads bytes from the bucket."""
+        ...
+
+    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+        """Run a request for names and facts, which fills no memory of ours: a cancelled caller leaves it behind.
+
+        It keeps its slot until it ends.
+        """
         ...
 
     async def upload(self, call: Callable[..., T], *args: object) -> T:
@@ -76,7 +83,7 @@ class ThreadOffload:
         self._direct = _DirectReader()
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
-        """Run a request that reads from the bucket."""
+        """Run a request that reads bytes from the bucket."""
         with trio.CancelScope(shield=True) as scope:
             self._reads.add(scope)
             try:
@@ -86,6 +93,10 @@ class ThreadOffload:
             finally:
                 self._reads.discard(scope)
         await trio.sleep_forever()  # abandoned: our own cancellation is about to come
+
+    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+        """Run a request for names and facts."""
+        return await trio.to_thread.run_sync(call, limiter=slots, abandon_on_cancel=True)
 
     def abandon_reads(self) -> None:
         """At the process's end: do not wait for answers that nobody wants any more."""
@@ -180,6 +191,11 @@ class InlineOffload:
         return call(*args)
 
     upload = disk = rows = network
+
+    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+        """Run the call as any other that reads from the bucket."""
+        async with slots:
+            return await self.network(call)
 
     async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
         """Leave it to `disk`: the kernel's end of a read is not seen by a virtual clock either."""

@@ -166,7 +166,7 @@ class Outcomes:
         parent, name = (node.parent, node.name) if node is not None else (None, "")
         if isinstance(item, Generation):
             key = item.record.key
-            copy_key = _conflict_key(key, item.sequence)
+            copy_key = self._free_conflict_key(key, item.sequence)
             self._note_conflict(key, copy_key, item.size, error)
             self._owed.remove(item, published=True)
             self._preparer.restart(item)
@@ -184,6 +184,14 @@ class Outcomes:
         if node is not None and parent is not None and node.parent is parent and node.generation is None:
             self._tree.detach(node)
             self.on_name_lost(parent, name)
+
+    def _free_conflict_key(self, key: str, sequence: int) -> str:
+        """Return where ours goes. Another node, or cache directory, of the same host name may have kept a copy so."""
+        copy_key, count = _conflict_key(key, f"{sequence}"), 1
+        while self._tree.find(copy_key) is not None:
+            count += 1
+            copy_key = _conflict_key(key, f"{sequence}-{count}")
+        return copy_key
 
     def _note_conflict(self, key: str, copy_key: str, size: int, error: FusecacheError) -> None:
         if copy_key:
@@ -231,8 +239,8 @@ def _row(item: Item) -> PutFile | PutOperation:
     return PutFile(item.record) if isinstance(item, Generation) else PutOperation(item.record)
 
 
-def _conflict_key(key: str, sequence: int) -> str:
+def _conflict_key(key: str, number: str) -> str:
     """Return where our version of a key goes that another client wrote too; its name has at most 255 bytes."""
     folder, slash, name = key.rpartition("/")
-    mark = f".conflict-{socket.gethostname()[:60]}-{sequence}"
+    mark = f".conflict-{socket.gethostname()[:60]}-{number}"
     return folder + slash + name.encode()[: 255 - len(mark)].decode(errors="ignore") + mark

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fusecache.engine.pages import file_row, with_metadata
-from fusecache.engine.requests import Asked, Requests
+from fusecache.engine.requests import UNREACHABLE_SECONDS, Asked, Requests
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import FusecacheError
 
@@ -21,9 +21,13 @@ class Probe(Asked):
 
 
 async def ask_for_name(requests: Requests, key: str, name: str, probe: Probe) -> None:
-    """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD of a zero-byte object."""
+    """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD of a zero-byte object.
+
+    All of it takes UNREACHABLE_SECONDS at most.
+    """
     try:
-        probe.rows = await _rows_of(requests, key, name)
+        with requests.patience(UNREACHABLE_SECONDS):
+            probe.rows = await _rows_of(requests, key, name)
     except FusecacheError as exc:
         probe.failure = exc
 

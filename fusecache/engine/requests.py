@@ -1,7 +1,8 @@
 """Requests for names and facts (LIST, HEAD), retried for a bounded time."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 # A reader of names waits so long for an unreachable bucket before it gets EIO.
 UNREACHABLE_SECONDS = 60.0
+# One request waits so long for its answer, as its connection may be dead: another one has the rest of the time.
+ANSWER_SECONDS = 40.0
 # A bucket that has not answered for so long does not answer: what is known must do.
 SILENT_SECONDS = 10.0
 # Permissions of a new key take up to a minute to arrive; a LOOKUP holds the directory's lock, so wait less.
@@ -85,18 +88,35 @@ class Requests:
         if patience.cancelled_caught:
             self._note_struggle(SILENT_SECONDS)
 
+    @contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Let the body wait so long for the bucket. Raises Unavailable if it is not done by then."""
+        with trio.move_on_after(seconds) as scope:
+            yield
+        if scope.cancelled_caught:
+            self._note_struggle(seconds)
+            raise Unavailable(f"the bucket has not answered for {self.struggling_seconds:.0f} s")
+
     def _note_struggle(self, seconds: float = 0.0) -> None:
         if self._struggling_since is None:
             self._struggling_since = trio.current_time() - seconds
         self.on_struggle()
 
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys)."""
+        """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys).
+
+        call: fills no memory of ours and changes nothing; it may still run in its thread when nobody waits for it.
+        """
+        with self.patience(UNREACHABLE_SECONDS):
+            return await self._ask_again(partial(call, *args, **kwargs))
+
+    async def _ask_again(self, call: Callable[[], T]) -> T:
+        """Ask until there is an answer, or an error that does not pass."""
         began = trio.current_time()
         attempt = denials = 0
         while True:
             try:
-                answer = await self._ask_once(partial(call, *args, **kwargs))
+                answer = await self._ask_once(call)
                 self._struggling_since = None
                 return answer
             except (ObjectChanged, ObjectMissing):
@@ -119,13 +139,13 @@ class Requests:
         if silence_seconds > 0:
             await trio.sleep(silence_seconds)
         self._slots.total_tokens = self._limit.limit
-        async with self._slots:
-            try:
-                answer = await self._offload.network(call)
-            except RemoteError as exc:
-                if exc.asks_to_slow_down:
-                    self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
-                raise
+        try:
+            with self.patience(ANSWER_SECONDS):
+                answer = await self._offload.ask(call, self._slots)
+        except RemoteError as exc:
+            if exc.asks_to_slow_down:
+                self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
+            raise
         self._limit.on_success(trio.current_time())
         return answer
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -180,7 +181,9 @@ def test_a_storm_of_refusals_delays_but_changes_nothing(server: ServerProcess, d
         (daemon.path / name).write_bytes(data)
     assert daemon.sync() == 0
     assert shows(server) == files
-    assert [key for _, key in published(server)] == list(files)
+    keys = [key for _, key in published(server)]
+    assert sorted(keys) == sorted(files)
+    assert keys.index("large") < keys.index("z")  # which may speak of it
 
 
 @pytest.mark.case(30)
@@ -257,6 +260,59 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
     assert daemon.sync() == 0
     wait_until(lambda: state() == "ok", "the state ok")
     assert shows(server) == {"file": b"2"}
+
+
+# A daemon for which a minute is two seconds, and which takes a bucket for silent after half a second.
+HASTY = (
+    "import sys, fusecache.engine.requests as requests; requests.UNREACHABLE_SECONDS = 2.0;"
+    "requests.ANSWER_SECONDS = 1.4; requests.SILENT_SECONDS = 0.5;"
+    "from fusecache.cli import main; sys.exit(main())"
+)
+# Finds the mount of a path as a command does, but for its patience; says what is left of the path, and the seconds.
+FIND_SOON = (
+    "import os, sys, time, fusecache.mount_table as mount_table; mount_table.NAME_SECONDS = 0.3;"
+    "from fusecache.control_client import find_mount; began = time.monotonic();"
+    "print(find_mount(sys.argv[1], os.environ)[1], time.monotonic() - began)"
+)
+
+
+def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_an_error_in_time(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    server.control.put("seen", b"1")
+    daemon = make_daemon()
+    daemon.program = [sys.executable, "-c", HASTY]
+    daemon.mount()
+    assert (daemon.path / "seen").exists()  # of the directory nothing else is known
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.stat(daemon.path / "dir")
+        assert 1.3 < time.monotonic() - began < 10
+        assert (daemon.path / "seen").stat().st_size == 1
+        status = daemon.command("status", daemon.path / "other")
+        assert status.returncode == 1
+        assert "other: nothing is known of it here, and the bucket has not answered for" in status.stderr
+        # Nor does a command itself wait for the name longer than it takes to hear of one that is known.
+        found = subprocess.run(
+            [sys.executable, "-c", FIND_SOON, daemon.path / "more" / "deep"], capture_output=True, check=True
+        )
+        inner, seconds = found.stdout.split()
+        assert inner == b"more/deep"
+        assert 0.3 <= float(seconds) < 8
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    wait_until(lambda: not is_silent(daemon), "an answer of the bucket")
+    assert not (daemon.path / "dir").exists()
+
+
+def is_silent(daemon: Daemon) -> bool:
+    """Return whether a new name cannot be asked for."""
+    try:
+        return (daemon.path / "new").exists()
+    except OSError:
+        return True
 
 
 def test_a_file_that_is_refused_for_good_holds_nobody_back(server: ServerProcess, daemon: Daemon) -> None:

@@ -7,8 +7,10 @@ import pytest
 import trio
 
 from fusecache.disk.cache_files import granule_checksums
+from fusecache.engine.cache import BlockCache, CacheOptions
 from fusecache.engine.keeper import Staged
-from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
+from fusecache.engine.offload import InlineOffload
+from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
 from tests.engine.block_caches import new_bucket, pages_of, read_all, running_cache, some_bytes, until
 
@@ -329,6 +331,37 @@ async def test_a_forgotten_version_leaves_nothing_behind(tmp_path: Path) -> None
         await cache.forget(object_id)
         assert cache.statistics().used_bytes == 0
         assert [path for path in (tmp_path / "files").glob("*/*") if path.is_file()] == []
+
+
+async def test_who_waits_for_a_cache_that_ends_is_told_so(tmp_path: Path) -> None:
+    """As when one of its tasks fails: those who use it hear of that first, and are cancelled later."""
+
+    class Stuck(InlineOffload):
+        begun: trio.Event | None = None
+
+        async def rows(self, call, *args):
+            if self.begun is not None:
+                self.begun.set()
+                await trio.sleep_forever()
+            return await super().rows(call, *args)
+
+    offload = Stuck()
+    cache = BlockCache(new_bucket().watched, offload, CacheOptions(tmp_path, 1 << 30))
+    told: list[StateError] = []
+
+    async def forget() -> None:
+        try:
+            await cache.forget(ObjectId("a", "b"))
+        except StateError as exc:
+            told.append(exc)
+
+    async with trio.open_nursery() as users, trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        offload.begun = trio.Event()
+        users.start_soon(forget)
+        await offload.begun.wait()
+        nursery.cancel_scope.cancel()
+    assert len(told) == 1
 
 
 async def test_many_readers_with_few_buffers_all_finish(tmp_path: Path) -> None:

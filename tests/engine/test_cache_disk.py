@@ -3,14 +3,17 @@
 import contextlib
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
-from fusecache.disk.cache_files import CacheFiles
+from fusecache.disk.cache_files import CacheFiles, granule_checksums
+from fusecache.engine import keeper
 from fusecache.engine.cache import BlockCache
+from fusecache.engine.keeper import Staged
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.nouns import KIB, MIB, ObjectId
@@ -324,6 +327,110 @@ async def test_an_index_that_cannot_be_read_is_given_up_until_the_next_start(
         assert cache.statistics().used_bytes == 0
         for object_id, data in objects:
             assert await read_all(cache, object_id, len(data)) == data
+
+
+# ---- staging files that become cache while the index fails
+
+
+class _Nth:
+    """Lets the call of that number (from 0), and no other, fail."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def wrap(self, call: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object, **more: object) -> object:
+            self.left -= 1
+            if self.left == -1:
+                self.has_begun.set()
+                assert self.may_end.wait(10)
+                raise LocalDiskError("the disk fails")
+            return call(*args, **more)
+
+        return wrapped
+
+
+def _staged(folder: Path, object_id: ObjectId, data: bytes) -> Staged:
+    path = folder / object_id.key
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return Staged(object_id, len(data), path, granule_checksums(memoryview(data)))
+
+
+@pytest.mark.parametrize(("name", "number"), [("find", 1), ("apply", 0), ("apply", 1), ("apply", 2)])
+async def test_when_the_index_fails_once_no_staging_file_stays_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    # Each file has a transaction of its own; the middle one two.
+    monkeypatch.setattr(keeper, "_ROWS_PER_COMMIT", 4)
+    bucket = new_bucket()
+    contents = [some_bytes(size) for size in (99, 5 * MIB, 70 * KIB)]
+    objects = [(bucket.put(f"o{len(data)}", data), data) for data in contents]
+    cache_folder = tmp_path / "cache"
+    async with running_cache(bucket.watched, cache_folder) as cache:
+        files = [_staged(tmp_path / "staged", object_id, data) for object_id, data in objects]
+        assert cache.reserve_staging_nowait(sum(file.size for file in files))
+        monkeypatch.setattr(CacheIndex, name, _Nth(number).wrap(getattr(CacheIndex, name)))
+        await cache.adopt(files)
+        assert list((tmp_path / "staged").iterdir()) == []
+        facts = cache.statistics()
+        assert (facts.staging_bytes, facts.reserved_bytes) == (0, 0)
+        assert facts.used_bytes == _on_disk(cache_folder)
+        for object_id, data in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+        await _all_kept(cache)
+        for object_id, _ in objects:
+            await cache.forget(object_id)
+        assert cache.statistics().used_bytes == _on_disk(cache_folder) == 0
+    async with running_cache(bucket.watched, cache_folder) as cache:
+        assert cache.statistics().used_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["apply", "block_rows"])
+async def test_what_is_read_while_its_staging_file_is_adopted_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also if the index fails meanwhile."""
+    bucket = new_bucket()
+    data = some_bytes(2 * MIB)
+    object_id = bucket.put("a", data)
+    has_asked, may_answer = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        has_asked.set()
+        assert may_answer.wait(10)
+
+    bucket.watched.on_progress = hold
+    cache_folder = tmp_path / "cache"
+    async with running_cache(bucket.watched, cache_folder) as cache:
+        file = _staged(tmp_path / "staged", object_id, data)
+        assert cache.reserve_staging_nowait(file.size)
+        fault = _Nth(0)
+        monkeypatch.setattr(CacheIndex, name, fault.wrap(getattr(CacheIndex, name)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_all, cache, object_id, len(data))
+            await until(has_asked.is_set)
+            if name == "apply":
+                fault.may_end.clear()
+                nursery.start_soon(cache.adopt, [file])
+                await until(fault.has_begun.is_set)
+                may_answer.set()
+                await until(lambda: cache.statistics().used_bytes > len(data))
+                await _all_kept(cache)
+                fault.may_end.set()
+            else:
+                await cache.adopt([file])
+                may_answer.set()
+        assert await read_all(cache, object_id, len(data)) == data
+        await _all_kept(cache)
+        assert cache.statistics().used_bytes == _on_disk(cache_folder)
+        await cache.forget(object_id)
+        assert cache.statistics().used_bytes == _on_disk(cache_folder) == 0
+    async with running_cache(bucket.watched, cache_folder) as cache:
+        assert cache.statistics().used_bytes == 0
 
 
 def test_what_lmdb_refuses_is_an_error_of_the_disk(tmp_path: Path) -> None:

@@ -213,6 +213,101 @@ async def test_a_trainer_saves_into_a_directory_made_here_though_the_bucket_has_
     assert len(bucket.shows()) == 6
 
 
+class UnevenOffload(InlineOffload):
+    """Requests take these seconds, one after the other, and the last of them for ever after."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = list(seconds)
+
+    async def network(self, call: Callable[..., Any], *args: object) -> Any:
+        await trio.sleep(self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0])
+        return call(*args)
+
+
+async def seconds_of_failing(user: User, name: str) -> float:
+    """Look up a name that fails; return after how long."""
+    began = trio.current_time()
+    with pytest.raises(Unavailable, match="has not answered"):
+        await user.fs.names.lookup(user.fs.tree.root, name)
+    return trio.current_time() - began
+
+
+@pytest.mark.parametrize("seconds", [[120.0], [30.0, 120.0], [0.1, 120.0]], ids=["LIST", "slow", "HEAD"])
+async def test_a_name_never_seen_is_asked_for_a_minute_of_a_silent_bucket_whatever_the_requests(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, seconds: list[float]
+) -> None:
+    """A request would end by itself after two minutes; that of an empty object takes a LIST, and then a HEAD."""
+    bucket.memory.put_bytes("empty", b"")
+    offload = UnevenOffload(0.1)
+    async with running_node(bucket, cache, offload=offload) as user:
+        offload.seconds = seconds
+        assert 59 < await seconds_of_failing(user, "empty") < 61
+        assert await seconds_of_failing(user, "empty") < 61  # nor is there anything left that delays the next
+
+
+async def test_however_many_names_are_asked_for_at_once_each_waits_a_minute_for_a_silent_bucket(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    offload = UnevenOffload(0.1)
+    async with running_node(bucket, cache, offload=offload) as user:
+        offload.seconds = [120.0]
+        waited: list[float] = []
+
+        async def ask(number: int) -> None:
+            waited.append(await seconds_of_failing(user, f"name-{number}"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(ask, number)
+        assert len(waited) == 300
+        assert max(waited) < 61
+
+
+async def test_a_request_that_is_never_answered_is_made_again_within_the_minute(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """Its connection may be dead while the bucket is well."""
+    bucket.memory.put_bytes("file", b"12")
+    offload = UnevenOffload(0.1)
+    async with running_node(bucket, cache, offload=offload) as user:
+        offload.seconds = [120.0, 0.1]
+        with trio.fail_after(59):
+            assert (await user.fs.resolve("file")).size == 2
+
+
+async def test_of_a_bucket_that_takes_long_for_each_answer_names_are_found_and_listed(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    fill(bucket, 30)
+    bucket.memory.put_bytes("empty", b"")
+    async with running_node(bucket, cache, offload=FarOffload(25.0)) as user:
+        assert (await user.fs.resolve("empty")).size == 0
+        assert (await user.fs.resolve("dir/0007")).size == 4
+        assert len(await read_all(user, await user.fs.resolve("dir"))) == 30
+
+
+async def test_who_only_looks_hears_within_seconds_that_the_bucket_is_silent(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    offload = FarOffload()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.write("known", b"1")
+        (await user.fs.resolve("known")).lookups += 1  # as the kernel does
+        offload.seconds = 120.0
+        for longest in (10.5, 2.5):
+            began = trio.current_time()
+            with pytest.raises(
+                Unavailable, match=r"^never/seen: nothing is known of it here, and the bucket"
+            ):
+                await user.fs.looking.look("never/seen")
+            assert trio.current_time() - began < longest
+        assert (await user.fs.looking.look("known"))["path"] == "known"
+        offload.seconds = 0.1
+        await trio.sleep(60)
+        with pytest.raises(NotFound):
+            await user.fs.looking.look("never/seen")
+
+
 async def test_a_removal_does_not_wait_for_a_listing_of_a_bucket_that_has_gone_silent(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

@@ -1,5 +1,6 @@
 """Names stay true while other clients, renames, refusals and crashes change what is behind them."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +8,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.nodes import DirectoryHandle, Node, attributes_of
+from fusecache.engine.nodes import DirectoryHandle, Kind, Node, attributes_of
 from fusecache.engine.offload import InlineOffload
-from fusecache.model.errors import AccessDenied, NotFound
+from fusecache.model.errors import (
+    AccessDenied,
+    FusecacheError,
+    NotFound,
+)
 from fusecache.remote.faulty import Fault, FaultyStore
-from tests.engine.nodes import Bucket, User, files_in, running_node
+from tests.engine.nodes import Bucket, User, files_in, files_of, running_node
 
 
 async def enter(user: User, path: str) -> Node:
@@ -134,6 +139,93 @@ async def test_attributes_of_a_published_file_survive_its_rename_and_a_remount(
         assert await user.drained() == "durable"
     async with running_node(bucket, cache) as user:
         assert (await user.fs.resolve("renamed")).mode == 0o755
+
+
+# ---- what another client puts under the new name while it is renamed
+
+
+class Meanwhile(InlineOffload):
+    """Before the first request that lists one of `prefixes`, lets something else happen."""
+
+    prefixes: tuple[str, ...] = ()
+
+    def __init__(self, happening: Callable[[], Awaitable[None]]) -> None:
+        self._happening = happening
+
+    async def network(self, call, *args):
+        if self.prefixes and not {*self.prefixes}.isdisjoint(call.args):
+            self.prefixes = ()
+            await self._happening()
+        return await super().network(call, *args)
+
+
+async def rename_while(bucket: Bucket, cache: Path, puts: dict[str, bytes], *, replace: bool = True) -> str:
+    """Rename `from/name` to `to/name` while another client puts objects, and a process here looks.
+
+    Return the name of what is raised, "" for success.
+    """
+
+    async def happening() -> None:
+        for key, data in puts.items():
+            bucket.memory.put_bytes(key, data)
+        await trio.sleep(5)  # what was known of the name is old by then
+        await user.fs.resolve("to/name")
+
+    bucket.memory.put_bytes("from/other", b"")
+    bucket.memory.put_bytes("to/other", b"")
+    offload, raised = Meanwhile(happening), ""
+    async with running_node(bucket, cache, offload=offload) as user:
+        old, new = await enter(user, "from"), await enter(user, "to")
+        await user.tree()
+        await trio.sleep(5)
+        is_directory = (await user.fs.resolve("from/name")).kind is Kind.DIRECTORY
+        # A file is looked for once more, after the new name; of a directory everything is asked for, last of all.
+        await trio.sleep(5)
+        offload.prefixes = ("from/name/",) if is_directory else ("from/", "from/name")
+        try:
+            await user.fs.changes.rename(old, "name", new, "name", replace=replace)
+        except FusecacheError as exc:
+            raised = type(exc).__name__
+        assert not offload.prefixes
+        assert await user.drained() == "durable"
+        assert files_of(await user.tree()) == files_in(bucket.shows())
+    return raised
+
+
+@pytest.mark.parametrize("before", [{}, {"to/name": b"older"}], ids=["none", "another"])
+async def test_a_file_that_another_client_puts_under_the_new_name_meanwhile_is_replaced(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, before: dict[str, bytes]
+) -> None:
+    for key, data in {"from/name": b"ours", **before}.items():
+        bucket.memory.put_bytes(key, data)
+    assert not await rename_while(bucket, cache, {"to/name": b"theirs"})
+    assert files_in(bucket.shows()) == {"from/other": b"", "to/other": b"", "to/name": b"ours"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "flag", "error"),
+    [
+        ("from/name", "to/name", "RENAME_NOREPLACE", "AlreadyExists"),
+        ("from/name", "to/name/in it", "", "IsADirectory"),
+        ("from/name/in it", "to/name", "", "NotADirectory"),
+        ("from/name/in it", "to/name/in it", "", "NotEmpty"),
+        ("from/name/in it", "to/name/", "RENAME_NOREPLACE", "AlreadyExists"),
+    ],
+)
+async def test_what_must_not_be_replaced_is_not_although_it_came_meanwhile(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, ours: str, theirs: str, flag: str, error: str
+) -> None:
+    bucket.memory.put_bytes(ours, b"ours")
+    assert await rename_while(bucket, cache, {theirs: b"theirs"}, replace=not flag) == error
+    assert bucket.shows() == {ours: b"ours", theirs: b"theirs", "from/other": b"", "to/other": b""}
+
+
+async def test_an_empty_directory_that_another_client_makes_meanwhile_is_replaced(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("from/name/in it", b"ours")
+    assert not await rename_while(bucket, cache, {"to/name/": b""})
+    assert files_in(bucket.shows()) == {"from/other": b"", "to/other": b"", "to/name/in it": b"ours"}
 
 
 # ---- order and numbers

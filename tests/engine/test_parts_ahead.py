@@ -1,5 +1,6 @@
 """Parts of a large file are sent while it is being written: never seen too early, never wrong, never left behind."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,6 +56,16 @@ class SlowSyncs(InlineOffload):
         self.begun.set()
         await stay(10)
         return call(*args)
+
+
+class SlowAnswers(SlowSyncs):
+    """The bucket has what is sent to it at once, and says so later than a sync ends."""
+
+    async def upload(self, call: Callable[..., Any], *args: object) -> Any:
+        answer = await super().upload(call, *args)
+        if any(isinstance(arg, FileSlice) for arg in args):
+            await trio.sleep(20)
+        return answer
 
 
 async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
@@ -125,6 +136,35 @@ async def test_a_file_that_is_removed_while_its_bytes_are_synced_leaves_nothing(
         assert await user.drained() == "durable"
     assert bucket.shows() == {"next": b"1"}
     assert bucket.memory.uploads() == ()
+
+
+@pytest.mark.parametrize(("count", "size_now"), [(3, PART + 5), (1, 5 * PART)], ids=["cut", "lengthened"])
+async def test_a_staging_file_that_others_change_while_it_is_sent_ends_no_publishing(
+    bucket: Bucket,
+    cache: Path,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+    size_now: int,
+) -> None:
+    """The bucket gets every byte as it was written; what is left of the file does not become cache."""
+    offload = SlowAnswers()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.write("model", body(count))
+        generation = (await user.fs.resolve("model")).generation
+        assert generation is not None
+        await offload.begun.wait()
+        await trio.sleep(5)
+        os.truncate(generation.file.path, size_now)
+        assert await user.drained() == "durable"
+        assert [str(generation.file.path) in message for message in caplog.messages] == [True]
+        assert list((cache / "staging").iterdir()) == []
+        facts = user.fs.cache.statistics()
+        assert (facts.staging_bytes, facts.used_bytes) == (0, 0)
+        await user.write("next", b"1")
+        assert await user.drained() == "durable"
+        assert await user.read("model") == body(count)
+    assert bucket.shows() == {"model": body(count), "next": b"1"}
 
 
 async def test_a_file_that_ends_small_is_one_put(

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -485,6 +486,27 @@ async def test_both_versions_survive_a_write_conflict(
         await trio.sleep(5)
         assert await user.read("new") == b"theirs"
         assert await user.read(copies[0]) == b"ours"
+
+
+async def test_a_copy_of_an_earlier_conflict_of_the_same_name_survives_the_next(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """Another node may have the same host name, or this one had another cache directory, with the same numbers."""
+    async with running_node(bucket, cache) as user:
+        await user.write("new", b"ours")
+        generation = (await user.fs.resolve("new")).generation
+        assert generation is not None
+        copy = f"new.conflict-{socket.gethostname()[:60]}-{generation.sequence}"
+        bucket.memory.put_bytes(copy, b"earlier")
+        (await user.fs.resolve(copy)).lookups += 1  # the kernel knows it
+        bucket.memory.put_bytes("new", b"theirs")
+        assert await user.drained() == "conflict"
+        shown = bucket.shows()
+        assert (shown.pop("new"), shown.pop(copy)) == (b"theirs", b"earlier")
+        ((other, data),) = shown.items()
+        assert (other.startswith("new.conflict-"), data) == (True, b"ours")
+        await trio.sleep(5)
+        assert await user.tree() == bucket.shows()
 
 
 async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(

@@ -41,6 +41,14 @@ class SlowThreads:
 
     network = upload = publish = rows = disk
 
+    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+        """Run a call that a cancelled caller leaves behind: it changes nothing."""
+        async with slots:
+            await trio.sleep(self._random.choice(self._durations))
+            answer = call()
+            await trio.sleep(self._random.choice(self._durations))
+            return answer
+
     async def read_disk(self, _path: bytes, _offset: int, _memory: memoryview) -> int | None:
         """Leave it to `disk`."""
         return None

@@ -6,7 +6,7 @@ what was and what will be are allowed; a crash decides which.
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -44,7 +44,8 @@ class Entry:
     """What a name holds from one promise to the next.
 
     values: what it may be, more than one where nobody can know. other: of a rename, the other name. origin: the promise
-    that closed the content first, under whichever name; closed_at: when, in seconds of the loop.
+    that closed the content first, under whichever name; closed_at: when, in seconds of the loop. late: those of the
+    values that it may have come to hold at any time since.
     """
 
     step: int
@@ -53,6 +54,7 @@ class Entry:
     other: str = ""
     origin: int = 0
     closed_at: float = 0.0
+    late: Values = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +124,23 @@ class Past:
         self.pending.remove(promise)
 
     def widen(self, path: str, values: Values) -> None:
-        """The name may hold these too, as it is."""
-        self.files.setdefault(path, [_first()])[-1].values |= values
+        """The name may hold these too, as it is, from any time on."""
+        last = self.files.setdefault(path, [_first()])[-1]
+        last.late |= values - last.values
+        last.values |= values
 
     def settle(self, path: str, value: Value) -> None:
         """It is known now which of the allowed values the name holds."""
         last = self._last(path)
-        if last.values != {value}:
-            last.values = frozenset({value})
+        if last.values == {value}:
+            return
+        if (
+            value in last.late
+        ):  # nobody knows since when: what other names were promised meanwhile may be older
+            self.step += 1
+            last = replace(last, step=self.step, late=frozenset())
+            self.files[path].append(last)
+        last.values = frozenset({value})
 
     # ---- looking
 

@@ -165,6 +165,18 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             id="a published file's newer version is moved twice",
         ),
         pytest.param(
+            [("mkdir", "d"), ("save", "latest", 100), ("checkpoint", "e", 100), ("wait", 65.0),
+             ("rename", "latest", "d/c.tmp"), ("save", ".metadata", 1), ("rename", "d/c.tmp", "d/a")],
+            [],
+            id="what speaks of others is saved between two moves of a published file's newer version",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("mkdir", "e"), ("save", "a", 100), ("drain",), ("mkdir", "d/f"), ("open", 2, "a", "truncate"),
+             ("outage",), ("rename_folder", "d/f", "e"), ("wait", 65.0)],
+            [Moment(FILE, 5, "before")],
+            id="a directory renamed onto another before a file that is held open is published",
+        ),
+        pytest.param(
             [("save", ".metadata", 100), ("checkpoint", "e", 7), ("open", 3, ".metadata", "keep"),
              ("save_by_rename", ".metadata", 7)],
             [Moment(REQUEST, 1, "before")],

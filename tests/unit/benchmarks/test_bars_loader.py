@@ -29,6 +29,7 @@ def bar(measured: Results, what: str) -> Bar:
         ("tokens A", "cpu_us", 6.0, 6.01),
         ("blobs-local A", "cpu_us", 10.0, 10.1),
         ("steady-50 B", "of_ideal", 1.05, 1.06),
+        ("ranks-50 B", "of_ideal", 1.05, 1.06),
         ("order-py1e A", "memory_bytes", 150e6, 151e6),
         ("order-native A", "batch_seconds", 0.010, 0.011),
         ("index A", "seconds", 2.0, 2.1),
