@@ -349,7 +349,7 @@ def _node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | Non
     node = folder.children.get(name)
     if node is not None and node.kind is not kind:
         tree.detach(node)
-        node = None
+        node, folder = None, _folder_of(tree, key)  # a directory goes with the last that it held
     if node is None:
         node = tree.make(folder, name, kind, attributes=attributes)
     return node

@@ -171,8 +171,14 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             id="what speaks of others is saved between two moves of a published file's newer version",
         ),
         pytest.param(
-            [("mkdir", "d"), ("mkdir", "e"), ("save", "a", 100), ("drain",), ("mkdir", "d/f"), ("open", 2, "a", "truncate"),
-             ("outage",), ("rename_folder", "d/f", "e"), ("wait", 65.0)],
+            [("mkdir", "d"), ("mkdir", "d/f"), ("save_by_rename", ".metadata", 0), ("symlink", "d/c.tmp", "../x"),
+             ("rename", ".metadata", "d/c.tmp")],
+            [Moment(REQUEST, 2, "after")],
+            id="a file renamed over a symlink that was its directory's only entry",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("mkdir", "e"), ("save", "a", 100), ("drain",), ("mkdir", "d/f"),
+             ("open", 2, "a", "truncate"), ("outage",), ("rename_folder", "d/f", "e"), ("wait", 65.0)],
             [Moment(FILE, 5, "before")],
             id="a directory renamed onto another before a file that is held open is published",
         ),
