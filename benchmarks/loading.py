@@ -27,6 +27,9 @@ CONTEXT = 2048
 BLOB_BYTES = (80_000, 120_000)
 SHARD_BYTES = 64 << 20
 CANONICAL_NODES = 8
+# Samples of a block of the shuffle where the cache is small: 8 blocks at a time are an eighth of the shards. The usual
+# block of 2**18 would be all of so small a dataset, and each batch would read from all shards.
+STEADY_BLOCK = 1024
 
 
 def write(library: str, kind: str, path: str, samples: int, shard_bytes: int) -> dict[str, Any]:
@@ -87,10 +90,16 @@ def speed(library: str, kind: str, path: str, batch: int, passes: int) -> dict[s
 Epoch = Callable[[int], Iterable[int]]
 
 
-def _ours(path: str, batch: int, world: World | None = None) -> tuple[MDSDataset, ElasticBatchSampler]:
+def _ours(
+    path: str, batch: int, world: World | None = None, *, block: int = 0
+) -> tuple[MDSDataset, ElasticBatchSampler]:
     dataset = MDSDataset(path)
     sampler = ElasticBatchSampler(
-        dataset, global_batch_size=batch, world=world or World(), canonical_nodes=CANONICAL_NODES
+        dataset,
+        global_batch_size=batch,
+        world=world or World(),
+        canonical_nodes=CANONICAL_NODES,
+        block_size=block,
     )
     return dataset, sampler
 
@@ -257,7 +266,11 @@ def steady(
 
     hints = library == "fusecache"
     loaders = [
-        Loader(*_ours(path, batch, World(rank, ranks)), hints=hints, threads=max(2, 16 // ranks))
+        Loader(
+            *_ours(path, batch, World(rank, ranks), block=STEADY_BLOCK),
+            hints=hints,
+            threads=max(2, 16 // ranks),
+        )
         for rank in range(ranks)
     ]
     times = [time.time()]
@@ -276,7 +289,7 @@ def recent(path: str, batch: int, epochs: int, share: float) -> dict[str, Any]:
 
     share: of the shards that it has room for. fetched_share: of the shards, an epoch, from the second on.
     """
-    dataset, sampler = _ours(path, batch)
+    dataset, sampler = _ours(path, batch, block=STEADY_BLOCK)
     ends = np.cumsum(dataset.index.samples)
     room = int(len(ends) * share)
     kept: OrderedDict[int, None] = OrderedDict()

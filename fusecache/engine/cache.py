@@ -96,8 +96,10 @@ class SupportsHints(Protocol):
         """Say whether somebody has said that he will read a version."""
         ...
 
-    async def read_exactly(self, object_id: ObjectId, size: int, start: int, stop: int) -> memoryview | None:
-        """Fetch bytes [start, stop) if somebody has asked for these and no more; else None."""
+    async def read_exactly(
+        self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
+    ) -> memoryview | None:
+        """Fetch bytes [start, stop) if these and no more are worth it; is_random: what is around them is not read."""
         ...
 
     def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
@@ -225,14 +227,15 @@ class BlockCache:
         """Read through buffers and disk, and ahead of the reader; return whether the bucket was needed, too."""
         now = trio.current_time()
         if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):
-            # No guess that who reads the beginning reads it all: somebody has said what he reads.
-            handle.streams.append(Stream(handle.entry, side_stream(0)))
+            # Somebody has said what he reads: no guess that who reads the beginning reads it all, or that samples which
+            # happen to be neighbours are more than that.
+            handle.streams.append(Stream(handle.entry, side_stream(0, near_bytes=0)))
         stream = self._ahead.observe(handle.streams, handle.entry, start, stop, now)
         data = self._read_nowait(stream, start, stop, now)
         if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
             data = await self._read_disk(stream, start, stop)
         if data is None:
-            data = await self._read_exactly(stream.entry, start, stop)
+            data = await self._read_exactly(stream, start, stop)
             if data is None:
                 return await self._read_slowly(stream, start, stop)
             self._counters.misses += 1
@@ -241,12 +244,13 @@ class BlockCache:
         self._ahead.run(stream)
         return data, False
 
-    async def _read_exactly(self, entry: CachedObject, start: int, stop: int) -> memoryview | None:
+    async def _read_exactly(self, stream: Stream, start: int, stop: int) -> memoryview | None:
         """Read bytes of which hints say that no more shall be fetched, if nothing of them is here; else None."""
-        hints = self.hints
+        entry, hints = stream.entry, self.hints
         if hints is None or not await self._is_nowhere(entry, start, stop):
             return None
-        return await hints.read_exactly(entry.object_id, entry.size, start, stop)
+        is_random = stream.pattern.phase is Phase.RANDOM
+        return await hints.read_exactly(entry.object_id, entry.size, start, stop, is_random=is_random)
 
     async def _is_nowhere(self, entry: CachedObject, start: int, stop: int) -> bool:
         """Say whether none of these bytes are here, or on their way."""

@@ -484,7 +484,9 @@ class Changes:
                 changes.append(DropOperation(item.sequence))
                 self._tree.unpin(node)
         generation = node.generation
-        if generation is not None and not generation.in_flight:
+        # Under the name that it had before, a rename stands behind it and moves what is there.
+        is_moved = generation is not None and generation in self._owed and generation.record.key != key
+        if generation is not None and not generation.in_flight and not is_moved:
             if not node.handles:
                 changes += self._contents.drop(generation)
             else:

@@ -21,7 +21,7 @@ from fusecache.engine.timeline import Job, Timeline, Window, index_plan
 from fusecache.engine.tree import Tree
 from fusecache.model.errors import NotFound
 from fusecache.model.hint import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
-from fusecache.model.nouns import Extent, ObjectId
+from fusecache.model.nouns import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.fetch_order import Cause
 
 log = logging.getLogger(__name__)
@@ -157,11 +157,21 @@ class Hinting:
         """Say whether some job has said that it will read a file: then nobody needs to guess."""
         return bool(self._timeline.jobs) and self._timeline.names(self._tree.relative(object_id.key))
 
-    async def read_exactly(self, object_id: ObjectId, size: int, start: int, stop: int) -> memoryview | None:
-        """Fetch bytes [start, stop) of which a plan says that no more shall be fetched; None: not so, or it failed."""
+    async def read_exactly(
+        self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
+    ) -> memoryview | None:
+        """Fetch bytes [start, stop) around which nothing shall be fetched; None: there may be, or it failed.
+
+        Because a plan says so, or because there is no room for more of a file that somebody reads here and there.
+        """
         snippets, extent = self._cache.snippets, Extent(start, stop)
-        use = self._timeline.exact_use(self._tree.relative(object_id.key), start, stop)
-        if use is None or not is_worth_it(extent) or not snippets.fits(extent):
+        if not is_worth_it(extent) or not snippets.fits(extent):
+            return None
+        path = self._tree.relative(object_id.key)
+        use = self._timeline.exact_use(path, start, stop)
+        if use is None and is_random and self._cache.housekeeping.free_bytes() < GRANULE_BYTES:
+            use = self._timeline.long_use(path)
+        if use is None:
             return None
         snippet = snippets.begin(object_id, size, extent, depth=0)
         snippet.turn.cause = Cause.DEMAND

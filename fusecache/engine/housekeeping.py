@@ -165,7 +165,7 @@ class Housekeeping:
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
         """Keep what is read soonest: `hinted_use` says in how many seconds that is; None: nobody says."""
-        self._room.hinted_use = hinted_use
+        self._room.listen_to_hints(hinted_use)
 
     async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
         self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)

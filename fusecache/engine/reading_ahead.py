@@ -72,7 +72,10 @@ class ReadAhead:
             for other in streams:
                 self._stop(other)
             stream = Stream(entry)
-            stream.pattern = side_stream(stop) if streams else observe(stream.pattern, start, stop)
+            if streams:
+                stream.pattern = side_stream(stop, streams[0].pattern.near_bytes)
+            else:
+                stream.pattern = observe(stream.pattern, start, stop)
             del streams[STREAMS_PER_HANDLE - 1 :]
         streams.insert(0, stream)
         stream.read_at = now

@@ -40,6 +40,8 @@ _SAMPLE_SEEKS_LEAST = 16
 _BOOKKEEPING_SHARE = 1024
 # What may evict nothing that is needed as soon as itself looks so often for something else.
 _SEARCHES = 32
+# … and if it is in vain, nobody who is needed later does so for this long, unless jobs have moved.
+_VAIN_SECONDS = 1.0
 
 
 class Room:
@@ -78,6 +80,13 @@ class Room:
         # In how many seconds hints say that bytes [start, stop) of an object are read; None: there are no hints.
         self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
         self._sampled: dict[int, ObjectId] = {}
+        # Until when nothing is looked for that is read later than in so many seconds: there was nothing.
+        self._vain: tuple[float, float] = -math.inf, math.inf
+
+    def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
+        """Keep what is read soonest, by hints that are new or have moved; None: there are none any more."""
+        self.hinted_use = hinted_use
+        self._vain = -math.inf, math.inf
 
     async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
         """Reserve room for cache blocks, evicting others if needed.
@@ -90,6 +99,10 @@ class Room:
         if incoming_use is None and not await self._is_admitted():
             self._counters.not_admitted += 1
             return False
+        until, use = self._vain
+        if incoming_use is not None and incoming_use >= use and trio.current_time() < until:
+            self._counters.not_admitted += 1
+            return False
         spare = math.inf if incoming_use is None else incoming_use
         ledger = self.ledger
         reserve, give_back = partial(ledger.reserve_cache, nbytes), partial(ledger.cancel_cache, nbytes)
@@ -97,6 +110,7 @@ class Room:
             return True
         if incoming_use:
             self._counters.not_admitted += 1  # all that is here is read sooner
+            self._vain = trio.current_time() + _VAIN_SECONDS, incoming_use
             return False
         self._counters.uncached += 1
         self._table.tell_once("room", "no room in the cache: reads go on, uncached")

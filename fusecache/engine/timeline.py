@@ -325,6 +325,15 @@ class Timeline:
             for window in job.windows
         )
 
+    def long_use(self, path: str) -> tuple[Job, int] | None:
+        """Return a job that reads a file now and for some steps to come, with its step; None if none does."""
+        for job in self.jobs.values():
+            for window in job.windows:
+                first, last, *_ = next(window.extents_of(path, job.step), (math.inf, 0))
+                if first <= job.step + 1 < last:
+                    return job, job.step
+        return None
+
     def note_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:
         """Somebody reads bytes of a file: a job that named them is alive, and moves if it does not say where it is.
 

@@ -44,7 +44,8 @@ class Phase(enum.Enum):
 class Pattern:
     """The state of one stream of reads, in bytes. position: the end of the farthest read of the stream.
 
-    calm_until: up to this position it is not shrunk again.
+    calm_until: up to this position it is not shrunk again. near_bytes: how near to each other reads of a random stream
+    follow each other.
     """
 
     phase: Phase = Phase.START
@@ -54,6 +55,7 @@ class Pattern:
     streak: int = 0
     skips: int = 0
     calm_until: int = 0
+    near_bytes: int = NEAR_BYTES
 
 
 def observe(pattern: Pattern, start: int, stop: int) -> Pattern:
@@ -62,23 +64,26 @@ def observe(pattern: Pattern, start: int, stop: int) -> Pattern:
     length = stop - start
     if pattern.phase is Phase.START:
         phase = Phase.SEQUENTIAL if start == 0 else Phase.RANDOM
-        return Pattern(phase, position=stop, consumed_bytes=length)
+        return Pattern(phase, position=stop, consumed_bytes=length, near_bytes=pattern.near_bytes)
     if pattern.phase is Phase.SEQUENTIAL:
         skips = pattern.skips + 1 if step > MIB else max(0, pattern.skips - 1) if step == 0 else pattern.skips
         if not -BACKWARD_SEEK_BYTES <= step <= FORWARD_SEEK_BYTES or skips >= SKIPS_FOR_RANDOM:
-            return Pattern(Phase.RANDOM, position=stop)
+            return side_stream(stop, pattern.near_bytes)
         return replace(
             pattern,
             position=max(pattern.position, stop),
             consumed_bytes=pattern.consumed_bytes + length,
             skips=skips,
         )
-    if not -NEAR_BYTES <= step <= NEAR_BYTES:
-        return Pattern(Phase.RANDOM, position=stop)
+    if not continues(pattern, start):
+        return side_stream(stop, pattern.near_bytes)
     streak = pattern.streak + 1
-    phase = Phase.SEQUENTIAL if streak >= STREAK_FOR_SEQUENTIAL else Phase.RANDOM
     return Pattern(
-        phase, max(pattern.position, stop), consumed_bytes=pattern.consumed_bytes + length, streak=streak
+        Phase.SEQUENTIAL if streak >= STREAK_FOR_SEQUENTIAL else Phase.RANDOM,
+        max(pattern.position, stop),
+        consumed_bytes=pattern.consumed_bytes + length,
+        streak=streak,
+        near_bytes=pattern.near_bytes,
     )
 
 
@@ -107,7 +112,7 @@ def continues(pattern: Pattern, start: int) -> bool:
     step = start - pattern.position
     if pattern.phase is Phase.SEQUENTIAL:
         return -BACKWARD_SEEK_BYTES <= step <= FORWARD_SEEK_BYTES
-    return -NEAR_BYTES <= step <= NEAR_BYTES
+    return -pattern.near_bytes <= step <= pattern.near_bytes
 
 
 def choose_stream(patterns: Sequence[Pattern], start: int) -> int | None:
@@ -120,9 +125,9 @@ def choose_stream(patterns: Sequence[Pattern], start: int) -> int | None:
     return min(nearest)[1] if nearest else None
 
 
-def side_stream(stop: int) -> Pattern:
+def side_stream(stop: int, near_bytes: int = NEAR_BYTES) -> Pattern:
     """Return the pattern of a reader that jumped in an open file and read up to `stop`."""
-    return Pattern(Phase.RANDOM, position=stop)
+    return Pattern(Phase.RANDOM, position=stop, near_bytes=near_bytes)
 
 
 def demand_stop(pattern: Pattern, start: int, stop: int, size: int) -> int:

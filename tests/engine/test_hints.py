@@ -130,6 +130,35 @@ async def test_steady_epochs_fetch_hardly_more_than_who_knows_the_whole_future(
         assert sum(by_epoch[True][1:]) < 0.95 * sum(by_epoch[False][1:])
 
 
+async def test_of_shards_that_are_all_in_use_and_do_not_fit_only_what_is_read_is_fetched(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A shuffle over the whole dataset takes neighbouring samples of each shard now and then: they are no stream."""
+    bucket = Bucket()
+    contents = fill(bucket, 8, MIB)
+    async with running_node(bucket, tmp_path / "cache", cache_bytes=4 * MIB + 512 * KIB) as user:
+        rows = [(shard, 0, TO_THE_END, 0, 100) for shard in range(8)]
+        await user.fs.hinting.take("run.plan", plan(8, rows))
+        await fetched_by(user, 4 * MIB)
+        handles = [
+            user.fs.contents.open(await user.fs.resolve(name(shard)), writable=False, pid=0)
+            for shard in range(8)
+        ]
+        before, read_bytes = fetched(user), 0
+        for place in range(4):
+            for shard, handle in enumerate(handles):
+                start = place * 256 * KIB
+                for _ in range(3):
+                    data = await user.fs.contents.read(handle, start, 8 * KIB)
+                    assert data == contents[shard][start:][: 8 * KIB]
+                    start += 64 * KIB
+                    read_bytes += 8 * KIB
+        # Half of it was here; while there is room, what is around what is read is kept as well.
+        assert 0 < fetched(user) - before <= read_bytes // 2 + 512 * KIB
+        for handle in handles:
+            await user.fs.contents.release(handle)
+
+
 async def test_the_next_epoch_begins_before_this_one_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
     bucket = Bucket()
     fill(bucket, 16, MIB)

@@ -171,6 +171,12 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             id="what speaks of others is saved between two moves of a published file's newer version",
         ),
         pytest.param(
+            [("save", "a", 150_000), ("drain",), ("truncate", "a", 7), ("rename", "a", ".metadata"),
+             ("unlink", ".metadata")],
+            [Moment(COMMIT, 4, "after")],
+            id="a file removed whose rename follows a version of it that waits",
+        ),
+        pytest.param(
             [("mkdir", "d"), ("mkdir", "d/f"), ("save_by_rename", ".metadata", 0), ("symlink", "d/c.tmp", "../x"),
              ("rename", ".metadata", "d/c.tmp")],
             [Moment(REQUEST, 2, "after")],
