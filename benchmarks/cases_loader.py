@@ -94,15 +94,18 @@ def steady(case: str, share: int, ranks: int, bench: Bench, origin: Origin) -> N
         _upload(bench, origin, bucket, "data", path)
     cache = f"{total * share // 100}"
     peer = Fusecache(flags=("--cache-size", cache, "--memory", str(64 << 20)))
+    counted = load(
+        "policies", path=str(path), batch=STEADY_BATCH, epochs=sizes.steady_epochs, share=share / 100
+    )
+    for policy in ("lru", "ideal"):
+        bench.record(case, policy, partial(_fetched_share, counted, policy))
     for library in bench.turn(("fusecache", "no-hints")):
         try:
             with bench.mount(peer, origin, bucket) as mount:
-                measure = partial(_steady, bench, origin, library, mount, total, share, ranks)
+                measure = partial(_steady, bench, origin, library, mount, total, counted["ideal"], ranks)
                 bench.record(case, library, measure)
         except BenchmarkError as exc:
             bench.record_failure(case, library, exc)
-    bench.record(case, "lru", partial(_recent, bench, path, share))
-    bench.record(case, "ideal", lambda: {"fetched_share": 1 - share / 100})
 
 
 def orders(bench: Bench, origin: Origin) -> None:
@@ -233,11 +236,11 @@ def _cold(
 
 
 def _steady(
-    bench: Bench, origin: Origin, library: str, mount: Mount, total: int, share: int, ranks: int
+    bench: Bench, origin: Origin, library: str, mount: Mount, total: int, ideal: float, ranks: int
 ) -> dict[str, float]:
     answer = load(
         "steady", library=library, path=str(mount.path / "data"), batch=STEADY_BATCH,
-        epochs=bench.sizes.steady_epochs, step_seconds=bench.sizes.step_seconds / 4, ranks=ranks,
+        epochs=bench.sizes.steady_epochs, step_seconds=bench.sizes.step_seconds / 2, ranks=ranks,
     )  # fmt: skip
     fetched = bench.origins.control(origin).log("GetObject")
     times = answer["times"]
@@ -247,14 +250,11 @@ def _steady(
     ]
     # What is fetched in an epoch's last seconds may be the next one's: their mean evens it out.
     mean = statistics.fmean(epochs)
-    return {"fetched_share": mean / total, "of_ideal": mean / (total * (100 - share) / 100)}
+    return {"fetched_share": mean / total, "of_ideal": mean / (total * ideal)}
 
 
-def _recent(bench: Bench, path: Path, share: int) -> dict[str, float]:
-    answer = load(
-        "recent", path=str(path), batch=STEADY_BATCH, epochs=bench.sizes.steady_epochs, share=share / 100
-    )  # fmt: skip
-    return _only(answer, "fetched_share")
+def _fetched_share(counted: dict[str, Any], policy: str) -> dict[str, float]:
+    return {"fetched_share": counted[policy]}
 
 
 def _order(name: str, samples: int) -> dict[str, float]:

@@ -10,9 +10,9 @@ import statistics
 import sys
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -284,29 +284,53 @@ def steady(
     return {"times": times}
 
 
-def recent(path: str, batch: int, epochs: int, share: float) -> dict[str, Any]:
-    """Count what a cache of whole shards fetches that keeps those used last.
+def policies(path: str, batch: int, epochs: int, share: float) -> dict[str, Any]:
+    """Count what caches of whole shards fetch on demand: one keeps those used last, the other those used soonest.
 
-    share: of the shards that it has room for. fetched_share: of the shards, an epoch, from the second on.
+    share: of the shards that there is room for. lru, ideal: share of the shards fetched an epoch, from the second on.
     """
     dataset, sampler = _ours(path, batch, block=STEADY_BLOCK)
     ends = np.cumsum(dataset.index.samples)
-    room = int(len(ends) * share)
-    kept: OrderedDict[int, None] = OrderedDict()
-    fetched = []
+    steps: list[list[int]] = []
+    borders = []
     for number in range(epochs):
         sampler.set_epoch(number)
-        fetched.append(0)
-        for ids in sampler:
-            for shard in np.searchsorted(ends, ids, side="right").tolist():
-                if shard in kept:
-                    kept.move_to_end(shard)
-                    continue
-                fetched[-1] += 1
-                kept[shard] = None
-                if len(kept) > room:
-                    kept.popitem(last=False)
-    return {"fetched_share": statistics.fmean(fetched[1:]) / len(ends)}
+        steps += [np.unique(np.searchsorted(ends, ids, side="right")).tolist() for ids in sampler]
+        borders.append(len(steps))
+    room = int(len(ends) * share)
+    found = {}
+    for name, useful in (("lru", _past(steps)), ("ideal", _future(steps))):
+        fetched = _fetched(useful, room)
+        counts = [sum(fetched[first:stop]) for first, stop in pairwise(borders)]
+        found[name] = statistics.fmean(counts) / len(ends)
+    return found
+
+
+def _past(steps: list[list[int]]) -> list[dict[int, int]]:
+    """Return how useful the shards of each step are after it: the more so the later it was."""
+    return [dict.fromkeys(shards, number) for number, shards in enumerate(steps)]
+
+
+def _future(steps: list[list[int]]) -> list[dict[int, int]]:
+    """Return how useful the shards of each step are after it: the more so the sooner they are used again."""
+    following: dict[int, int] = {}
+    found: list[dict[int, int]] = []
+    for number in reversed(range(len(steps))):
+        found.append({shard: -following.get(shard, len(steps)) for shard in steps[number]})
+        following.update(dict.fromkeys(steps[number], number))
+    return found[::-1]
+
+
+def _fetched(steps: list[dict[int, int]], room: int) -> list[int]:
+    """Return how many shards are fetched at each step, where the least useful ones go."""
+    kept: dict[int, int] = {}
+    counts = []
+    for shards in steps:
+        counts.append(sum(shard not in kept for shard in shards))
+        kept.update(shards)
+        for shard in sorted(kept, key=kept.__getitem__)[: max(0, len(kept) - room)]:
+            del kept[shard]
+    return counts
 
 
 def order(name: str, samples: int, shard_samples: int) -> dict[str, Any]:
@@ -347,7 +371,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "speed": speed,
     "cold": cold,
     "steady": steady,
-    "recent": recent,
+    "policies": policies,
     "order": order,
     "index": open_index,
 }
