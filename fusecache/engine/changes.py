@@ -184,6 +184,10 @@ class Changes:
             target = there  # another client made or removed it meanwhile
             self._check_replaceable(target, replace=replace)
             await self._check_directory_target(node, target, new_key)
+        if not (self._tree.is_linked(node) and self._tree.is_linked(new_parent)):
+            raise NotFound(
+                f"{old_name}: another client removed it, or the directory that it was to be moved to"
+            )
         # ---- from here to the commit nothing is awaited
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
         for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
@@ -336,15 +340,12 @@ class Changes:
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         queued = [item for item in self._owed.for_key(key_before) if item.node is node]
-        if self._is_fixed(queued, key_before):  # the rename follows it
-            self._add_rename(node, key_before, key_now, base, changes)
-            return
         generation, published = node.generation, node.published_etag(key_before)
-        shown = self._shown(node, key_before)
-        if not queued and (generation is None or published is not None):
+        shown, followers = self._shown(node, key_before), self._followers(queued, key_before)
+        if followers is None or (not queued and (generation is None or published is not None)):
             # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
-            if generation is not None:
+            if generation is not None and generation not in self._owed:
                 changes += self._rekey(generation, key_now)
             return
         for replaced in [item for item in queued[:-1] if isinstance(item, Generation)]:
@@ -356,6 +357,9 @@ class Changes:
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._requeue(item, key_now, base, changes)
+        for removal in followers:
+            if removal in self._owed:  # else the content went back to where it came from
+                self._put_behind(removal, key_now, changes)
         if generation is not None and generation not in queued:
             changes += self._rekey(generation, key_now)
         if self._owed.exists_after(key_before, shown):
@@ -382,15 +386,31 @@ class Changes:
             changes.append(PutOperation(item.record))
         self._owed.add(item)
 
-    def _is_fixed(self, queued: list[Item], key: str) -> bool:
-        """Whether it is too late to change the key of what is queued: it is under way, or a removal waits for it there.
+    def _followers(self, queued: list[Item], key: str) -> list[Operation] | None:
+        """Return the removals that are to come after what is queued for `key` if that moves; None: it is too late to.
 
-        That removal is older than what may be queued by now, and would come before content that takes a new place.
+        It is under way; or such a removal cannot be put behind its new place, as something else was queued since. For
+        what a writer may still take back, nobody waits.
         """
         if any(item.in_flight or _is_rename(item) for item in queued):
-            return True
-        are_sealed = all(isinstance(item, Generation) and item.state is FileState.SEALED for item in queued)
-        return bool(queued) and are_sealed and self._owed.is_awaited(key)
+            return None
+        removals = self._owed.removals_behind(key) if queued else []
+        followers = [each for each in removals if not each.in_flight and self._owed.ends_with(each)]
+        are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, Generation))
+        return None if removals != followers and are_sealed else followers
+
+    def _put_behind(self, removal: Operation, key_now: str, changes: list[Change]) -> None:
+        """Have the removal of what was published before come after the newer content, whose key is now another."""
+        self._owed.remove(removal)
+        changes.append(DropOperation(removal.sequence))
+        removal.record = replace(
+            removal.record,
+            sequence=self._journal.next_number(),
+            target=key_now,
+            base_etag=self._owed.base_for(removal.record.key, removal.record.base_etag),
+        )
+        changes.append(PutOperation(removal.record))
+        self._owed.add(removal)
 
     def _rekey(self, generation: Generation, key: str) -> list[Change]:
         """Give content that is not promised another key."""

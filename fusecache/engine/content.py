@@ -118,12 +118,7 @@ class Contents(Promises):
         if generation is None or generation.in_flight:
             pass
         elif not self._tree.is_linked(node):
-            if (
-                generation in self._owed
-            ):  # another file was renamed over it, whose turn comes after this one's
-                self._seal_closed(node, generation)
-            elif node.handles == 0:
-                self._let_go(generation)
+            self._end_replaced(handle, generation)
         elif handle.writable and node.writers == 0 and generation.is_mutable:
             await self._end_writing(handle, generation)
         if node.writers == 0:

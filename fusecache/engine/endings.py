@@ -138,9 +138,15 @@ class Endings:
             generation.reserved = generation.size
 
     def _row(self, generation: Generation) -> list[PutFile]:
-        """Return the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
+        """Return the row to be journaled.
+
+        Of a file that was unlinked: none, as it must not come back after a crash, unless it is to be published before
+        what another was renamed over it for; if it was, and is not any more, its row says so.
+        """
         is_named = generation.node is not None and self._tree.is_linked(generation.node)
-        return [PutFile(generation.record)] if is_named else []
+        if is_named or generation in self._owed:
+            return [PutFile(generation.record)]
+        return [disowned(generation)] if generation.sequence else []
 
 
 def disowned(generation: Generation) -> PutFile:

@@ -170,7 +170,7 @@ class Hinting:
         path = self._tree.relative(object_id.key)
         use = self._timeline.exact_use(path, start, stop)
         if use is None and is_random and self._cache.housekeeping.free_bytes() < GRANULE_BYTES:
-            use = self._timeline.long_use(path)
+            use = self._timeline.long_use(path)  # for who waits, and then let go
         if use is None:
             return None
         snippet = snippets.begin(object_id, size, extent, depth=0)
@@ -183,7 +183,7 @@ class Hinting:
         path = self._tree.relative(object_id.key)
         self._prefetcher.note_read()
         if self._timeline.note_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
-            self._prefetcher.wake()
+            self._changed()
 
 
 def job_of(file: str) -> tuple[str, str]:

@@ -7,8 +7,10 @@ memory and files which the thread uses stay its own), but of `ask`; every remote
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -32,10 +34,10 @@ class Offload(Protocol):
         """Run a request that reads bytes from the bucket."""
         ...
 
-    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run a request for names and facts, which fills no memory of ours: a cancelled caller leaves it behind.
 
-        It keeps its slot until it ends.
+        ended: called on the loop once it has ended, or is not begun.
         """
         ...
 
@@ -78,6 +80,8 @@ class ThreadOffload:
         self._disk = trio.CapacityLimiter(16)
         # LMDB has one writer at a time; the others are readers.
         self._rows = trio.CapacityLimiter(4)
+        # Who asks has slots of his own.
+        self._asked = trio.CapacityLimiter(math.inf)
         self._token = trio.lowlevel.current_trio_token()
         self._reads: set[trio.CancelScope] = set()
         self._direct = _DirectReader()
@@ -94,9 +98,22 @@ class ThreadOffload:
                 self._reads.discard(scope)
         await trio.sleep_forever()  # abandoned: our own cancellation is about to come
 
-    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run a request for names and facts."""
-        return await trio.to_thread.run_sync(call, limiter=slots, abandon_on_cancel=True)
+
+        def run() -> T:
+            try:
+                return call()
+            finally:
+                with suppress(trio.RunFinishedError):  # nobody is left who could wait for it
+                    self._token.run_sync_soon(ended)
+
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:
+            ended()
+            raise
+        return await trio.to_thread.run_sync(run, limiter=self._asked, abandon_on_cancel=True)
 
     def abandon_reads(self) -> None:
         """At the process's end: do not wait for answers that nobody wants any more."""
@@ -192,10 +209,12 @@ class InlineOffload:
 
     upload = disk = rows = network
 
-    async def ask(self, call: Callable[..., T], slots: trio.CapacityLimiter) -> T:
+    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run the call as any other that reads from the bucket."""
-        async with slots:
+        try:
             return await self.network(call)
+        finally:
+            ended()
 
     async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
         """Leave it to `disk`: the kernel's end of a read is not seen by a virtual clock either."""

@@ -23,11 +23,12 @@ from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
 from fusecache.model.nouns import ObjectInfo
-from fusecache.model.records import OperationKind
+from fusecache.model.records import ANOTHERS, OperationKind
 from fusecache.model.states import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+from dataclasses import replace
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,13 @@ class Outcomes:
                 # a name of its own.
                 self._tree.move(node, parent, copy_key.rpartition("/")[2])
                 self.on_name_lost(parent, name)
-            await self._journal.commit(PutFile(record), *self._rebase(key, None))
+            rows = self._rebase(key, None)
+            follower = next(iter(self._owed.for_key(key)), None)
+            if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
+                # A rename of ours moves nothing of theirs.
+                follower.record = replace(follower.record, source_etag=ANOTHERS)
+                rows = [_row(follower)]
+            await self._journal.commit(PutFile(record), *rows)
             return
         self._note_conflict(item.changed_keys()[-1], "", 0, error)
         await self._give_up(item)
@@ -219,7 +226,7 @@ class Outcomes:
         if node is not None and self._tree.is_linked(node):
             self._rejected[item] = None
             await self._journal.commit(PutFile(record))
-        elif node is not None and node.handles:
+        elif node is not None and node.handles and node.generation is item:
             await self._journal.commit(disowned(item))  # unlinked; ends with its last handle
         else:
             await self._journal.commit(*self._contents.drop(item))

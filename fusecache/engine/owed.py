@@ -8,7 +8,6 @@ dropped, the next one learns it.
 """
 
 from bisect import insort
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,8 +51,8 @@ class Owed:
         # In order, until the next change.
         self._sorted: list[Item] | None = []
         self._by_key: dict[str, list[Item]] = {}
-        # How many removals are of names whose newer content went to a key.
-        self._awaited: Counter[str] = Counter()
+        # Removals of names whose newer content went to a key, by that.
+        self._behind: dict[str, list[Operation]] = {}
         # Of negative sequences: its lowest is that of the newest item.
         self._newest = Gate()
 
@@ -85,8 +84,8 @@ class Owed:
         self._newest.add(-item.sequence)
         for key in item.changed_keys():
             insort(self._by_key.setdefault(key, []), item, key=_sequence)
-        if change.moved_to:
-            self._awaited[change.moved_to] += 1
+        if isinstance(item, Operation) and change.moved_to:
+            self._behind.setdefault(change.moved_to, []).append(item)
         self.on_added(item)
         self._tell()
 
@@ -105,9 +104,9 @@ class Owed:
                 self.rebase(key, base_of(item, key))
                 self.on_rebased(same_key[0])
         if isinstance(item, Operation) and (moved_to := _moved_to(item)):
-            self._awaited[moved_to] -= 1
-            if not self._awaited[moved_to]:
-                del self._awaited[moved_to]
+            self._behind[moved_to].remove(item)
+            if not self._behind[moved_to]:
+                del self._behind[moved_to]
         self.on_removed(item)
         self._tell()
 
@@ -125,9 +124,9 @@ class Owed:
         """Return the items that change `key`, in order."""
         return list(self._by_key.get(key, ()))
 
-    def is_awaited(self, key: str) -> bool:
-        """Return whether the removal of a name is queued whose newer, unpublished content went to `key`."""
-        return key in self._awaited
+    def removals_behind(self, key: str) -> list[Operation]:
+        """Return the queued removals of names whose newer, unpublished content went to `key`."""
+        return list(self._behind.get(key, ()))
 
     def ends_with(self, item: Item) -> bool:
         """Return whether nothing is queued behind the item."""

@@ -255,6 +255,16 @@ class Promises(Endings):
                 await self._promise_late(node, generation)
             self._seal_closed(node, generation)
 
+    def _end_replaced(self, handle: FileHandle, generation: Generation) -> None:
+        """A handle of an unlinked file was closed: if it is owed still, then before what was renamed over it."""
+        node = handle.node
+        if handle.writable and node.writers == 0 and _is_unfinished_at_end(generation, handle):
+            self._owed.discard(generation)
+        if generation in self._owed:
+            self._seal_closed(node, generation)
+        elif node.handles == 0:
+            self._let_go(generation)
+
     # ---- inside
 
     async def _note_change(self, generation: Generation) -> None:

@@ -15,7 +15,7 @@ from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_ch
 from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropFile, Journal, PutAbort, PutFile, PutOperation
+from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import (
@@ -141,6 +141,7 @@ class Recovery:
         changes: list[Change] = []
         operations, found.operations = found.operations, []
         bases: dict[str, str | None] = {}
+        lost: set[str] = set()
         queue: list[FileRecord | OperationRecord] = [*records, *operations]
         for item in sorted(queue, key=lambda item: item.sequence):
             if isinstance(item, FileRecord):
@@ -150,11 +151,17 @@ class Recovery:
                 rows = self._recover_owed(record, found)
                 if rows:
                     bases[record.key] = record.base_etag
+                    lost.add(record.key)
                 elif record is not item:
                     rows = [PutFile(record)]
                 changes += rows
                 continue
             operation = item
+            if operation.kind is OperationKind.DELETE and operation.target in lost:
+                # What was moved there is not to be had: what the bucket shows under the old name is all that there is.
+                changes.append(DropOperation(operation.sequence))
+                bases[operation.key] = operation.base_etag
+                continue
             if operation.key in bases:
                 base = bases.pop(operation.key)
                 known = (

@@ -68,6 +68,8 @@ class Requests:
         self._offload = offload
         self._limit = limit
         self._slots = trio.CapacityLimiter(limit.limit)
+        # Who waits for the bucket goes on doing so while it answers others.
+        self._patient: set[trio.CancelScope] = set()
         self._struggling_since: float | None = None
         self.on_struggle: Callable[[], None] = lambda: None
 
@@ -90,9 +92,17 @@ class Requests:
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Let the body wait so long for the bucket. Raises Unavailable if it is not done by then."""
+        """Let the body wait so long for the bucket. Raises Unavailable if it is not done by then.
+
+        A full minute is one in which the bucket answers nobody: it begins anew with each answer.
+        """
         with trio.move_on_after(seconds) as scope:
-            yield
+            if seconds >= UNREACHABLE_SECONDS:
+                self._patient.add(scope)
+            try:
+                yield
+            finally:
+                self._patient.discard(scope)
         if scope.cancelled_caught:
             self._note_struggle(seconds)
             raise Unavailable(f"the bucket has not answered for {self.struggling_seconds:.0f} s")
@@ -139,15 +149,23 @@ class Requests:
         if silence_seconds > 0:
             await trio.sleep(silence_seconds)
         self._slots.total_tokens = self._limit.limit
+        request = object()  # which holds its slot as long as its thread runs
+        await self._slots.acquire_on_behalf_of(request)
         try:
             with self.patience(ANSWER_SECONDS):
-                answer = await self._offload.ask(call, self._slots)
+                answer = await self._offload.ask(call, partial(self._slots.release_on_behalf_of, request))
         except RemoteError as exc:
             if exc.asks_to_slow_down:
                 self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
             raise
-        self._limit.on_success(trio.current_time())
+        self._note_answer()
         return answer
+
+    def _note_answer(self) -> None:
+        now = trio.current_time()
+        self._limit.on_success(now)
+        for scope in self._patient:
+            scope.deadline = max(scope.deadline, now + UNREACHABLE_SECONDS)
 
     async def rows(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run what reads or writes many rows of listings."""

@@ -326,12 +326,12 @@ class Timeline:
         )
 
     def long_use(self, path: str) -> tuple[Job, int] | None:
-        """Return a job that reads a file now and for some steps to come, with its step; None if none does."""
+        """Return a job that reads a file now and for some steps to come, and the step before; None if none does."""
         for job in self.jobs.values():
             for window in job.windows:
                 first, last, *_ = next(window.extents_of(path, job.step), (math.inf, 0))
                 if first <= job.step + 1 < last:
-                    return job, job.step
+                    return job, job.step - 1
         return None
 
     def note_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:

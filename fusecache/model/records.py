@@ -105,6 +105,10 @@ class OperationKind(Enum):
     RENAME = "rename"  # `key` is copied to `target` in the bucket, then deleted
 
 
+# As the ETag of what a rename is to move: what lies there is another client's.
+ANOTHERS = "another's"
+
+
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
     """One change, numbered by its sequence. base_etag: what the bucket shows under the name that changes.

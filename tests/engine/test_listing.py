@@ -12,8 +12,10 @@ from trio.testing import MockClock
 from fusecache.engine import pages, reconciling
 from fusecache.engine.nodes import DirectoryHandle, Listed, Node, Shown
 from fusecache.engine.offload import InlineOffload
+from fusecache.engine.requests import Requests
 from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.nouns import ObjectInfo
+from fusecache.policy.backoff import RequestLimit
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, running_node
 
@@ -586,6 +588,24 @@ async def test_an_empty_file_is_asked_about_once_however_often_its_directory_is_
         await trio.sleep(2)
         await read_all(user, directory)
         assert bucket.memory.statistics().heads - before == 1
+
+
+async def test_who_waits_for_his_turn_while_the_bucket_answers_others_is_answered(
+    bucket: Bucket, autojump_clock: MockClock
+) -> None:
+    names = fill(bucket, 300)
+    requests = Requests(bucket, FarOffload(30.0), RequestLimit(1))  # one at a time
+    began = trio.current_time()
+    found: list[int] = []
+
+    async def ask(name: str) -> None:
+        found.append((await requests.ask(bucket.head, f"dir/{name}")).size)
+
+    async with trio.open_nursery() as nursery:
+        for name in names[:10]:
+            nursery.start_soon(ask, name)
+    assert found == [4] * 10
+    assert trio.current_time() == pytest.approx(began + 300)
 
 
 class LateLists(InlineOffload):
