@@ -35,8 +35,8 @@ def _cpu(limit: float, samples_per_second: float | None = None) -> Judge:
 def _cold(results: Results, case: str, origin: str) -> list[Bar]:
     whole = results.median(case, "whole", "seconds")
     waited = ratio(results.median(case, US, "waited_seconds"), whole)
-    # Behind the first batch whole shards follow at once: only without hints it can be told what was for it alone.
-    first = results.median(case, "no-hints", "first_bytes_share")
+    # Whole shards follow behind the first batch: they are not begun before it is read, or count.
+    first = results.median(case, US, "first_bytes_share")
     return [
         Bar(case, "seconds waited for data / download of the whole shards", waited, 0.1, at_least=False),
         Bar(case, "bytes fetched until the first batch / its bytes", first, 3.0, at_least=False),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from benchmarks.report import SHOWN
@@ -40,7 +41,7 @@ TITLES = {
     "rclone": "rclone mount",
     "rclone-tuned": "rclone mount, tuned",
     "crt": "CRT client, no mount",
-    "raw": "raw boto3, no mount",
+    "raw": "raw boto3, or raw pread",
     "fio": "fio O_DIRECT",
     "empty-fs": "empty pyfuse3 mount",
     "native": "local file",
@@ -97,9 +98,9 @@ LOADER_PANELS: Panels = (
         ("CPU µs a sample of 100 KB (log scale, less is better)", ("blobs-local A", "blobs A")),
     ),
     (
-        ("seconds waited for data (log scale, less is better)", ("cold-start B",)),
+        ("seconds waited (log scale)", ("cold-start B",)),
         ("share of the data fetched an epoch (less is better)", ("steady-50 B", "ranks-50 B", "steady-25 B")),
-        ("import (seconds, log scale, less is better)", ("import A",)),
+        ("import, s (log scale)", ("import A",)),
     ),
 )
 
@@ -163,7 +164,8 @@ def _panel(axis: "Axes", title: str, cases: Sequence[str], results: Results) -> 
             axis.annotate(label, (place + offset, height), ha="center", va="bottom", fontsize=8)
             drawn.add(name)
             heights.append(height)
-        ticks.append((place + (len(bars) - 1) / 2, f"{SHOWN[kind].title}\norigin {origin}"))
+        named = fill(SHOWN[kind].title, 6 * max(3, len(bars)))
+        ticks.append((place + (len(bars) - 1) / 2, f"{named}\norigin {origin}"))
         place += len(bars) + 1.5
     axis.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
     axis.set_xlim(-1, place - 1.5)

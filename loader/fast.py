@@ -79,6 +79,7 @@ class Loader:
         self._threads, self._ahead = threads, ahead
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._delivered = 0
+        self._is_under_way = False
         self._crew: _Crew | None = None
         self._hints: Hints | None = None
         if hints and isinstance(dataset, Plannable):
@@ -130,9 +131,10 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Begin an iteration; one under way ends."""
         self._stop()
+        ids = iter(self.batch_sampler)
         self._crew = crew = _Crew(self._threads)
-        self._delivered = 0
-        return self._batches(iter(self.batch_sampler), crew)
+        self._delivered, self._is_under_way = 0, True
+        return self._batches(ids, crew)
 
     def _batches(self, ids: Iterator[list[int]], crew: "_Crew") -> Iterator[Any]:
         waiting: deque[_Batch] = deque()
@@ -150,6 +152,8 @@ class Loader:
                 del found  # or its memory could not be the next one's
         finally:
             crew.stop()
+            if self._crew is crew:
+                self._stop()
 
     def finished(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples."""
@@ -160,6 +164,10 @@ class Loader:
         if self._crew is not None:
             self._crew.stop()
             self._crew = None
+        if self._is_under_way:
+            # The sampler counts what it handed out, which the loop may never have been given.
+            self._is_under_way = False
+            self.batch_sampler.end_iteration(self._delivered)
 
 
 class _Crew:

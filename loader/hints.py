@@ -19,10 +19,12 @@ import errno
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import socket
 import threading
+import time
 from array import array
 from collections import deque
 from dataclasses import dataclass
@@ -46,6 +48,8 @@ CURSOR_SECONDS = 0.25
 ALIVE_SECONDS = 60.0
 # After a failure that may pass, such as a mount that is made anew.
 AGAIN_SECONDS = 10.0
+# After EPERM: other jobs have named all that may be named, and end in hours rather than seconds.
+FULL_SECONDS = 60.0
 # Of the first batches the exact bytes are named: half a minute of training or more, in which the first shards come.
 COLD_STEPS = 64
 COLD_SAMPLES = 1 << 15
@@ -59,6 +63,8 @@ READING_STEPS = 16
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
+# What the socket's answer says where a file's close has an errno of its own.
+_REFUSALS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
 # To take back what was said; a mount that does not answer keeps no process from ending.
 _CLOSE_SECONDS = 2.0
 # Jobs of this process: a second loader of the same dataset is not the first.
@@ -93,7 +99,10 @@ class Door:
     root: Path
 
     def send(self, file: str, message: bytes) -> None:
-        """Hand a message over; b"" takes back what the job has said. Raises OSError, EINVAL if it is refused."""
+        """Hand a message over; b"" takes back what the job has said.
+
+        Raises OSError: EINVAL if it is refused, EPERM if it is until other jobs end.
+        """
         path = self.root / ".fusecache" / FOLDER / file
         try:
             if message:
@@ -118,8 +127,9 @@ class Door:
                 except ValueError as problem:
                     raise OSError(errno.EPROTO, f"the daemon's answer is no JSON: {problem}") from problem
         if answer.get("result") != "ok":
-            gone = "no plan" in str(answer.get("message"))
-            raise OSError(errno.ENOENT if gone else errno.EINVAL, str(answer.get("message")))
+            reason = str(answer.get("message"))
+            known = (number for words, number in _REFUSALS.items() if words in reason)
+            raise OSError(next(known, errno.EINVAL), reason)
 
 
 def find_door(directory: str | Path) -> tuple[Door, str] | None:
@@ -163,6 +173,7 @@ class Hints:
         self._stopped = threading.Event()
         self._planned_to = -1  # the step up to which plans were sent
         self._at = -1
+        self._full_until = -math.inf  # when to plan ahead again, by the monotonic clock
         # Shards whose bytes were named exactly up to a step.
         self._cold: tuple[Ids, int] = (np.zeros(0, np.int64), 0)
         self._told = False
@@ -218,7 +229,7 @@ class Hints:
                 if isinstance(problem, HintError) or _errno(problem) == errno.EINVAL:
                     return  # it will not be understood the next time either
                 self._planned_to = -1  # the mount, or the daemon's memory, may have been made anew
-                pause = AGAIN_SECONDS
+                pause = FULL_SECONDS if _errno(problem) == errno.EPERM else AGAIN_SECONDS
                 said = False
             quiet = 0.0 if said else quiet
 
@@ -249,15 +260,25 @@ class Hints:
         self._planned_to = at
 
     def _plan_ahead(self, at: int) -> bool:
-        """Send windows of whole shards until enough is known; return whether any was sent."""
+        """Send windows of whole shards until enough is known, or refused for now; return whether any was sent."""
         course = self._course
         enough = at + min(course.steps, max(1, AHEAD_SAMPLES // course.samples))
         was = self._planned_to
+        if time.monotonic() < self._full_until:
+            return False
         while self._planned_to <= enough and not self._stopped.is_set():
             first = self._planned_to
             count = min(max(1, WINDOW_SAMPLES // course.samples), course.steps - first % course.steps)
             uses = self._without_cold(shard_uses(course, self._ends, first, count))
-            self._send(2 * first + 1, at, uses, is_exact=False)
+            try:
+                self._send(2 * first + 1, at, uses, is_exact=False)
+            except PermissionError as problem:
+                if problem.errno != errno.EPERM:
+                    raise
+                # What is planned stays, and is followed by the cursor meanwhile.
+                self._tell(problem)
+                self._full_until = time.monotonic() + FULL_SECONDS
+                break
             self._planned_to = first + count
         return self._planned_to > was
 

@@ -76,7 +76,8 @@ class ElasticBatchSampler:
 
     Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
     iteration that was broken off begins again where it began.
-    Raises OrderError for settings that cannot work, and when accelerate would deal out its batches once more.
+    Raises OrderError for settings that cannot work, when accelerate would deal out its batches once more, and at an
+    iteration if a process group made since then contradicts the ranks that the environment told.
     """
 
     def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with its default
@@ -165,6 +166,7 @@ class ElasticBatchSampler:
 
     def __iter__(self) -> "BatchIterator":
         _refuse_to_be_dealt_out_again(sys._getframe(1))
+        self._world.confirm()
         if self._exhausted:
             self._epoch, self._start = self._epoch + 1, 0
         self._exhausted = False
@@ -195,6 +197,13 @@ class ElasticBatchSampler:
                 f"{self._recorded + batches} batches cannot be consumed: {self._yielded} were handed out"
             )
         self._recorded += batches
+
+    def end_iteration(self, delivered: int) -> None:
+        """Tell that the iteration is over, and so many of its batches were delivered: for loaders that read ahead.
+
+        The next one moves on to the next epoch if those were all, however many were handed out.
+        """
+        self._exhausted = min(delivered, self._yielded) == self.remaining_batches
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
         """Return where the run stands: JSON-able, below 1 KB, the same on all ranks.
@@ -233,7 +242,9 @@ class ElasticBatchSampler:
                 f"to begin anew, load none"
             )
         if "sample_in_epoch" in state:
-            self._move(*streaming_position(state, self._spec))
+            epoch, samples = streaming_position(state, self._spec)
+            # On several ranks the library fills the end of an epoch up by repeats, and counts them.
+            self._move(epoch, min(samples, self._plan.length))
             self._loaded_epoch = self._epoch
             return
         if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):

@@ -7,8 +7,8 @@ Compressed shards are decompressed as a whole, once, into memory or into a folde
 never beside the source.
 
 Safe for threads and for fork: the caches are ordered dicts whose single operations are atomic, at worst two
-threads do the same work twice; an open file is closed when its last user lets go of it. A pickled copy starts
-with empty caches.
+threads open the same file twice, but one alone unpacks a shard; an open file is closed when its last user lets go of
+it. A pickled copy starts with empty caches.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from loader.gather import gather
 from loader.hashing import mismatch
 from loader.index import Index
 from loader.order.spec import Ids
-from loader.unpacked import UnpackedFolder
+from loader.unpacked import Repetitions, SingleFlight, UnpackedFolder
 from loader.watchdog import STALL_SECONDS, Watchdog
 
 # Well below the usual limit of 1024 open files a process, of which the trainer wants some, too.
@@ -44,6 +44,8 @@ DECOMPRESSED_CACHE_BYTES = 1 << 30
 
 # Part of an error's way out; the tool itself leaves it away.
 VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
+_RESTORE = f"Restore the shard{VERIFY_HINT}."
+_RAISE_LIMIT = "Raise the process's limit of open files (`ulimit -n`)."
 
 # A little less than the largest piece that raises glibc's thresholds. It is mapped, and never touched.
 _LARGEST_MALLOC = (32 << 20) - (64 << 10)
@@ -78,10 +80,10 @@ class _OpenFile:
 class ReadOptions:
     """How a dataset is read; all bounds are per process, but the cache folder's.
 
-    open_files: descriptors kept. offset_cache_bytes: tables of offsets kept. decompressed_cache_bytes:
-    decompressed shards kept, in memory or in cache_folder, which a machine's processes share; the dataset's
-    own directory is refused. check_hashes: compare each shard with the hashes of the index before its first
-    sample is read.
+    open_files: descriptors kept, and as many more while a thread reads. offset_cache_bytes: tables of offsets kept.
+    decompressed_cache_bytes: decompressed shards kept, in memory or in cache_folder, which a machine's processes share;
+    the dataset's own directory is refused. check_hashes: compare each shard with the hashes of the index before its
+    first sample is read.
     """
 
     open_files: int = OPEN_FILES
@@ -117,6 +119,12 @@ class ShardReader:
         self._offsets: OrderedDict[int, Offsets] = OrderedDict()
         self._offset_bytes = 0
         self._decompressed: OrderedDict[int, bytes] = OrderedDict()
+        self._unpacking: SingleFlight[bytes] = SingleFlight()
+        self._unpacking_into_folder: SingleFlight[str] = SingleFlight()
+        samples = self._index.samples
+        self._repetitions = Repetitions(
+            float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
+        )
         self._checked: set[int] = set()
         self._sized: set[int] = set()
         self._watchdog = Watchdog(partial(_describe, self._index), stall_seconds=options.stall_seconds)
@@ -162,18 +170,31 @@ class ShardReader:
             return False
         self._watchdog.begin(int(shards[0]), used.size)
         try:
-            if self._some_packed and any(map(self._in_memory, used.tolist())):
-                return False
-            held = [self._file(shard) for shard in used.tolist()]
-            files = np.fromiter((file.fd for file in held), np.int32, used.size)[which]
-            bad = gather(files, firsts[which] + samples * size, block)
-            for row in bad.tolist():
-                block[row] = np.frombuffer(
-                    self._read_many(int(shards[row]), [int(samples[row])])[0], np.uint8
-                )
+            if self._some_packed:
+                if any(map(self._in_memory, used.tolist())):
+                    return False
+                self._repetitions.given += len(block)
+            starts = firsts[which] + samples * size
+            if used.size <= self._options.open_files:
+                self._gather(used, which, starts, block, shards, samples)
+            else:
+                # Rows in a row, not those of the same shards: these would have to be copied into their places.
+                for first in range(0, len(block), self._options.open_files):
+                    part = slice(first, first + self._options.open_files)
+                    some, where = np.unique(shards[part], return_inverse=True)
+                    self._gather(some, where, starts[part], block[part], shards[part], samples[part])
         finally:
             self._watchdog.end()
         return True
+
+    def _gather(
+        self, used: Ids, which: Ids, starts: Ids, block: NDArray[np.uint8], shards: Ids, samples: Ids
+    ) -> None:
+        # Held until this returns: nobody closes them meanwhile.
+        held = [self._file(shard) for shard in used.tolist()]
+        files = np.fromiter((file.fd for file in held), np.int32, used.size)[which]
+        for row in gather(files, starts, block).tolist():
+            block[row] = np.frombuffer(self._read_many(int(shards[row]), [int(samples[row])])[0], np.uint8)
 
     def read_blobs(
         self, shards: list[int], samples: list[int], head: int, tail: int
@@ -194,7 +215,7 @@ class ShardReader:
         try:
             for shard, sample in zip(shards, samples, strict=True):
                 if shard != last:
-                    if self._in_memory(shard):
+                    if self._some_packed and self._in_memory(shard):
                         return None
                     begin(shard, 1)
                     file, offsets = self._file(shard), self._table(shard)
@@ -216,6 +237,8 @@ class ShardReader:
             return None
         finally:
             self._watchdog.end()
+        if self._some_packed:
+            self._repetitions.given += len(found)
         return found
 
     def _is_sized(self, shard: int, fd: int, start: int, size: int) -> bool:
@@ -227,6 +250,8 @@ class ShardReader:
 
     def _read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         writable = self._writable[self._index.schema_number(shard)]
+        if self._some_packed:
+            self._repetitions.given += len(samples)
         if self._in_memory(shard):
             whole = memoryview(self._whole(shard))
             kind = bytearray if writable else bytes
@@ -328,7 +353,8 @@ class ShardReader:
             file = _OpenFile(path)
             found = os.fstat(file.fd)
         except OSError as problem:
-            raise self._failed(shard, 0, expected, samples, _cause(problem)) from problem
+            way_out = _RAISE_LIMIT if problem.errno == errno.EMFILE else _RESTORE
+            raise self._failed(shard, 0, expected, samples, _cause(problem), way_out) from problem
         if not stat.S_ISREG(found.st_mode):
             kind = "a directory" if stat.S_ISDIR(found.st_mode) else "something else"
             raise self._failed(shard, 0, expected, samples, f"this is {kind}, not a file")
@@ -388,6 +414,12 @@ class ShardReader:
             with contextlib.suppress(KeyError):
                 self._decompressed.move_to_end(shard)
             return whole
+        return self._unpacking.do(shard, partial(self._into_memory, shard))
+
+    def _into_memory(self, shard: int) -> bytes:
+        whole = self._decompressed.get(shard)
+        if whole is not None:
+            return whole  # by a thread that was done with it just now
         whole = self._decompressed[shard] = self._unpack(shard)
         with contextlib.suppress(KeyError):  # another thread makes room too
             while (
@@ -403,6 +435,7 @@ class ShardReader:
 
     def _unpack(self, shard: int) -> bytes:
         index = self._index
+        self._repetitions.count(shard)
         samples = range(int(index.samples[shard]))
         raw_hashes, zip_hashes = index.hashes_of(shard) if self._options.check_hashes else ({}, {})
         path = self.path(shard)
@@ -440,8 +473,9 @@ class ShardReader:
         # Another dataset, or a shard written anew, must not be taken for this one.
         about = repr((os.path.realpath(path), identity, index.raw_bytes[shard], index.samples[shard]))
         key = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+        make = partial(self._folder.path, key, int(index.raw_bytes[shard]), partial(self._unpack, shard))
         try:
-            return self._folder.path(key, int(index.raw_bytes[shard]), lambda: self._unpack(shard))
+            return self._unpacking_into_folder.do(shard, make)
         except OSError as problem:
             raise LoaderError(
                 f"the cache folder {self._options.cache_folder} cannot take shard {path}: {problem.strerror}"
@@ -454,14 +488,19 @@ class ShardReader:
             raise self._failed(shard, 0, len(data), range(int(self._index.samples[shard])), cause)
 
     def _failed(
-        self, shard: int, start: int, stop: int, samples: range | list[int], cause: str
+        self,
+        shard: int,
+        start: int,
+        stop: int,
+        samples: range | list[int],
+        cause: str,
+        way_out: str = _RESTORE,
     ) -> ShardError:
         first = int(self._index.samples[:shard].sum())
         ids = [first + min(samples), first + max(samples)] if len(samples) else [first, first]
         which = f"sample {ids[0]}" if ids[0] == ids[1] else f"samples {ids[0]} to {ids[1]}"
         return ShardError(
-            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. "
-            f"Restore the shard{VERIFY_HINT}."
+            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {way_out}"
         )
 
 

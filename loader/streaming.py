@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from loader.errors import LoaderError
 from loader.hints import Hints
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
 from loader.sampler import ElasticBatchSampler
+from loader.shard import DECOMPRESSED_CACHE_BYTES
 from loader.table import Sample
 from loader.world import World
 
@@ -64,7 +66,8 @@ class StreamingDataset(IterableDataset[Sample]):
 
     Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Unlike there, an epoch
     is resumed between two global batches only; a shard that cannot be read is an error at once. hints: as in
-    loader.fast.Loader; the process that made the dataset gives them, not its workers.
+    loader.fast.Loader; the process that made the dataset gives them, not its workers. decompressed_cache_bytes: as in
+    MDSDataset. cache_folder: for unpacked shards as there, and for stored orders as in ElasticBatchSampler.
     Raises LoaderError for what this class does not do, OrderError for settings that cannot work.
     """
 
@@ -90,6 +93,8 @@ class StreamingDataset(IterableDataset[Sample]):
         allow_unsafe_types: bool = False,
         replication: int | None = None,
         hints: bool = True,
+        decompressed_cache_bytes: int = DECOMPRESSED_CACHE_BYTES,
+        cache_folder: str | Path | None = None,
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
@@ -108,7 +113,10 @@ class StreamingDataset(IterableDataset[Sample]):
             split,
             allow_pickle=allow_unsafe_types,
             check_hashes=validate_hash is not None,
+            decompressed_cache_bytes=decompressed_cache_bytes,
+            cache_folder=cache_folder,
         )
+        self._cache_folder = cache_folder
         self._world = World.detect(replication=replication or 1)
         self._order: dict[str, Any] = {
             "order": shuffle_algo if shuffle else SEQUENTIAL,
@@ -248,6 +256,7 @@ class StreamingDataset(IterableDataset[Sample]):
             order=spec,
             world=self._world,
             drop_last=spec.batching != "random",
+            cache_folder=self._cache_folder,
         )
 
 

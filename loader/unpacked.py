@@ -1,18 +1,98 @@
-"""A folder of decompressed shards that all processes of a machine share.
+"""Decompressed shards: a folder of them that all processes of a machine share, and what they cost in time.
 
 Each file appears whole, under its final name, by a rename; who opens it keeps it for as long as it is open,
 also when another process makes room. No locks: two processes that miss the same shard at once both unpack
 it, and the second rename changes nothing.
 """
 
+import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from loader.errors import LoaderError
 
+log = logging.getLogger("loader")
+
 ENDING = ".mds"
+# As for Parquet's row groups: so many unpacked again, for less than this part of their samples.
+THRASHING_LOADS = 64
+THRASHING_PART = 8
+
+Result = TypeVar("Result")
+
+
+class SingleFlight(Generic[Result]):
+    """Has one thread do what several want at the same time; the others wait for its result, or its error.
+
+    Nothing is kept beyond that. Safe for fork: a child does not wait for threads that it does not have.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._coming: dict[Hashable, Future[Result]] = {}
+        self._process = os.getpid()
+
+    def do(self, key: Hashable, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, called here or by the thread that is at this key already."""
+        if self._process != os.getpid():
+            self._forget()  # the lock may be held by a thread that is not here
+        with self._lock:
+            coming = self._coming.get(key)
+            if coming is None:
+                mine = self._coming[key] = Future()
+        if coming is not None:
+            try:
+                return coming.result()
+            finally:
+                del coming  # an error and this frame would keep each other, and open files
+        try:
+            result = work()
+        except BaseException as problem:
+            self._coming.pop(key, None)
+            mine.set_exception(problem)
+            del mine  # as above
+            raise
+        self._coming.pop(key, None)
+        mine.set_result(result)
+        return result
+
+
+class Repetitions:
+    """Warns, once, of an order for which the same shards are unpacked again and again.
+
+    rows: samples of a shard, on average. limit_bytes: the bound that is too small then. Threads may lose a count.
+    """
+
+    def __init__(self, rows: float, limit_bytes: int) -> None:
+        self._rows, self._limit_bytes = rows, limit_bytes
+        self._seen: set[int] = set()
+        self._again = 0
+        self._told = False
+        self.given = 0  # samples of such shards; who reads them counts
+
+    def count(self, shard: int) -> None:
+        """Note that a shard was unpacked."""
+        self._again += shard in self._seen
+        self._seen.add(shard)
+        if self._again < THRASHING_LOADS:
+            return
+        if self.given < self._again * self._rows / THRASHING_PART and not self._told:
+            self._told = True
+            log.warning(
+                "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "
+                "decompressed_cache_bytes (%d), which bounds the memory of each process or, with a cache_folder, a "
+                "folder on disk that all processes share; or choose an order with fewer shards in use at a time: a "
+                "smaller block_size, canonical_nodes near the number of nodes",
+                self._again, self.given, self._rows, self._limit_bytes,
+            )  # fmt: skip
+        self._again = self.given = 0
 
 
 class UnpackedFolder:

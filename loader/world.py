@@ -4,14 +4,19 @@ Not a process group: it starts nothing, and waits for nobody. It imports torch a
 torch.distributed is up, its module is loaded already.
 """
 
+import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol, Self
 
 from loader.errors import OrderError
+
+log = logging.getLogger(__name__)
 
 
 class Mesh(Protocol):
@@ -29,7 +34,8 @@ class World:
 
     rank: 0 <= rank < ranks, node by node. ranks_per_node: 0 stands for "all on one node".
     Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here, and
-    may number themselves by `replica`: work done once for all is replica 0's.
+    may number themselves by `replica`: work done once for all is replica 0's. told: (rank, ranks) that detect()
+    found in the environment, for confirm().
     Raises OrderError for numbers that contradict each other.
     """
 
@@ -37,6 +43,7 @@ class World:
     ranks: int = 1
     ranks_per_node: int = 0
     replica: int = 0
+    told: tuple[int, int] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.ranks_per_node == 0:
@@ -73,17 +80,20 @@ class World:
         replication: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Find out from torch.distributed if it is initialised, else from RANK and WORLD_SIZE, else one rank.
+        """Find out from torch.distributed if it is initialised, else from the environment, else one rank.
 
-        LOCAL_WORLD_SIZE gives the ranks of a node; without it, all ranks count as one node. Where tensor,
+        There, RANK and WORLD_SIZE count, else what mpirun of Open MPI tells, else a Slurm step. LOCAL_WORLD_SIZE,
+        or one of these, gives the ranks of a node; without, all count as one node, which is warned of. Where tensor,
         sequence or pipeline peers must see the same samples, one of these says who they are: dp_rank and
         dp_size (both or neither); mesh, the data-parallel part of a DeviceMesh, such as `mesh["dp"]` or
         `mesh["replicate", "shard"]`; or replication, the number of consecutive ranks that are peers. Raises
         OrderError if they contradict each other or the environment, or that is incomplete.
         """
         variables = os.environ if environment is None else environment
-        rank, ranks = _distributed() or _from_environment(variables)
-        ranks_per_node = _number(variables, "LOCAL_WORLD_SIZE") or ranks
+        known = _distributed()
+        rank, ranks = known or _from_environment(variables)
+        told = (rank, ranks) if known is None else None
+        ranks_per_node = _ranks_per_node(variables, rank, ranks)
         if (dp_rank is None) != (dp_size is None):
             raise OrderError("dp_rank and dp_size go together: give both or neither")
         if (dp_rank is not None) + (mesh is not None) + (replication != 1) > 1:
@@ -97,7 +107,7 @@ class World:
                 raise OrderError(f"{ranks} ranks do not divide into {replication} consecutive ones each")
             dp_rank, dp_size = rank // replication, ranks // replication
         if dp_rank is None or dp_size is None:
-            return cls(rank, ranks, ranks_per_node)
+            return cls(rank, ranks, ranks_per_node, told=told)
         if dp_size < 1 or ranks % dp_size:
             raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
         nodes = max(ranks // ranks_per_node, 1)
@@ -105,7 +115,18 @@ class World:
         dp_per_node = dp_size // nodes if dp_size % nodes == 0 else dp_size
         # Peers follow each other nearly always (the mesh's last dimension); where not, only who does the
         # common work differs.
-        return cls(dp_rank, dp_size, dp_per_node, rank % (ranks // dp_size))
+        # What the caller said himself needs no confirmation.
+        told = told if replication != 1 else None
+        return cls(dp_rank, dp_size, dp_per_node, rank % (ranks // dp_size), told=told)
+
+    def confirm(self) -> None:
+        """Raise OrderError if torch.distributed was initialised since detect() and contradicts the environment."""
+        known = _distributed()
+        if self.told is not None and known is not None and known != self.told:
+            raise OrderError(
+                f"this is rank {known[0]} of {known[1]} by torch.distributed, but was made as rank {self.told[0]} of "
+                f"{self.told[1]} by the environment: make it after init_process_group, or pass a sampler world="
+            )
 
 
 def _place_in(mesh: Mesh) -> tuple[int, int]:
@@ -130,7 +151,62 @@ def _from_environment(variables: Mapping[str, str]) -> tuple[int, int]:
     rank, ranks = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     if (rank is None) != (ranks is None):
         raise OrderError("RANK and WORLD_SIZE go together: the environment has only one of them")
-    return rank or 0, ranks or 1
+    if rank is not None and ranks is not None:
+        return rank, ranks
+    return _from_mpi(variables) or _from_slurm(variables) or (0, 1)
+
+
+def _from_mpi(variables: Mapping[str, str]) -> tuple[int, int] | None:
+    # Asked before Slurm: the daemons that mpirun has on the nodes of a job are the tasks of a step themselves.
+    rank, ranks = _number(variables, "OMPI_COMM_WORLD_RANK"), _number(variables, "OMPI_COMM_WORLD_SIZE")
+    return None if rank is None or ranks is None else (rank, ranks)
+
+
+def _from_slurm(variables: Mapping[str, str]) -> tuple[int, int] | None:
+    rank = _number(variables, "SLURM_PROCID")
+    ranks = _number(variables, "SLURM_STEP_NUM_TASKS") or _number(variables, "SLURM_NTASKS")
+    # A batch script has both, too, and is one process: only what srun started is in a step.
+    if rank is None or ranks is None or _number(variables, "SLURM_STEP_ID") is None:
+        return None
+    return rank, ranks
+
+
+def _ranks_per_node(variables: Mapping[str, str], rank: int, ranks: int) -> int:
+    local = _number(variables, "LOCAL_WORLD_SIZE")
+    mpi, slurm = _from_mpi(variables), _from_slurm(variables)
+    # A launcher of other numbers has started something that started the ranks: it does not know of them.
+    if local is None and mpi is not None and mpi[1] == ranks:
+        local = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    elif local is None and slurm is not None and slurm[1] == ranks:
+        local = _tasks_per_node(variables)
+    if local is None and rank == 0 and ranks > 1:
+        _warn_of_one_node(ranks)
+    return local or ranks
+
+
+def _tasks_per_node(variables: Mapping[str, str]) -> int | None:
+    """Return 8 for Slurm's "8(x2)" or "8,8", None if it says nothing."""
+    text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
+    if not text:
+        return None
+    parts = [re.fullmatch(r"(\d+)(\(x\d+\))?", part) for part in text.split(",")]
+    numbers = {int(part[1]) if part else None for part in parts}
+    number = numbers.pop()
+    if numbers or number is None:
+        raise OrderError(
+            f"Slurm's tasks per node are {text!r}: nodes are counted only where all have the same number; set "
+            f"LOCAL_WORLD_SIZE to the number of all tasks, or pass world=World(rank, ranks), for one node"
+        )
+    return number
+
+
+@cache  # once a process
+def _warn_of_one_node(ranks: int) -> None:
+    log.warning(
+        "the ranks of a node are not known: all %d count as one node, whose rank 0 alone tells a mount what comes; "
+        "if there are more nodes, set LOCAL_WORLD_SIZE, or pass world=World(rank, ranks, ranks_per_node)",
+        ranks,
+    )
 
 
 def _number(variables: Mapping[str, str], name: str) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fusecache.model.errors import NotPermitted
-from fusecache.model.hint import HintError, Plan
+from fusecache.model.hint import Plan
 from fusecache.policy.horizon import SILENT_SECONDS, Pace, observe_step, step_of_reads
 
 # Some 150 bytes each at most: 200 MB, and an epoch of 10**6 shards.
@@ -253,17 +253,17 @@ class Timeline:
     # ---- what jobs say
 
     def add(self, name: str, window: Window, now: float) -> Job:
-        """Take a job's plan. Raises HintError for too many extents, NotPermitted for too many jobs."""
+        """Take a job's plan. Raises NotPermitted for too many extents, or jobs: until others end."""
         job = self.jobs.get(name)
         kept = [each for each in job.windows if each.plan.window < window.plan.window] if job else []
         others = sum(each.extents for each in self.jobs.values() if each is not job)
         total = others + sum(len(each.plan) for each in kept) + len(window.plan)
         if total > MOST_EXTENTS:
-            raise HintError(f"{total} extents are too many: all jobs together may name {MOST_EXTENTS}")
+            raise NotPermitted(f"{total} extents are too many: all jobs together may name {MOST_EXTENTS}")
         if job is None:
             if len(self.jobs) >= MOST_JOBS:
                 raise NotPermitted(
-                    f"{MOST_JOBS} jobs have told what they read: remove the hints of those that ended"
+                    f"all jobs together are {MOST_JOBS} at most: remove the hints of those that ended"
                 )
             job = self.jobs[name] = Job(name, now, pace=Pace(step=window.plan.step, since=now))
             job.step = window.plan.step

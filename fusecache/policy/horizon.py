@@ -15,8 +15,9 @@ from fusecache.model.nouns import GIB
 LEAD_SHARE = 40
 # More than that bridges no longer outage: it is half a minute of a fast link.
 LEAD_BYTES_MAX = 4 * GIB
-# Readers who consume faster than that share allows for get so many seconds …
-LEAD_SECONDS = 4.0
+# Readers who consume faster than that share allows for get so many seconds: a shard comes in pieces, side by side, and
+# each in some tenths of one. With 4 s, a cache of 256 MiB that holds half of the data fetched a tenth too much …
+LEAD_SECONDS = 1.0
 # … and no more than this part of the room.
 LEAD_SHARE_MOST = 4
 # The pace of a job that has not shown one: most are slower.

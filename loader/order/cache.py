@@ -1,12 +1,14 @@
 """Stored orders in a folder that the user names: written once on a machine, mapped by all its processes.
 
 One file an epoch (and stream), named by a digest of all that decides it: another dataset or setting has another
-name. A file appears by rename, complete, so nobody locks: one process of the machine (`writes`) makes it,
-the others wait until it is there, and after `wait_seconds` make it themselves: the bytes are the same. The writer
-removes files of its order that are more than one epoch old. Nothing else is ever deleted.
+name. A file appears by rename, complete, so processes do not lock: one of the machine (`writes`) makes it, the others
+wait until it is there, and after `wait_seconds` make it themselves: the bytes are the same. Within a process one thread
+makes it, as the training loop and the hints ask for the same epochs. The writer removes files of its order that are
+more than one epoch old. Nothing else is ever deleted.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +25,9 @@ ENDING = ".order"
 # Ten times what 10**8 samples take on a slow processor.
 DEFAULT_WAIT_SECONDS = 150.0
 POLL_SECONDS = 0.05
+# Held by the thread of this process that makes the file of this path. A forked child has none of those threads.
+_making: dict[Path, threading.Lock] = {}
+os.register_at_fork(after_in_child=_making.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,10 @@ class OrderCache:
             while not _is_complete(path, samples, dtype) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             if not _is_complete(path, samples, dtype):
-                self._write(path, samples, dtype, fill)
+                with _making.setdefault(path, threading.Lock()):
+                    if not _is_complete(path, samples, dtype):
+                        self._write(path, samples, dtype, fill)
+                _making.pop(path, None)
             # As a plain array: numpy's fast paths are for those.
             return (
                 np.asarray(np.memmap(path, dtype, "r", shape=(samples,))) if samples else np.empty(0, dtype)
@@ -62,9 +70,10 @@ class OrderCache:
     ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_older(int(path.name.removeprefix(f"{self.identity}-").partition("-")[0]))
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        # No process's number: containers that share the folder have the same ones.
+        partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
         try:
-            with partial.open("wb") as file:
+            with partial.open("xb") as file:
                 # Blocks are taken now: a full disk is an error here, not SIGBUS in the middle of a shuffle.
                 os.posix_fallocate(file.fileno(), 0, max(samples * np.dtype(dtype).itemsize, 1))
             if samples:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fusecache.engine import timeline as module
 from fusecache.engine.timeline import Timeline, index_plan
 from fusecache.model.errors import NotPermitted
-from fusecache.model.hint import TO_THE_END, HintError, decode_plan, encode_plan
+from fusecache.model.hint import TO_THE_END, decode_plan, encode_plan
 from fusecache.policy.horizon import SILENT_SECONDS
 
 FILES = ["a", "b/c", "b/d", "e"]
@@ -146,11 +146,11 @@ def test_a_million_extents_take_less_than_200_mb(monkeypatch: pytest.MonkeyPatch
     tracemalloc.stop()
     assert current * module.MOST_EXTENTS / count < 200e6
     monkeypatch.setattr(module, "MOST_EXTENTS", count)
-    with pytest.raises(HintError, match="too many"):
+    with pytest.raises(NotPermitted, match="too many"):
         take(timeline, "other", whole(1), 0.0)
     assert list(timeline.jobs) == ["job"]
     take(timeline, "job", message, 0.0)  # the same window again
-    with pytest.raises(HintError, match="too many"):
+    with pytest.raises(NotPermitted, match="too many"):
         take(timeline, "job", whole(1, window=1), 0.0)
 
 

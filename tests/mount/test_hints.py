@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 from fusecache.control_client import find_mount
+from fusecache.engine.timeline import MOST_EXTENTS
 from fusecache.model.hint import LONGEST_MESSAGE_BYTES, TO_THE_END, encode_cursor, encode_plan
 from fusecache.model.nouns import KIB, MIB
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from loader.hints import Hints, find_door
+from loader import hints as module
+from loader.hints import Door, Hints, find_door
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import Mount, wait_until
 
@@ -342,6 +345,77 @@ def test_exact_bytes_are_fetched_just_ahead_of_what_is_read(
 
     # Nor does who reads what was named exactly bring more than that.
     wait_until(lambda: by_cause() == (10, 1), "steps 3 to 7, 9, and 10")
+
+
+def many(count: int) -> bytes:
+    """So many extents of a file that nobody has; few of them are near enough to be looked for."""
+    zeros = array("q", bytes(8 * count))
+    return encode_plan(
+        window=0, step=0, is_exact=True, paths=["none"], path=zeros, start=zeros, length=array("q", [1]) * count,
+        first=range(count), span=zeros,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def closed_door(tmp_path: Path) -> Door:
+    """A door whose files cannot be written, by root neither: what is sent goes over the socket."""
+    folder = tmp_path / "closed" / ".fusecache" / "hints"
+    folder.mkdir(parents=True)
+    (folder / "run.plan").symlink_to("/sys/devices/system/cpu/online")
+    return Door(tmp_path / "closed")
+
+
+def test_where_others_have_named_all_that_may_be_named_the_loader_goes_on_when_they_end(
+    mount: Callable[..., Mount],
+    bucket: Bucket,
+    numbers: Path,
+    closed_door: Door,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "loader")
+    monkeypatch.setattr(module, "FULL_SECONDS", 0.5)
+    one = mount()
+    hints = one.path / ".fusecache" / "hints"
+    monkeypatch.setenv("FUSECACHE_SOCKET", (one.path / ".fusecache/socket").read_text().strip())
+    dataset = MDSDataset(one.path / numbers)
+
+    def shown() -> dict:
+        return next((job for job in one.status()["hints"]["jobs"] if job["job"] == "run"), {})
+
+    def planned() -> bool:
+        return shown().get("planned_steps", 0) >= len(sampler)
+
+    # Nothing at all is taken: neither by a file, nor by the socket.
+    share = many(MOST_EXTENTS // 4)
+    for job in range(4):
+        (hints / f"others{job}.plan").write_bytes(share)
+    assert refused(hints / "run.plan", plan()) == errno.EPERM
+    with pytest.raises(PermissionError, match="all jobs together"):
+        closed_door.send("run.plan", plan())
+    sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
+    with Hints(dataset, sampler, job="run"):
+        wait_until(lambda: "takes no hints" in caplog.text, "the log line")
+        (hints / "others0.plan").unlink()
+        wait_until(planned, "an epoch")
+    # The first windows are taken: they are followed until there is room for the others.
+    caplog.clear()
+    monkeypatch.setattr(module, "COLD_STEPS", 32)
+    monkeypatch.setattr(module, "WINDOW_SAMPLES", 64)
+    # Room for the exact bytes of 32 steps, 1 289 extents, and for some windows of 40.
+    (hints / "others0.plan").write_bytes(many(MOST_EXTENTS // 4 - 1800))
+    sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
+    with Hints(dataset, sampler, job="run"):
+        wait_until(lambda: "takes no hints" in caplog.text, "the log line")
+        assert 32 <= shown()["planned_steps"] < len(sampler)
+        batches = iter(sampler)
+        for _ in range(24):
+            next(batches)
+        wait_until(lambda: shown()["step"] == 8, "the cursor")
+        assert len(shown()["windows"]) > 1
+        (hints / "others0.plan").unlink()
+        wait_until(planned, "an epoch")
+    assert caplog.text.count("takes no hints") == 1
 
 
 def test_a_daemon_that_is_gone_disturbs_nobody(

@@ -1,25 +1,33 @@
 """MDSDataset and MDSWriter: what is written comes back, and what cannot be read is said, by name."""
 
 import json
+import logging
 import os
 import pickle
+import resource
 import shutil
 import struct
 import subprocess
 import sys
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loader import DatasetError, EncodingError, MDSDataset, MDSWriter, ShardError, WriterError
+from loader import shard as shard_module
 from loader.index import read_index
 from loader.shard import ReadOptions, ShardReader
 
 COLUMNS = {"id": "int", "text": "str", "tokens": "ndarray:int32:16"}
 FIXED = {"id": "int", "tokens": "ndarray:int32:16"}
+TEXT = {"text": "str"}
 COUNT = 200
 
 
@@ -163,6 +171,182 @@ def test_threads_read_the_same_dataset(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def in_threads(count: int, work: Any) -> list[Any]:
+    """What the calls return, or raise, of as many threads that begin together."""
+    together = threading.Barrier(count)
+    found: list[Any] = []
+
+    def run() -> None:
+        together.wait()
+        try:
+            found.append(work())
+        except Exception as problem:  # noqa: BLE001 -- whatever it is, the test looks at it
+            found.append(problem)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """How often each shard's bytes were unpacked; each time takes as long as that of a large one."""
+    counted: Counter[bytes] = Counter()
+    real = shard_module.decompress
+
+    def decompress(name: str, data: bytes) -> bytes:
+        counted[data] += 1
+        sleep(0.05)
+        return real(name, data)
+
+    monkeypatch.setattr(shard_module, "decompress", decompress)
+    return counted
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_of_the_threads_that_want_a_compressed_shard_one_unpacks_it(
+    tmp_path: Path, unpacked: Counter[bytes], *, in_folder: bool
+) -> None:
+    directory = write(tmp_path / "data", compression="zstd")
+    dataset = MDSDataset(directory, cache_folder=tmp_path / "unpacked" if in_folder else None)
+    sizes = dataset.shard_sizes.tolist()
+    ids = [0, sizes[0], sizes[0] + sizes[1]]
+    found = in_threads(8, lambda: [sample["id"] for sample in dataset[ids]])
+    assert found == [ids] * 8
+    assert list(unpacked.values()) == [1, 1, 1]
+
+
+def test_threads_that_wait_for_a_shard_that_cannot_be_unpacked_all_raise(
+    tmp_path: Path, unpacked: Counter[bytes]
+) -> None:
+    dataset = MDSDataset(write(tmp_path, compression="zstd"))
+    path = tmp_path / "shard.00000.mds.zstd"
+    good = path.read_bytes()
+    path.write_bytes(os.urandom(len(good)))
+    found = in_threads(4, lambda: dataset[0])
+    assert [type(problem) for problem in found] == [ShardError] * 4
+    path.write_bytes(good)
+    assert dataset[0]["id"] == 0
+    assert unpacked[good] == 1
+
+
+def test_a_fork_while_a_shard_is_being_unpacked_does_not_wait_for_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK_WHILE_UNPACKING, write(tmp_path, compression="zstd")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+FORK_WHILE_UNPACKING = """
+import os, signal, sys, threading
+from loader import MDSDataset, shard
+
+dataset, real = MDSDataset(sys.argv[1]), shard.decompress
+begun, end = threading.Event(), threading.Event()
+
+def decompress(name, data):
+    begun.set()
+    end.wait()
+    return real(name, data)
+
+shard.decompress = decompress
+thread = threading.Thread(target=dataset.__getitem__, args=(0,))
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    shard.decompress = real
+    os._exit(int(dataset[0]["id"] != 0))
+status = os.waitpid(child, 0)[1]
+end.set()
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(status) != 0)
+"""
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, FIXED])
+def test_an_order_that_the_memory_for_unpacked_shards_is_too_small_for_is_told_of_once(
+    tmp_path: Path, columns: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, columns, compression="zstd", size_limit=4096)
+    fits = MDSDataset(tmp_path)
+    small = MDSDataset(tmp_path, decompressed_cache_bytes=0)
+    assert 3 < small.shard_sizes.size <= 8
+    rng = np.random.default_rng(0)
+    with caplog.at_level(logging.WARNING, "loader"):
+        for _ in range(400):
+            _ = fits[rng.integers(0, COUNT, 2)]
+        for _ in range(40):  # each shard is unpacked once a pass, as in a good order
+            for first in range(0, COUNT, 8):
+                _ = small[first : first + 8]
+        assert caplog.messages == []
+        for _ in range(400):
+            _ = small[rng.integers(0, COUNT, 2)]
+    (message,) = caplog.messages
+    assert "unpacked again and again" in message
+    assert "decompressed_cache_bytes (0)" in message
+    assert "cache_folder" in message
+
+
+@pytest.mark.parametrize("columns", [FIXED, TEXT, COLUMNS])
+def test_an_order_that_the_folder_of_unpacked_shards_is_too_small_for_is_told_of_once(
+    tmp_path: Path, columns: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "data", columns, compression="zstd", size_limit=4096 if columns is not TEXT else 300)
+    dataset = MDSDataset(tmp_path / "data")
+    options = ReadOptions(open_files=1, decompressed_cache_bytes=0, cache_folder=str(tmp_path / "unpacked"))
+    dataset._reader = ShardReader(dataset.index, options)
+    rng = np.random.default_rng(0)
+    with caplog.at_level(logging.WARNING, "loader"):
+        for _ in range(20):
+            for first in range(0, COUNT, 8):
+                _ = dataset[first : first + 8]
+        assert caplog.messages == []
+        for _ in range(200):
+            _ = dataset[rng.integers(0, COUNT, 2)]
+    assert ["unpacked again and again" in message for message in caplog.messages] == [True]
+
+
+@contextmanager
+def few_free_descriptors(free: int) -> Iterator[None]:
+    """A limit of open files that leaves the process so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    limit = next(number for number in range(soft) if number - sum(fd < number for fd in taken) == free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_few_open_files_are_enough_for_records_over_more_shards(tmp_path: Path) -> None:
+    index = read_index(write(tmp_path, FIXED, size_limit=1024))
+    reader = ShardReader(index, ReadOptions(open_files=3))
+    assert index.shards > 16
+    shards = np.repeat(np.arange(index.shards), index.samples)
+    samples = np.concatenate([np.arange(count) for count in index.samples])
+    order = np.random.default_rng(0).permutation(COUNT)
+    block = np.zeros((COUNT, index.schema(0).record_bytes or 0), np.uint8)
+    with few_free_descriptors(8):
+        assert reader.read_records(shards[order], samples[order], block)
+    expected = [bytes(reader.read(shards[row], samples[row])) for row in order.tolist()]
+    assert [row.tobytes() for row in block] == expected
+
+
+def test_a_limit_of_open_files_is_said_to_be_one(tmp_path: Path) -> None:
+    dataset = MDSDataset(write(tmp_path))
+    with few_free_descriptors(0), pytest.raises(ShardError, match=r"shard\.00000\.mds.*ulimit -n") as caught:
+        _ = dataset[0]
+    assert "Restore" not in str(caught.value)
+    assert_same(dataset[0], 0)
 
 
 # Shards that cannot be read

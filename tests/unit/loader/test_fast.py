@@ -147,6 +147,44 @@ def test_an_iteration_broken_off_ends_and_the_next_one_begins_where_it_began(dir
     wait_until_no_thread_is_left()
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_wherever_an_epoch_is_broken_off_it_begins_again_and_only_a_whole_one_is_over(
+    directory: Path,
+    is_held: bool,  # noqa: FBT001 -- pytest passes it
+) -> None:
+    dataset = MDSDataset(directory)
+    sampler = sampler_of(dataset)
+    whole = [list(sampler), list(sampler)]
+    sampler.set_epoch(0)
+    next(iter(sampler))
+    resumed = len(whole[0]) - 8
+    state = sampler.state_dict(batches_consumed=0) | {"samples": resumed * BATCH}
+    for given in range(1, 9):
+        loader = Loader(dataset, sampler_of(dataset))
+        for chooses in (False, True):
+            loader.load_state_dict(state)
+            iterator = iter(loader)
+            taken = [next(iterator)["id"].tolist() for _ in range(given)]
+            assert taken == whole[0][resumed:][:given]
+            if not is_held:
+                del iterator
+            if chooses:
+                (loader if is_held else loader.batch_sampler).set_epoch(0)  # trainers reach for either
+            if given < 8:
+                assert ids_of(loader) == whole[0][resumed:]
+            else:
+                assert ids_of(loader) == whole[0 if chooses else 1]
+
+
+def test_a_copy_of_a_loader_that_reads_ahead_begins_the_epoch_again(directory: Path) -> None:
+    loader = loader_of(directory)
+    iterator = iter(loader)
+    whole = [next(iterator)["id"].tolist() for _ in range(len(loader) - 2)]
+    twin = copy.deepcopy(loader)
+    whole += [batch["id"].tolist() for batch in iterator]
+    assert ids_of(twin) == whole
+
+
 def test_no_more_is_read_than_the_batches_ahead(directory: Path) -> None:
     dataset = Counting(directory)
     loader = Loader(dataset, sampler_of(dataset), threads=4, ahead=3)

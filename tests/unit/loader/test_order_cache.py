@@ -1,6 +1,11 @@
 """Orders in a folder: written once on a machine, mapped by everybody, never in anybody's way."""
 
+import os
+import signal
 import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +74,57 @@ def test_who_does_not_write_waits_for_the_file(tmp_path: Path) -> None:
 def test_who_waits_in_vain_makes_the_order_himself(tmp_path: Path) -> None:
     lonely = OrderCache(tmp_path, "x", writes=False, wait_seconds=0.1)
     assert lonely.get("0-all", 10, np.uint32, fill).tolist() == list(range(10))[::-1]
+
+
+def test_two_threads_of_a_process_make_an_order_once(tmp_path: Path) -> None:
+    meeting = threading.Barrier(2)
+    fills: list[None] = []
+
+    def slow(out: Stored) -> None:
+        fills.append(None)
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)  # of two that fill at a time
+        fill(out)
+
+    def ask(_: int) -> list[int]:
+        return OrderCache(tmp_path, "x").get("0-all", 1000, np.uint32, slow).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(ask, range(2))) == [list(range(1000))[::-1]] * 2
+    assert len(fills) == 1
+
+
+def test_processes_of_the_same_number_do_not_write_into_each_others_file(tmp_path: Path) -> None:
+    names: list[str] = []
+
+    def look(out: Stored) -> None:
+        (partial,) = tmp_path.iterdir()
+        names.append(partial.name)
+        fill(out)
+
+    for _ in range(2):
+        OrderCache(tmp_path, "x").get("0-all", 10, np.uint32, look)
+        (file,) = tmp_path.iterdir()
+        file.unlink()
+    assert names[0] != names[1]
+
+
+def test_a_process_that_is_forked_while_an_order_is_made_does_not_wait_for_it(tmp_path: Path) -> None:
+    cache = OrderCache(tmp_path, "x")
+    children: list[int] = []
+
+    def forked(out: Stored) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other tests' threads
+            child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(int(cache.get("0-all", 10, np.uint32, fill).tolist() != list(range(10))[::-1]))
+        children.append(os.waitpid(child, 0)[1])
+        fill(out)
+
+    assert cache.get("0-all", 10, np.uint32, forked).tolist() == list(range(10))[::-1]
+    assert children == [0]
 
 
 def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:

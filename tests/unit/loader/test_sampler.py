@@ -308,6 +308,24 @@ def test_the_very_end_of_an_epoch_is_the_next_one_also_past_an_incomplete_batch(
         assert (sampler.epoch, sampler.remaining_batches) == (1, len(sampler))
 
 
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_librarys_end_of_an_epoch_counts_the_repeats_of_its_ranks(
+    drop_last: bool,  # noqa: FBT001 -- pytest passes it
+) -> None:
+    # 203 samples on 2 ranks x 8 samples: the library reads 102 on each, and saves 204.
+    for ranks, batch, end in ((2, 16, 204), (8, 16, 208), (1, 7, 204)):
+        for rank in range(ranks):
+            sampler = ElasticBatchSampler(
+                [50, 50, 50, 53],
+                global_batch_size=batch,
+                canonical_nodes=1,
+                world=World(rank, ranks),
+                drop_last=drop_last,
+            )
+            sampler.load_state_dict(streaming_state(end, num_canonical_nodes=1))
+            assert (sampler.epoch, sampler.remaining_batches) == (1, len(sampler))
+
+
 @pytest.mark.parametrize(
     ("state", "told"),
     [

@@ -169,3 +169,22 @@ def test_an_epochs_size_is_a_number_or_its_short_form(
     directory: Path, text: int | str | None, samples: int
 ) -> None:
     assert len(StreamingDataset(local=str(directory / "a"), epoch_size=text)) == samples
+
+
+def test_unpacked_shards_and_orders_lie_in_the_folder_that_is_named(tmp_path: Path) -> None:
+    with MDSWriter(tmp_path / "data", {"id": "int"}, size_limit=512, compression="zstd") as writer:
+        for number in range(COUNT):
+            writer.write({"id": number})
+    folder = tmp_path / "cache"
+    local = str(tmp_path / "data")
+    options: dict[str, Any] = {"local": local, "batch_size": 8, "shuffle": True, "num_canonical_nodes": 1}
+    plain = [sample["id"] for sample in StreamingDataset(**options)]
+    kept = [sample["id"] for sample in StreamingDataset(**options, cache_folder=folder)]
+    assert kept == plain
+    names = [path.suffix for path in folder.iterdir()]
+    shards = len(list((tmp_path / "data").glob("shard.*")))
+    assert (names.count(".mds"), names.count(".order")) == (shards, 1)
+    assert shards > 3
+    tight = StreamingDataset(**options, cache_folder=tmp_path / "tight", decompressed_cache_bytes=1100)
+    assert [sample["id"] for sample in tight] == plain
+    assert 1 <= len(list((tmp_path / "tight").glob("*.mds"))) <= 2

@@ -1,14 +1,20 @@
 """Finding out which rank this is."""
 
+import logging
+import re
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from loader import ElasticBatchSampler, OrderError, World
+from loader import ElasticBatchSampler, MDSWriter, OrderError, World
+from loader.streaming import StreamingDataset
+
+TASK = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}
 
 
 def test_a_lone_process_is_one_rank() -> None:
@@ -22,6 +28,45 @@ def test_torchrun_tells_by_environment() -> None:
 
 def test_without_a_local_size_all_ranks_are_one_node() -> None:
     assert World.detect(environment={"RANK": "5", "WORLD_SIZE": "8"}).nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "world"),
+    [
+        (TASK | {"SLURM_TASKS_PER_NODE": "4(x2)"}, World(5, 8, 4)),
+        (TASK | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),2", "SLURM_TASKS_PER_NODE": "8"}, World(5, 8, 2)),
+        (TASK | {"LOCAL_WORLD_SIZE": "4"}, World(5, 8, 4)),
+        ({"SLURM_STEP_ID": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, World(1, 2)),
+        # `srun --pty` of one task, in a job of eight
+        (TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}, World()),
+        # a batch script, which is in no step
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}, World()),
+        # torchrun in each of two tasks
+        (
+            TASK | {"SLURM_STEP_NUM_TASKS": "2", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+            World(9, 16, 8),
+        ),
+    ],
+)
+def test_srun_tells_by_environment(environment: dict[str, str], world: World) -> None:
+    assert World.detect(environment=environment) == world
+
+
+def test_mpirun_tells_by_environment_within_a_step_of_its_own_daemons_too() -> None:
+    environment = {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    }
+    assert World.detect(environment=environment) == World(5, 8, 4)
+    daemons = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    assert World.detect(environment=environment | daemons) == World(5, 8, 4)
+
+
+@pytest.mark.parametrize("tasks", ["4,2(x2)", "8(y2)"])
+def test_nodes_with_different_numbers_of_tasks_are_an_error_that_says_what_to_pass(tasks: str) -> None:
+    with pytest.raises(OrderError, match=re.escape(repr(tasks)) + ".* world="):
+        World.detect(environment=TASK | {"SLURM_TASKS_PER_NODE": tasks})
 
 
 def test_data_parallel_ranks_replace_all_ranks() -> None:
@@ -101,6 +146,64 @@ def test_a_device_mesh_tells_the_data_parallel_rank() -> None:
         World.detect(mesh=mesh["dp"], replication=2)
     with pytest.raises(OrderError, match="give one of them"):
         World.detect(mesh=mesh["dp"], dp_rank=1, dp_size=4)
+
+
+@pytest.mark.usefixtures("rank_five_of_eight")
+def test_the_launcher_tells_the_ranks_of_a_node_where_it_has_started_them_all() -> None:
+    mpi = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    for environment, per_node in (
+        (TASK | {"SLURM_TASKS_PER_NODE": "4(x2)"}, 4),
+        (mpi, 2),
+        # two tasks, each of which has started four ranks by itself
+        (TASK | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, 8),
+    ):
+        assert World.detect(environment=environment) == World(5, 8, per_node)
+
+
+def test_ranks_of_unknown_nodes_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "loader"):
+        for rank in ("0", "0", "1"):
+            assert World.detect(environment={"RANK": rank, "WORLD_SIZE": "12"}).nodes == 1
+        World.detect(environment={"RANK": "0", "WORLD_SIZE": "12", "LOCAL_WORLD_SIZE": "4"})
+        World.detect(environment={})
+    (message,) = caplog.messages
+    assert "LOCAL_WORLD_SIZE" in message
+
+
+def test_a_process_group_that_contradicts_the_environment_is_an_error_at_the_first_iteration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with MDSWriter(tmp_path / "data", {"number": "int"}) as writer:
+        for number in range(64):
+            writer.write({"number": number})
+    told = World.detect(environment=TASK | {"SLURM_TASKS_PER_NODE": "4(x2)"})
+    early = [
+        ElasticBatchSampler([64], global_batch_size=8),
+        ElasticBatchSampler([64], global_batch_size=8, world=World.detect(replication=2, environment=TASK)),
+        StreamingDataset(local=str(tmp_path / "data"), batch_size=2),
+    ]
+    right = [
+        ElasticBatchSampler([64], global_batch_size=8, world=told),
+        ElasticBatchSampler([64], global_batch_size=8, world=World()),
+        ElasticBatchSampler([64], global_batch_size=8, world=World.detect(dp_rank=0, dp_size=1)),
+    ]
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    try:
+        for each in early:
+            with pytest.raises(OrderError, match=r"after init_process_group.* world="):
+                next(iter(each))
+        with pytest.raises(OrderError, match="rank 5 of 8"):
+            next(iter(right.pop(0)))
+    finally:
+        torch.distributed.destroy_process_group()
+    right.append(ElasticBatchSampler([64], global_batch_size=8, world=told))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    try:
+        assert [len(next(iter(each))) for each in right] == [8, 8, 1]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("rank_five_of_eight")
