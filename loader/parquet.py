@@ -15,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
@@ -32,6 +32,7 @@ from loader.names import Names
 from loader.optional import optional_module
 from loader.row_groups import OpenFile, cause_of, check_schemas, chosen_columns, parquet_files, read_footers
 from loader.table import Sample, Table
+from loader.unpacked import THRASHING_LOADS, THRASHING_PART, SingleFlight
 from loader.watchdog import STALL_SECONDS, Watchdog
 
 log = logging.getLogger("loader")
@@ -39,9 +40,6 @@ log = logging.getLogger("loader")
 CACHE_BYTES = 1 << 30
 # Each has a parsed footer, which can take megabytes where a file has thousands of row groups.
 OPEN_FILES = 64
-# So many row groups decoded again, for less than this part of their rows: an order that the cache is too small for.
-THRASHING_LOADS = 64
-THRASHING_PART = 8
 
 # What belongs to one process.
 _CACHES = (
@@ -108,7 +106,7 @@ class ParquetDataset:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._decoded: OrderedDict[int, Any] = OrderedDict()
         self._decoded_bytes = 0
-        self._loading: dict[int, Future[Any]] = {}
+        self._loading: SingleFlight[Any] = SingleFlight()
         self._seen: set[int] = set()
         self._again = self._given = 0
         self._told = False
@@ -249,31 +247,22 @@ class ParquetDataset:
         """A decoded row group; of several threads that want it one decodes it."""
         if self._process != os.getpid():
             self._forget()  # after a fork: locks may be held by threads that are not here
+        table = self._known(group)
+        return self._loading.do(group, partial(self._load, group)) if table is None else table
+
+    def _known(self, group: int) -> Any:
         with self._lock:
             table = self._decoded.get(group)
             if table is not None:
                 self._decoded.move_to_end(group)
-                return table
-            coming = self._loading.get(group)
-            if coming is None:
-                mine = self._loading[group] = Future()
-        if coming is not None:
-            try:
-                return coming.result()
-            finally:
-                del coming  # an error and this frame would keep each other, and open files
-        try:
+            return table
+
+    def _load(self, group: int) -> Any:
+        table = self._known(group)  # another thread may have loaded it just now
+        if table is None:
             table = self._read(group)
-        except BaseException as problem:
             with self._lock:
-                self._loading.pop(group, None)
-            mine.set_exception(problem)
-            del mine  # as above
-            raise
-        with self._lock:
-            self._loading.pop(group, None)
-            self._keep(group, table)
-        mine.set_result(table)
+                self._keep(group, table)
         return table
 
     def _keep(self, group: int, table: Any) -> None:

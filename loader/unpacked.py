@@ -18,7 +18,8 @@ from loader.errors import LoaderError
 log = logging.getLogger("loader")
 
 ENDING = ".mds"
-# As for Parquet's row groups: so many unpacked again, for less than this part of their samples.
+# So many shards unpacked, or row groups decoded, again for less than this part of their samples: the cache is too small
+# for the order.
 THRASHING_LOADS = 64
 THRASHING_PART = 8
 
