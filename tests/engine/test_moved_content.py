@@ -127,7 +127,6 @@ async def test_what_was_taken_back_under_a_rename_does_not_come_back_after_a_kil
     assert bucket.shows() == {"file": b"whole"}
 
 
-@pytest.mark.case(17)
 async def test_a_killed_writers_file_is_not_published_before_what_was_renamed_over_it(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

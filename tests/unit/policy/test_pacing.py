@@ -21,7 +21,7 @@ def test_few_processors_work_for_uploads_for_their_share_of_the_time(
     assert worked / now == pytest.approx(processors / SHARE)
 
 
-@pytest.mark.parametrize(("processors", "at_once"), [(8, 1), (15, 1), (16, 2), (64, 8), (256, 32)])
+@pytest.mark.parametrize(("processors", "at_once"), [(10, 1), (19, 1), (20, 2), (64, 6), (256, 25)])
 def test_many_processors_work_for_uploads_without_a_rest(processors: int, at_once: int) -> None:
     pace = UploadPace(processors)
     pace.note_digested(10.0, 3.0)
