@@ -9,7 +9,6 @@ and again. Nothing is written, no process or thread outlives a call.
 """
 
 import hashlib
-import logging
 import operator
 import os
 import threading
@@ -32,15 +31,18 @@ from loader.names import Names
 from loader.optional import optional_module
 from loader.row_groups import OpenFile, cause_of, check_schemas, chosen_columns, parquet_files, read_footers
 from loader.table import Sample, Table
-from loader.unpacked import THRASHING_LOADS, THRASHING_PART, SingleFlight
+from loader.unpacked import Repetitions, SingleFlight
 from loader.watchdog import STALL_SECONDS, Watchdog
-
-log = logging.getLogger("loader")
 
 CACHE_BYTES = 1 << 30
 # Each has a parsed footer, which can take megabytes where a file has thousands of row groups.
 OPEN_FILES = 64
 
+_AGAIN_AND_AGAIN = (
+    "row groups are decoded again and again: %d times for %d samples, at %d rows each. Raise "
+    "cache_bytes (%d), or choose an order with fewer row groups in use at a time: a smaller "
+    "block_size, canonical_nodes near the number of nodes"
+)
 # What belongs to one process.
 _CACHES = (
     "_process",
@@ -49,10 +51,7 @@ _CACHES = (
     "_decoded",
     "_decoded_bytes",
     "_loading",
-    "_seen",
-    "_again",
-    "_given",
-    "_told",
+    "_repetitions",
 )
 
 
@@ -107,9 +106,8 @@ class ParquetDataset:
         self._decoded: OrderedDict[int, Any] = OrderedDict()
         self._decoded_bytes = 0
         self._loading: SingleFlight[Any] = SingleFlight()
-        self._seen: set[int] = set()
-        self._again = self._given = 0
-        self._told = False
+        rows = int(self._sizes.mean()) if self._sizes.size else 0
+        self._repetitions = Repetitions(_AGAIN_AND_AGAIN, rows, self._cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         made_anew = ("_ends", "_group_ends", "_watchdog", *_CACHES)
@@ -168,7 +166,7 @@ class ParquetDataset:
         for start, stop in pairwise(borders.tolist()):
             places = visits[start:stop]
             parts.append(self._rows(int(groups[places[0]]), within[places]))
-        self._given += ids.size
+        self._repetitions.given += ids.size
         back = np.empty(ids.size, np.intp)
         back[visits] = np.arange(ids.size)
         columns = {name: ordered([part[name] for part in parts], back) for name in self._columns}
@@ -270,19 +268,7 @@ class ParquetDataset:
         self._decoded_bytes += table.nbytes
         while self._decoded_bytes > self._cache_bytes and len(self._decoded) > 1:
             self._decoded_bytes -= self._decoded.popitem(last=False)[1].nbytes
-        self._again += group in self._seen
-        self._seen.add(group)
-        if self._again >= THRASHING_LOADS:
-            rows = int(self._sizes.mean())
-            if self._given < self._again * rows / THRASHING_PART and not self._told:
-                self._told = True
-                log.warning(
-                    "row groups are decoded again and again: %d times for %d samples, at %d rows each. Raise "
-                    "cache_bytes (%d), or choose an order with fewer row groups in use at a time: a smaller "
-                    "block_size, canonical_nodes near the number of nodes",
-                    self._again, self._given, rows, self._cache_bytes,
-                )  # fmt: skip
-            self._again = self._given = 0
+        self._repetitions.count(group)
 
     def _read(self, group: int) -> Any:
         file = int(np.searchsorted(self._group_ends, group, side="right"))

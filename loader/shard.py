@@ -45,6 +45,12 @@ DECOMPRESSED_CACHE_BYTES = 1 << 30
 # Part of an error's way out; the tool itself leaves it away.
 VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
 _RESTORE = f"Restore the shard{VERIFY_HINT}."
+_AGAIN_AND_AGAIN = (
+    "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "
+    "decompressed_cache_bytes (%d), which bounds the memory of each process or, with a cache_folder, a "
+    "folder on disk that all processes share; or choose an order with fewer shards in use at a time: a "
+    "smaller block_size, canonical_nodes near the number of nodes"
+)
 _RAISE_LIMIT = "Raise the process's limit of open files (`ulimit -n`)."
 
 # A little less than the largest piece that raises glibc's thresholds. It is mapped, and never touched.
@@ -123,7 +129,7 @@ class ShardReader:
         self._unpacking_into_folder: SingleFlight[str] = SingleFlight()
         samples = self._index.samples
         self._repetitions = Repetitions(
-            float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
+            _AGAIN_AND_AGAIN, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
         )
         self._checked: set[int] = set()
         self._sized: set[int] = set()

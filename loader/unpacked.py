@@ -66,33 +66,28 @@ class SingleFlight(Generic[Result]):
 
 
 class Repetitions:
-    """Warns, once, of an order for which the same shards are unpacked again and again.
+    """Warns, once, of an order for which the same shards are unpacked, or row groups decoded, again and again.
 
-    rows: samples of a shard, on average. limit_bytes: the bound that is too small then. Threads may lose a count.
+    words: what to say, of: times, samples given, rows, limit_bytes. rows: samples of a shard, on average. limit_bytes:
+    the bound that is too small then. Threads may lose a count.
     """
 
-    def __init__(self, rows: float, limit_bytes: int) -> None:
-        self._rows, self._limit_bytes = rows, limit_bytes
+    def __init__(self, words: str, rows: float, limit_bytes: int) -> None:
+        self._words, self._rows, self._limit_bytes = words, rows, limit_bytes
         self._seen: set[int] = set()
         self._again = 0
         self._told = False
         self.given = 0  # samples of such shards; who reads them counts
 
     def count(self, shard: int) -> None:
-        """Note that a shard was unpacked."""
+        """Note that a shard, or row group, was unpacked."""
         self._again += shard in self._seen
         self._seen.add(shard)
         if self._again < THRASHING_LOADS:
             return
         if self.given < self._again * self._rows / THRASHING_PART and not self._told:
             self._told = True
-            log.warning(
-                "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "
-                "decompressed_cache_bytes (%d), which bounds the memory of each process or, with a cache_folder, a "
-                "folder on disk that all processes share; or choose an order with fewer shards in use at a time: a "
-                "smaller block_size, canonical_nodes near the number of nodes",
-                self._again, self.given, self._rows, self._limit_bytes,
-            )  # fmt: skip
+            log.warning(self._words, self._again, self.given, self._rows, self._limit_bytes)
         self._again = self.given = 0
 
 

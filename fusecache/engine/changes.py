@@ -356,10 +356,10 @@ class Changes:
             collapsed = self._contents.places.collapse_delete(key_now, changes)
             base = collapsed if collapsed is not None else base
         for item in queued:
-            self._requeue(item, key_now, base, changes)
+            self._requeue(item, base, changes, key=key_now)
         for removal in followers:
             if removal in self._owed:  # else the content went back to where it came from
-                self._put_behind(removal, key_now, changes)
+                self._requeue(removal, removal.record.base_etag, changes, target=key_now)
         if generation is not None and generation not in queued:
             changes += self._rekey(generation, key_now)
         if self._owed.exists_after(key_before, shown):
@@ -370,19 +370,19 @@ class Changes:
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
     def _requeue(
-        self, item: Generation | Operation, key: str, base: str | None, changes: list[Change]
+        self, item: Generation | Operation, base: str | None, changes: list[Change], **names: str
     ) -> None:
-        """Give what is promised another key, and the last place of the queue."""
+        """Give what is promised the last place of the queue, and another `key` or `target`."""
         self._owed.remove(item)
-        sequence = self._journal.next_number()
-        place = self._owed.base_for(key, base)
+        sequence, key = self._journal.next_number(), names.get("key", item.record.key)
+        place = {"sequence": sequence, "base_etag": self._owed.base_for(key, base), **names}
         if isinstance(item, Generation):
-            item.record = replace(item.record, key=key, sequence=sequence, base_etag=place)
+            item.record = replace(item.record, **place)  # type: ignore[arg-type]  # names of its fields
             self._contents.on_key_changed(item)
             changes.append(PutFile(item.record))
         else:
             changes.append(DropOperation(item.sequence))
-            item.record = replace(item.record, key=key, sequence=sequence, base_etag=place)
+            item.record = replace(item.record, **place)  # type: ignore[arg-type]
             changes.append(PutOperation(item.record))
         self._owed.add(item)
 
@@ -398,19 +398,6 @@ class Changes:
         followers = [each for each in removals if not each.in_flight and self._owed.ends_with(each)]
         are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, Generation))
         return None if removals != followers and are_sealed else followers
-
-    def _put_behind(self, removal: Operation, key_now: str, changes: list[Change]) -> None:
-        """Have the removal of what was published before come after the newer content, whose key is now another."""
-        self._owed.remove(removal)
-        changes.append(DropOperation(removal.sequence))
-        removal.record = replace(
-            removal.record,
-            sequence=self._journal.next_number(),
-            target=key_now,
-            base_etag=self._owed.base_for(removal.record.key, removal.record.base_etag),
-        )
-        changes.append(PutOperation(removal.record))
-        self._owed.add(removal)
 
     def _rekey(self, generation: Generation, key: str) -> list[Change]:
         """Give content that is not promised another key."""

@@ -23,7 +23,7 @@ class Probe(Asked):
 async def ask_for_name(requests: Requests, key: str, name: str, probe: Probe) -> None:
     """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD of a zero-byte object.
 
-    All of it takes UNREACHABLE_SECONDS at most.
+    All of it fails together once the bucket has answered nobody for UNREACHABLE_SECONDS.
     """
     try:
         with requests.patience(UNREACHABLE_SECONDS):
