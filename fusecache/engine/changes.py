@@ -341,7 +341,8 @@ class Changes:
     ) -> None:
         queued = [item for item in self._owed.for_key(key_before) if item.node is node]
         generation, published = node.generation, node.published_etag(key_before)
-        shown, followers = self._shown(node, key_before), self._followers(queued, key_before)
+        shown = self._shown(node, key_before)
+        followers = self._followers(queued, key_before, shown)
         if followers is None or (not queued and (generation is None or published is not None)):
             # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
@@ -386,13 +387,16 @@ class Changes:
             changes.append(PutOperation(item.record))
         self._owed.add(item)
 
-    def _followers(self, queued: list[Item], key: str) -> list[Operation] | None:
-        """Return the removals that are to come after what is queued for `key` if that moves; None: it is too late to.
+    def _followers(self, queued: list[Item], key: str, shown: str | None) -> list[Operation] | None:
+        """Return the removals that are to come after what is queued for `key` if that moves; None: it must not move.
 
-        It is under way; or such a removal cannot be put behind its new place, as something else was queued since. For
-        what a writer may still take back, nobody waits.
+        It is under way; or a writer may still take it back, and what was closed before it, which the bucket shows or
+        is owed, has to move then; or such a removal cannot be put behind its new place, as something else was queued
+        since. For what a writer may still take back, nobody waits.
         """
         if any(item.in_flight or _is_rename(item) for item in queued):
+            return None
+        if (shown is not None or len(queued) > 1) and any(_is_held(item) for item in queued):
             return None
         removals = self._owed.removals_behind(key) if queued else []
         followers = [each for each in removals if not each.in_flight and self._owed.ends_with(each)]
@@ -536,3 +540,10 @@ class Changes:
 
 def _is_rename(item: Generation | Operation) -> bool:
     return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME
+
+
+def _is_held(item: Generation | Operation) -> bool:
+    """Return whether a writer may still take the promise back."""
+    if not isinstance(item, Generation) or item.state is not FileState.FLUSHED:
+        return False
+    return item.node is not None and item.node.writers > 0

@@ -352,11 +352,11 @@ class Promises(Endings):
 
         A place of their own if what was closed is published already, or was promised under another name.
         """
-        if not generation.sequence:
+        key = self._tree.key(node)
+        if not generation.sequence or generation.record.key != key:
             await self._promise(node, generation)
             return
         self._owed.discard(generation)
-        key = self._tree.key(node)
         base = self._owed.base_for(key, node.published_etag(key))
         verified = self._verified(generation)
         record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base, **verified)

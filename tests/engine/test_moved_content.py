@@ -141,3 +141,61 @@ async def test_a_killed_writers_file_is_not_published_before_what_was_renamed_ov
     assert bucket.shows() == {"file": b"whole"}
     assert b"half" not in [state.get("file") for state in bucket.states]
     assert orphans(cache) == []
+
+
+async def test_a_published_version_moves_with_newer_content_that_is_not_closed_after_all(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        with program() as process:
+            handle = await closed_by_a_child(user, process)
+            await user.rename("file", "moved")
+            await trio.sleep(30)  # the settle time: the close was not its writer's
+            assert bucket.shows() == {"moved": b"old"}
+            await user.fs.contents.write(handle, 0, b"whole")
+            await user.close(handle)
+        assert await user.drained() == "durable"
+        assert await user.tree() == {"moved": b"whole"}
+    assert bucket.shows() == {"moved": b"whole"}
+    assert all({"file", "moved"} & set(state) for state in bucket.states)
+
+
+async def test_content_that_is_not_closed_after_all_comes_after_the_renames_of_its_name(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("first", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.rename("first", "file")
+        handle = await user.open("file", truncate=False)
+        await user.fs.contents.write(handle, 0, b"new")
+        await user.fs.contents.flush(handle)  # a forked child's
+        await user.rename("file", "moved")
+        await trio.sleep(30)
+        await user.fs.contents.write(handle, 3, b"er")
+        await user.fs.contents.release(handle)  # a mapping's late pages
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.tree() == {"moved": b"newer"}
+    assert bucket.shows() == {"moved": b"newer"}
+
+
+async def test_a_closed_version_moves_with_newer_content_that_is_not_closed_after_all(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        bucket.takes_nothing = True
+        await user.write("file", b"closed")
+        handle = await user.open("file", truncate=False)
+        await user.fs.contents.write(handle, 0, b"CL")
+        await user.fs.contents.flush(handle)  # a forked child's
+        await user.rename("file", "moved")
+        await trio.sleep(30)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+        await user.close(handle)
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"moved": b"closed"}
