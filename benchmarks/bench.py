@@ -52,10 +52,11 @@ class Sizes:
     cold_steps: int = 100
     # Of a million tokens: what 8 H100 need, at 40 % of their peak, for a model of half a billion weights.
     cold_step_seconds: float = 1.0
-    step_seconds: float = 0.1
     steady_samples: int = 65_536
     steady_shard_bytes: int = 4 * MIB
-    steady_epochs: int = 4
+    steady_epochs: int = 3
+    # 256 steps, 40 s an epoch: a real one lasts hours, and what is fetched a second ahead takes no part of its cache.
+    steady_step_seconds: float = 0.15
 
 
 QUICK = Sizes(
@@ -82,7 +83,7 @@ QUICK = Sizes(
     cold_steps=20,
     cold_step_seconds=0.1,
     steady_samples=32_768,
-    steady_epochs=3,
+    steady_step_seconds=0.05,
 )
 
 
