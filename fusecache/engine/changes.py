@@ -10,13 +10,17 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import trio
+
 from fusecache.engine.content import Contents
 from fusecache.engine.endings import disowned
+from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation, attributes_of, in_use
 from fusecache.engine.owed import Owed, base_of
 from fusecache.engine.requests import Requests
+from fusecache.engine.rotating import Rotating
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.errors import (
@@ -26,6 +30,7 @@ from fusecache.model.errors import (
     NotADirectory,
     NotEmpty,
     NotFound,
+    ObjectMissing,
 )
 from fusecache.model.names import check_key, unusable_name
 from fusecache.model.nouns import ObjectInfo
@@ -54,6 +59,7 @@ class Changes:
         self._owed = owed
         self._journal = journal
         self._requests = requests
+        self._rotating = Rotating(owed, contents.drop, self._to_the_end)
         self.on_removed: Callable[[str], None] = lambda _key: None
         self.on_moved: Callable[[str, str], None] = lambda _before, _now: None
 
@@ -151,14 +157,13 @@ class Changes:
         if target is node:
             return
         self._check_replaceable(target, replace=replace)
-        directory = node.kind is Kind.DIRECTORY
-        new_key = self._tree.child_key(new_parent, new_name, directory=directory)
-        if directory:
-            await self._rename_directory(node, target, new_parent, new_name, new_key, replace=replace)
+        if node.kind is Kind.DIRECTORY:
+            await self._rename_directory(node, target, new_parent, new_name, replace=replace)
             return
         if target is not None and target.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
         if node.kind is Kind.FILE:
+            new_key = self._tree.child_key(new_parent, new_name)
             self._contents.check_stays_published(self._tree.key(node), new_key)
         changes: list[Change] = []
         self._move_file(node, target, new_parent, new_name, changes)
@@ -172,23 +177,44 @@ class Changes:
         target: Node | None,
         new_parent: Node,
         new_name: str,
-        new_key: str,
         *,
         replace: bool,
     ) -> None:
-        old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
-        await self._check_directory_target(node, target, new_key)
-        began = self._tree.now()
-        remote = await self._everything_below(old_key)
-        while (there := new_parent.children.get(new_name)) is not target:
-            target = there  # another client made or removed it meanwhile
-            self._check_replaceable(target, replace=replace)
-            await self._check_directory_target(node, target, new_key)
-        if not (self._tree.is_linked(node) and self._tree.is_linked(new_parent)):
-            raise NotFound(
-                f"{old_name}: another client removed it, or the directory that it was to be moved to"
+        while True:
+            old_key, new_key = (
+                self._tree.key(node),
+                self._tree.child_key(new_parent, new_name, directory=True),
             )
-        # ---- from here to the commit nothing is awaited
+            await self._check_directory_target(node, target, new_key)
+            with self._tree.keeping():
+                began = self._tree.now()
+                remote = await self._everything_below(old_key, began)
+                while (there := new_parent.children.get(new_name)) is not target:
+                    target = there  # another client made or removed it meanwhile
+                    self._check_replaceable(target, replace=replace)
+                    await self._check_directory_target(node, target, new_key)
+                if not (self._tree.is_linked(node) and self._tree.is_linked(new_parent)):
+                    raise NotFound(
+                        f"{node.name}: another client removed it, or the directory that it was to be moved to"
+                    )
+                now = self._tree.key(node), self._tree.child_key(new_parent, new_name, directory=True)
+                if now == (old_key, new_key):  # else a directory above was moved meanwhile
+                    changes = self._move_directory(node, target, new_parent, new_name, remote, began)
+                    break
+        await self._journal.commit(*changes)
+
+    def _move_directory(
+        self,
+        node: Node,
+        target: Node | None,
+        new_parent: Node,
+        new_name: str,
+        remote: list[ObjectInfo],
+        began: float,
+    ) -> list[Change]:
+        """Move a directory with all that is below it, as known here and by a listing begun at `began`."""
+        old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
+        new_key = self._tree.child_key(new_parent, new_name, directory=True)
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
         for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
             self._contents.check_stays_published(key, new_key + key[len(old_key) :])
@@ -202,6 +228,7 @@ class Changes:
             self._tree.detach(target)
         members = sorted(self._tree.walk(node), key=self._order_of_moving)
         moved = [(member, self._tree.key(member)) for member in members]
+        places = self._places_of(moved)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:
@@ -220,7 +247,8 @@ class Changes:
         if old_parent is not None:
             self._names.note_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
-        await self._journal.commit(*changes)
+        self._note_left(places, changes)
+        return changes
 
     def _check_replaceable(self, target: Node | None, *, replace: bool) -> None:
         if target is not None and not replace:
@@ -246,18 +274,29 @@ class Changes:
         if not await self._names.reader.is_empty(target):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
-    async def _everything_below(self, prefix: str) -> list[ObjectInfo]:
+    async def _everything_below(self, prefix: str, began: float) -> list[ObjectInfo]:
+        """Return what the bucket shows below a directory, of symlinks with their targets."""
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
             page = await self._requests.ask(self._requests.store.list_page, prefix, token=token)
-            for info in page.objects:
-                # Zero-byte objects may be symlinks; only a HEAD tells.
-                empty = info.size == 0 and not info.key.endswith("/")
-                found.append(await self._requests.ask(self._requests.store.head, info.key) if empty else info)
+            shown = {info.key: info for info in page.objects if not self._tree.is_hidden(info.key, began)}
+            with one_failure():
+                async with trio.open_nursery() as nursery:
+                    for info in page.objects:
+                        if info.size == 0 and not info.key.endswith("/") and info.key in shown:
+                            nursery.start_soon(self._look_at_empty, info.key, shown)
+            found += shown.values()
             token = page.next_token
             if token is None:
                 return found
+
+    async def _look_at_empty(self, key: str, shown: dict[str, ObjectInfo]) -> None:
+        """Ask what a zero-byte object is: it may be a symlink, only a HEAD tells."""
+        try:
+            shown[key] = await self._requests.ask(self._requests.store.head, key)
+        except ObjectMissing:
+            del shown[key]  # removed since
 
     def _forget_gone(self, top: Node, listed: set[str], began: float) -> None:
         """Drop nodes below `top` that another client removed: there is nothing to rename."""
@@ -290,6 +329,7 @@ class Changes:
         if (
             child is not None
             and child.pins == 0
+            and child.verified < listed
             and child.object is not None
             and child.object.etag != info.etag
         ):
@@ -308,11 +348,15 @@ class Changes:
             base = self._shown(target)
             if target.generation is not None and target.handles == 0 and not self._is_owed(target):
                 changes += self._contents.drop(target.generation)
-            elif target.generation in self._contents.local:
-                changes.append(disowned(target.generation))  # ends with its last handle
+            elif target.generation is not None and not self._is_owed(target):
+                changes += self._contents.drop_replaced(target.generation)
+                if target.generation.state in {FileState.LOCAL, FileState.REJECTED}:
+                    changes.append(disowned(target.generation))  # ends with its last handle
             self._tree.detach(target)
+        places = self._places_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
+        self._note_left(places, changes)
 
     def _shown(self, node: Node, key: str = "") -> str | None:
         """Return what the bucket shows under the node's key (or the one that it had): the first that is queued knows.
@@ -331,6 +375,7 @@ class Changes:
     ) -> None:
         """The file or symlink has a new key: what is unpublished changes its key, what is published is copied."""
         self.on_moved(key_before, key_now)
+        changes += self._contents.places.follow(key_before, key_now)
         self._move_promised(node, key_before, key_now, base, changes)
         generation = node.generation
         if generation is not None and generation in self._contents.local:
@@ -347,11 +392,13 @@ class Changes:
             # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
             if generation is not None and generation not in self._owed:
-                changes += self._rekey(generation, key_now)
+                changes += self._rekey(generation, key_now, None)
             return
+        last = queued[-1] if queued else None
         for replaced in [item for item in queued[:-1] if isinstance(item, Generation)]:
             # The new name never held what was replaced before the rename.
             queued.remove(replaced)
+            replaced.successor = last if isinstance(last, Generation) else None
             changes += self._contents.drop(replaced)
         if queued:
             collapsed = self._contents.places.collapse_delete(key_now, changes)
@@ -362,13 +409,33 @@ class Changes:
             if removal in self._owed:  # else the content went back to where it came from
                 self._requeue(removal, removal.record.base_etag, changes, target=key_now)
         if generation is not None and generation not in queued:
-            changes += self._rekey(generation, key_now)
+            changes += self._rekey(generation, key_now, base)
         if self._owed.exists_after(key_before, shown):
             target = key_now if queued else ""
             self._add(None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown)
             self._tree.hide(key_before)
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
+
+    def _places_of(self, nodes: list[tuple[Node, str]]) -> dict[str, tuple[int, str]]:
+        """Return the first place in the queue of any of the nodes, and its key, by the directory of their keys."""
+        first: dict[str, tuple[int, str]] = {}
+        for node, key in nodes:
+            places = [(item.sequence, key) for item in self._owed.for_key(key) if item.node is node]
+            folder = key.rpartition("/")[0]
+            if places:
+                first[folder] = min(places[0], first.get(folder, places[0]))
+        return first
+
+    def _note_left(self, places: dict[str, tuple[int, str]], changes: list[Change]) -> None:
+        """Nodes have moved that had these places before."""
+        for sequence, key in places.values():
+            item = self._owed.get(sequence)
+            if item is None or key not in item.changed_keys():
+                changes += self._rotating.note_left(sequence, key)
+
+    def _to_the_end(self, removal: Operation, changes: list[Change]) -> None:
+        self._requeue(removal, removal.record.base_etag, changes)
 
     def _requeue(
         self, item: Generation | Operation, base: str | None, changes: list[Change], **names: str
@@ -403,13 +470,15 @@ class Changes:
         are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, Generation))
         return None if removals != followers and are_sealed else followers
 
-    def _rekey(self, generation: Generation, key: str) -> list[Change]:
-        """Give content that is not promised another key."""
+    def _rekey(self, generation: Generation, key: str, base: str | None) -> list[Change]:
+        """Give content that is not promised, or was refused, another key. base: what the bucket shows under that."""
         # A promise that was taken back belongs to the old name: under the new one it is as new as the rename.
         sequence = self._journal.next_number() if generation.sequence else 0
-        generation.record = replace(generation.record, key=key, sequence=sequence)
+        generation.record = replace(generation.record, key=key, sequence=sequence, base_etag=base)
         self._contents.on_key_changed(generation)
-        return [PutFile(generation.record)]
+        refused = generation.replaces
+        rows = [] if refused is None else self._rekey(refused, key, base)
+        return [*rows, PutFile(generation.record)]
 
     def _add_rename(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
@@ -481,9 +550,16 @@ class Changes:
         """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
         key = self._tree.key(node)
         published = self._shown(node)
+        left: list[Item] = []
         for item in self._owed.for_key(key):
-            if item.node is not node or item.in_flight or _is_rename(item):
+            if (
+                item.node is not node
+                or item.in_flight
+                or _is_rename(item)
+                or self._rotating.is_relied_on(item)
+            ):
                 continue
+            left.append(item)
             if isinstance(item, Generation):
                 if node.handles and item is node.generation:
                     self._owed.remove(item)
@@ -495,19 +571,22 @@ class Changes:
                 changes.append(DropOperation(item.sequence))
                 self._tree.unpin(node)
         generation = node.generation
-        # Under the name that it had before, a rename stands behind it and moves what is there.
-        is_moved = generation is not None and generation in self._owed and generation.record.key != key
-        if generation is not None and not generation.in_flight and not is_moved:
+        # What is owed still stays so: it is relied on, or a rename stands behind it and moves what is there.
+        if generation is not None and not generation.in_flight and generation not in self._owed:
             if not node.handles:
                 changes += self._contents.drop(generation)
             else:
                 self._contents.on_key_changed(generation)  # parts that were sent are for nobody
-                if generation.state in {FileState.OPEN, FileState.LOCAL}:
+                changes += self._contents.drop_replaced(generation)
+                if generation.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
                     changes.append(disowned(generation))
         if self._owed.exists_after(key, published):
             readers = node if node.handles and node.generation is None else None
             self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)
             self._tree.hide(key)
+        changes += self._contents.places.queue_removals(key)
+        for item in left:
+            changes += self._rotating.note_left(item.sequence, key)
 
     def _take_back_marker(self, node: Node, key: str, changes: list[Change]) -> None:
         for item in self._owed.for_key(key):

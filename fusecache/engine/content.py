@@ -24,7 +24,7 @@ from fusecache.engine.promises import Promises, is_killed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutAttributes, PutFile
 from fusecache.model.errors import FusecacheError, NoSpace, ObjectChanged, ObjectMissing, TooLarge
-from fusecache.model.nouns import MIB
+from fusecache.model.nouns import MIB, ObjectInfo
 from fusecache.model.records import FileRecord, PosixAttributes
 from fusecache.model.states import FileState
 from fusecache.policy.pace import WritePace
@@ -355,9 +355,19 @@ class Contents(Promises):
 
     async def _copy_object(self, node: Node, file: StagingFile, size: int) -> None:
         """Fetch the first `size` bytes of the published version: a part of them is about to be changed."""
-        version = node.object
-        if version is None:
-            return
+        while (version := node.object) is not None:
+            try:
+                await self._copy_version(version, file, size)
+            except (ObjectChanged, ObjectMissing):
+                # Our own publishing may have put it under another key meanwhile: from there again.
+                await self._wait_moved(node)
+                if node.object is None or node.object.key == version.key or node.object.size != version.size:
+                    node.verified = float("-inf")
+                    raise
+            else:
+                return
+
+    async def _copy_version(self, version: ObjectInfo, file: StagingFile, size: int) -> None:
         reader = self._cache.open(version.object_id, version.size)
         try:
             offset = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import Generation, Node, attributes_of
+from fusecache.engine.nodes import Generation, Item, Node, attributes_of
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutFile
@@ -63,12 +63,15 @@ class Endings:
                 node.generation = None
             self._tree.unpin(node)
         self.on_dropped(generation)
-        return [disowned(generation), *self._drop_replaced(generation)]
+        return [disowned(generation), *self.drop_replaced(generation)]
 
-    def _drop_replaced(self, generation: Generation) -> list[Change]:
-        """The version that the bucket refused is not wanted any more."""
+    def drop_replaced(self, generation: Generation) -> list[Change]:
+        """The version that the bucket refused is not wanted any more, unless it was offered to it again."""
         refused, generation.replaces = generation.replaces, None
-        return self.drop(refused) if refused is not None else []
+        if refused is None or refused.state is not FileState.REJECTED:
+            return []
+        refused.successor = generation
+        return self.drop(refused)
 
     def _let_go(self, generation: Generation) -> None:
         """The last handle of an unlinked file is closed."""
@@ -81,6 +84,7 @@ class Endings:
     def _put_aside(self, node: Node, generation: Generation) -> None:
         """Keep content that must not be published; the published version shows again under the name."""
         parent, name = node.parent, node.name
+        refused, generation.replaces = generation.replaces, None
         if isinstance(generation.error, NoSpace):
             # Its writer was told; keeping it would hold the very room that is missing.
             log.warning("removed a file that the disk had no room for path=%s", self._tree.path(node))
@@ -113,14 +117,16 @@ class Endings:
         if parent is not None and node.parent is not None:
             # The kernel holds the unfinished bytes under this inode: the name needs another one.
             self._tree.detach(node)
-            self._hand_over(node, parent, name)
+            self._hand_over(node, parent, name, refused)
             self.on_name_lost(parent, name)
 
-    def _hand_over(self, node: Node, parent: Node, name: str) -> None:
-        """Give what is queued for a node to a new one of that name: its last closed version shows again."""
-        queued = [
+    def _hand_over(self, node: Node, parent: Node, name: str, refused: Generation | None) -> None:
+        """Give what is queued for a node, or refused, to a new one of that name: what was closed last shows again."""
+        queued: list[Item] = [
             item for item in self._owed.for_key(self._tree.child_key(parent, name)) if item.node is node
         ]
+        if refused is not None and refused.state is FileState.REJECTED:
+            queued.insert(0, refused)
         if not queued:
             return
         heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)

@@ -117,7 +117,9 @@ class FileSystem:
         self.contents.temp_names = options.temp_names
         self._siblings = Siblings(self.tree, self.names, self.cache)
         self.contents.on_read = self._guess_next
-        self._uploads = PartUploads(store, self.tree, self.journal, offload, self.cache, options.temp_names)
+        self._uploads = PartUploads(
+            store, self.tree, self.journal, offload, self.cache, self.owed, options.temp_names
+        )
         self._preparer = Preparer(self._uploads, self.cache, self.journal, offload)
         self.contents.on_dropped = self._preparer.dropped
         self.contents.on_key_changed = self._preparer.restart

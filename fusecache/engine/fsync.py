@@ -6,7 +6,6 @@ progress; what was written stays queued in all three cases.
 """
 
 import logging
-from collections import deque
 from dataclasses import dataclass
 
 import trio
@@ -18,6 +17,7 @@ from fusecache.engine.owed import Owed
 from fusecache.engine.processes import KILL_LOOK_SECONDS, KillWatch, environment, thread_group
 from fusecache.engine.publisher import Publisher
 from fusecache.engine.tree import Tree
+from fusecache.engine.waiting import Barrier, newest
 from fusecache.model.errors import Interrupted, ObjectChanged, Unavailable
 from fusecache.model.states import FileState
 from fusecache.policy.patience import STANDSTILL_SECONDS, Patience
@@ -126,20 +126,20 @@ class Fsync:
         return next((item for item in queued if isinstance(item, Generation)), None)
 
     async def _until_durable(self, wait: _Wait) -> None:
-        earlier = deque(self._earlier(wait))
+        barrier = Barrier(self._owed, self._awaited(wait))
         patience = Patience(trio.current_time())
         while True:
-            while earlier and earlier[0] not in self._owed:
-                earlier.popleft()
-            # Newer content of the same name may have taken the place of older.
-            if not earlier and not self._is_owed(wait.content):
-                earlier.extend(self._earlier(wait))
-                if not earlier:
-                    self._check(wait)
-                    return
+            is_over = barrier.is_over()
+            if wait.content is not None and wait.content.successor is not None:
+                # It was renamed, and only the newest that was closed went with its name.
+                wait.content.awaited -= 1
+                wait.content = newest(wait.content)
+                wait.content.awaited += 1
             self._check(wait)
+            if is_over:
+                return
             now = trio.current_time()
-            patience.note(self._progress(wait, len(earlier)), now)
+            patience.note(self._progress(wait, len(barrier)), now)
             if patience.is_over(now):
                 raise Unavailable(
                     f"{wait.path}: not in the bucket after {STANDSTILL_SECONDS:.0f} s without progress "
@@ -149,19 +149,18 @@ class Fsync:
                 await self._publisher.wait_progress()
                 await trio.sleep(_SCAN_SECONDS)
 
-    def _is_owed(self, content: Generation | None) -> bool:
-        return content is not None and content in self._owed
-
-    def _earlier(self, wait: _Wait) -> list[Item]:
-        """Return what lies in the file's directory, was ordered before it, and is not in the bucket."""
+    def _awaited(self, wait: _Wait) -> list[Item]:
+        """Return what is to be in the bucket: the content, and what was ordered before it in the file's directory."""
         below = wait.folder + "/" if wait.folder else ""
-        return [
+        earlier = [
             item
             for item in self._owed.items()
             if item.sequence < wait.last
             and any(key.startswith(below) for key in item.changed_keys())
             and not self._publisher.is_temporary(item)
+            and not self._publisher.is_put_off(item)
         ]
+        return earlier if wait.content is None else [*earlier, wait.content]
 
     def _progress(self, wait: _Wait, left: int) -> object:
         """Return a mark of how far it is: of the mount as a whole, unless this very file is what the bucket refuses."""
@@ -175,7 +174,8 @@ class Fsync:
         """Raise why waiting ends before the bucket has it."""
         content = wait.content
         if content is not None:
-            if content.record.key != wait.key and content.record.key == self._publisher.kept_as.get(wait.key):
+            # Of a name that it had, or got since.
+            if content.record.key != wait.key and content.record.key in self._publisher.kept_as.values():
                 raise ObjectChanged(
                     f"{wait.path}: another client changed it first; ours is kept as {content.record.key}"
                 )

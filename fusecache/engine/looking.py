@@ -4,7 +4,6 @@ Invariant: however much waits, no look at it holds the loop: what is long is cou
 """
 
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -17,6 +16,7 @@ from fusecache.engine.nodes import Generation, Item, Node
 from fusecache.engine.owed import Owed
 from fusecache.engine.publisher import Publisher
 from fusecache.engine.tree import Tree
+from fusecache.engine.waiting import Barrier
 from fusecache.model.causes import PERSONS, code_of, way_out
 from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
@@ -252,32 +252,42 @@ class Looking:
     # ---- waiting
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
-        """Return when the bucket has everything that was closed at or below a path before the call."""
-        waiting = deque(await self._items_at(path))
-        last = max((item.sequence for item in waiting), default=0)
+        """Return when the bucket has everything that was closed at or below a path before the call.
+
+        Also what was renamed since. Not waited for, but named: removals that are put off on purpose.
+        """
+        items = await self._items_at(path)
+        barrier = Barrier(self._owed, (item for item in items if not self._publisher.is_put_off(item)))
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
-            while waiting:
-                # A renamed item keeps waiting elsewhere; newer content of a name takes the place of the older.
-                while waiting and waiting[0] not in self._owed:
-                    waiting.popleft()
-                if waiting:
-                    await self._publisher.wait_progress()
-                else:
-                    waiting.extend(item for item in await self._items_at(path) if item.sequence <= last)
+            while not barrier.is_over():
+                await self._publisher.wait_progress()
         if scope.cancelled_caught:
             return Durability("timeout", await self._reason_for_waiting(path))
         key = self._tree.key_of_path(path)
-        refused = self._refused_at(key)
+        rejected = set(self._publisher.rejected)
+        refused = [*self._refused_at(key), *(item for item in barrier.unpublished if item in rejected)]
         if refused:
             return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
         # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
         conflict = next((each for each in self._conflicts.open() if _key_is_at(each.key, key)), None)
         if conflict is not None:
             return Durability("conflict", self._words_of_conflict(conflict))
+        return Durability("durable", await self._not_covered(path))
+
+    async def _not_covered(self, path: str) -> str:
+        """Return what the bucket does not have, or has still, although nobody waits for that; "" if there is none."""
         still_open = [self._tree.path(node) for node in self._written_at(path)]
+        put_off = [item for item in await self._items_at(path) if self._publisher.is_put_off(item)]
+        removed = [self._path_of(item) for item in put_off]
+        said = []
         if still_open:
-            return Durability("durable", f"not covered, as it is still open: {', '.join(still_open[:3])}")
-        return Durability("durable")
+            said.append(f"not covered, as it is still open: {', '.join(still_open[:3])}")
+        if removed:
+            said.append(
+                "not removed yet, because of delete_delay or as somebody here has it open: "
+                f"{', '.join(removed[:3])}"
+            )
+        return "; ".join(said)
 
     async def _reason_for_waiting(self, path: str) -> str:
         if self._publisher.failure is not None:

@@ -246,6 +246,8 @@ class Generation:
     sums: Sums = field(default_factory=Sums, repr=False)
     # Whether it was promised right behind the version before it, with nothing queued between.
     follows: bool = False
+    # Whether it may speak of what was removed before it was published: the next version goes before it.
+    is_hollow: bool = False
     # Bytes written so far, repetitions counted; past `grows_at` of them the next part may be sent.
     written: int = 0
     grows_at: int = field(default_factory=first_ready_at)
@@ -256,6 +258,8 @@ class Generation:
     asking_since: float = float("inf")
     # The refused version that this one replaces once it is promised.
     replaces: "Generation | None" = None
+    # Newer content of the same file for which this one was dropped: who waits for this one waits for that.
+    successor: "Generation | None" = None
     # Where its multipart upload was begun: a rename changes `record.key`, an upload's key never.
     upload_key: str = ""
 

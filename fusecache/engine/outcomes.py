@@ -8,7 +8,7 @@ Invariants:
 import logging
 import socket
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from fusecache.engine.content import Contents
 from fusecache.engine.endings import disowned
@@ -22,6 +22,7 @@ from fusecache.engine.retiring import Retiring
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
+from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import ANOTHERS, OperationKind
 from fusecache.model.states import FileState
@@ -100,6 +101,8 @@ class Outcomes:
             PutFile(record),
             PutAttributes(version.key, version.etag, record.attributes),
             *self._rebase(version.key, version.etag),
+            *self._contents.drop_replaced(generation),
+            *self._contents.places.queue_removals(version.key),
         ]
         node = generation.node
         if node is not None:
@@ -119,6 +122,8 @@ class Outcomes:
         for key, etag in outcome.shows.items():
             changes += self._rebase(key, etag)
             self.on_published(key)
+            if _refused_before(self._tree.find(key)) is None:
+                changes += self._contents.places.queue_removals(key)
         record, node = item.record, item.node
         version = outcome.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
@@ -136,12 +141,17 @@ class Outcomes:
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
         follower = self._owed.rebase(key, etag)
+        changes: list[Change] = [] if follower is None else [_row(follower)]
         node = self._tree.find(key)
         is_its_own = follower is None or (isinstance(follower, Generation) and follower.node is node)
         if node is not None and node.generation is not None and is_its_own:
             # What is being written under this name, or waits behind this, was begun before the bucket showed this.
             node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
-        return [_row(follower)] if follower is not None else []
+            refused = _refused_before(node)
+            if refused is not None:
+                refused.record = replace(refused.record, base_etag=etag)
+                changes.append(PutFile(refused.record))
+        return changes
 
     def _journal_rebased(self, item: Item) -> None:
         self._journal.submit(_row(item))
@@ -176,14 +186,17 @@ class Outcomes:
             if node is not None and parent is not None and self._tree.key(node) == key:
                 # The name shows the other client's version from now on; ours, and what writers still add to it, has
                 # a name of its own.
-                self._tree.move(node, parent, copy_key.rpartition("/")[2])
+                folder = parent
+                for _ in range(key.count("/") - copy_key.count("/")):
+                    folder = folder.parent or folder
+                self._tree.move(node, folder, copy_key.rpartition("/")[2])
                 self.on_name_lost(parent, name)
-            rows = self._rebase(key, None)
+            rows = [*self._rebase(key, None), *self._contents.places.follow(key, copy_key)]
             follower = next(iter(self._owed.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
                 # A rename of ours moves nothing of theirs.
                 follower.record = replace(follower.record, source_etag=ANOTHERS)
-                rows = [_row(follower)]
+                rows.append(_row(follower))
             await self._journal.commit(PutFile(record), *rows)
             return
         self._note_conflict(item.changed_keys()[-1], "", 0, error)
@@ -194,10 +207,12 @@ class Outcomes:
 
     def _free_conflict_key(self, key: str, sequence: int) -> str:
         """Return where ours goes. Another node, or cache directory, of the same host name may have kept a copy so."""
-        copy_key, count = _conflict_key(key, f"{sequence}"), 1
+        path = self._tree.relative(key)
+        prefix = key.removesuffix(path)
+        copy_key, count = _conflict_key(prefix, path, f"{sequence}"), 1
         while self._tree.find(copy_key) is not None:
             count += 1
-            copy_key = _conflict_key(key, f"{sequence}-{count}")
+            copy_key = _conflict_key(prefix, path, f"{sequence}-{count}")
         return copy_key
 
     def _note_conflict(self, key: str, copy_key: str, size: int, error: FusecacheError) -> None:
@@ -221,15 +236,58 @@ class Outcomes:
             return
         self._owed.remove(item)
         self._preparer.restart(item)  # parts of what is refused are no use
-        record = item.go(FileState.REJECTED, error=str(error))
-        node = item.node
+        key, node = item.record.key, item.node
+        item.go(FileState.REJECTED, error=str(error))
+        changes = self._contents.drop_replaced(item)
+        if node is not None:
+            changes += self._drop_renames(node, key)
         if node is not None and self._tree.is_linked(node):
             self._rejected[item] = None
-            await self._journal.commit(PutFile(record))
+            changes += self._keep_refused(item, node)
         elif node is not None and node.handles and node.generation is item:
-            await self._journal.commit(disowned(item))  # unlinked; ends with its last handle
+            changes.append(disowned(item))  # unlinked; ends with its last handle
         else:
-            await self._journal.commit(*self._contents.drop(item))
+            changes += self._contents.drop(item)
+        await self._journal.commit(*changes)
+
+    def _drop_renames(self, node: Node, key: str) -> list[Change]:
+        """Renames of what was refused move nothing, if nothing of ours was published under the name before.
+
+        Their targets, as far as the bucket had something there, stay as they are.
+        """
+        changes: list[Change] = []
+        first = next(iter(self._owed.for_key(key)), None)
+        moves_nothing = isinstance(first, Operation) and not first.record.source_etag
+        while moves_nothing and isinstance(first, Operation) and _renames(first, node, key):
+            self._owed.remove(first)
+            self._tree.unhide(key, gone=False)
+            self._tree.unpin(node)
+            changes.append(DropOperation(first.sequence))
+            key, shown = first.record.target, first.record.base_etag
+            node.object = None if shown is None else ObjectInfo(key, shown, 0, 0.0)
+            first = next(iter(self._owed.for_key(key)), None)
+        return changes
+
+    def _keep_refused(self, item: Generation, node: Node) -> list[Change]:
+        """Keep refused content under the name that it has by now; newer content of that stands before it."""
+        key, key_now = item.record.key, self._tree.key(node)
+        if key_now != key:
+            # As new as the rename, and what the bucket shows there is known when that has its turn.
+            base = self._owed.base_for(key_now, node.published_etag(key_now))
+            item.record = replace(
+                item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
+            )
+            self._contents.on_key_changed(item)
+        newer = next((each for each in self._owed.for_key(key_now) if _is_content(each, node)), None)
+        if newer is None:
+            newer = node.generation if node.generation is not item else None
+        changes: list[Change] = []
+        if newer is not None:
+            changes = self._contents.drop_replaced(newer)
+            newer.replaces = item
+        if newer is None or newer not in self._owed:
+            changes += self._contents.places.put_off_removals(key, key_now)
+        return [*changes, PutFile(item.record)]
 
     async def _give_up(self, item: Operation) -> None:
         self._owed.remove(item)
@@ -242,12 +300,39 @@ class Outcomes:
         await self._journal.commit(*changes)
 
 
+def _renames(item: Operation, node: Node, key: str) -> bool:
+    record = item.record
+    return record.kind is OperationKind.RENAME and item.node is node and record.key == key
+
+
+def _is_content(item: Item, node: Node) -> TypeGuard[Generation]:
+    return isinstance(item, Generation) and item.node is node
+
+
+def _refused_before(node: Node | None) -> Generation | None:
+    """Return the refused content that a node shows instead of the bucket's, or that what is written there replaces."""
+    content = node.generation if node is not None else None
+    if content is None or content.state is FileState.REJECTED:
+        return content
+    replaced = content.replaces
+    return replaced if replaced is not None and replaced.state is FileState.REJECTED else None
+
+
 def _row(item: Item) -> PutFile | PutOperation:
     return PutFile(item.record) if isinstance(item, Generation) else PutOperation(item.record)
 
 
-def _conflict_key(key: str, number: str) -> str:
-    """Return where our version of a key goes that another client wrote too; its name has at most 255 bytes."""
-    folder, slash, name = key.rpartition("/")
+def _conflict_key(prefix: str, path: str, number: str) -> str:
+    """Return where our version of a path goes that another client wrote too: of a long name the end makes way.
+
+    Where the key of its directory leaves no room for any of the name, it goes to the nearest one above that does.
+    """
+    folder, slash, name = path.rpartition("/")
     mark = f".conflict-{socket.gethostname()[:60]}-{number}"
-    return folder + slash + name.encode()[: 255 - len(mark)].decode(errors="ignore") + mark
+    while True:
+        place = prefix + folder + slash
+        room = min(NAME_BYTES_MAX, KEY_BYTES_MAX - len(place.encode())) - len(mark.encode())
+        start = name.encode()[: max(0, room)].decode(errors="ignore")
+        if start or not folder:
+            return place + start + mark
+        folder, slash, _ = folder.rpartition("/")

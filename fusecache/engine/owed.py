@@ -17,6 +17,7 @@ from fusecache.engine.nodes import Generation, Item, Operation
 from fusecache.model.records import OperationKind
 from fusecache.policy.names import matches_any
 from fusecache.policy.publish_order import Change, Gate, PublishOrder, Role
+from fusecache.policy.rotation import Rotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ class Owed:
     def __init__(self, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
         """prefix: of all keys. order_last: names of files that say that all the rest is there."""
         self.order = PublishOrder(prefix)
+        self.rotation = Rotation(prefix)
         self.on_change: Callable[[], None] = lambda: None
         self.on_added: Callable[[Item], None] = lambda _item: None
         self.on_removed: Callable[[Item], None] = lambda _item: None
@@ -51,8 +53,12 @@ class Owed:
         # In order, until the next change.
         self._sorted: list[Item] | None = []
         self._by_key: dict[str, list[Item]] = {}
+        # Keys of which several items are queued, by directory.
+        self._rewritten: dict[str, dict[str, None]] = {}
         # Removals of names whose newer content went to a key, by that.
         self._behind: dict[str, list[Operation]] = {}
+        # Removals that are put off, by the removed key.
+        self._put_off: dict[str, Operation] = {}
         # Of negative sequences: its lowest is that of the newest item.
         self._newest = Gate()
 
@@ -83,9 +89,16 @@ class Owed:
         self._items[item.sequence] = item
         self._newest.add(-item.sequence)
         for key in item.changed_keys():
-            insort(self._by_key.setdefault(key, []), item, key=_sequence)
+            same_key = self._by_key.setdefault(key, [])
+            insort(same_key, item, key=_sequence)
+            if len(same_key) == 2:
+                self._rewritten.setdefault(_folder(key), {})[key] = None
         if isinstance(item, Operation) and change.moved_to:
             self._behind.setdefault(change.moved_to, []).append(item)
+        if change.role is Role.REMOVAL and not change.moved_to:
+            self.rotation.add_removal(item.sequence, change.keys[-1])
+        elif change.role in {Role.NEW, Role.POINT} and not change.keys[-1].endswith("/"):
+            self.rotation.add_write(item.sequence, change.keys[-1])
         self.on_added(item)
         self._tell()
 
@@ -98,6 +111,11 @@ class Owed:
             same_key = self._by_key[key]
             was_first = same_key[0] is item
             same_key.remove(item)
+            if len(same_key) == 1:
+                rewritten = self._rewritten[_folder(key)]
+                del rewritten[key]
+                if not rewritten:
+                    del self._rewritten[_folder(key)]
             if not same_key:
                 del self._by_key[key]
             elif was_first and not published:
@@ -107,6 +125,7 @@ class Owed:
             self._behind[moved_to].remove(item)
             if not self._behind[moved_to]:
                 del self._behind[moved_to]
+        self.rotation.remove(item.sequence, item.changed_keys()[-1])
         self.on_removed(item)
         self._tell()
 
@@ -124,6 +143,10 @@ class Owed:
         """Return the items that change `key`, in order."""
         return list(self._by_key.get(key, ()))
 
+    def rewritten_in(self, folder: str) -> list[str]:
+        """Return the keys right in a directory of which several changes are queued."""
+        return list(self._rewritten.get(folder, ()))
+
     def removals_behind(self, key: str) -> list[Operation]:
         """Return the queued removals of names whose newer, unpublished content went to `key`."""
         return list(self._behind.get(key, ()))
@@ -136,12 +159,15 @@ class Owed:
         """Return whether the bucket will show `key` after all that is queued; `base_etag`: what it shows now."""
         queued = self._by_key.get(key)
         if not queued:
-            return base_etag is not None
+            return base_etag is not None and key not in self._put_off
         return leaves_object(queued[-1], key)
 
     def base_for(self, key: str, base_etag: str | None) -> str | None:
         """Return the base of a new item of `key`: `base_etag` if it is the first, else not known yet (None)."""
-        return None if self._by_key.get(key) else base_etag
+        if self._by_key.get(key):
+            return None
+        removal = self._put_off.get(key)
+        return base_etag if removal is None else removal.record.base_etag
 
     def rebase(self, key: str, etag: str | None) -> Item | None:
         """Tell the first item of `key` what the bucket shows under it; return it, to be journaled, or None."""
@@ -156,6 +182,20 @@ class Owed:
         else:
             item.record = replace(item.record, base_etag=etag)
         return item
+
+    # ---- removals that wait for what the bucket refused
+
+    def put_off(self, removal: Operation) -> None:
+        """Nothing of the removed key is queued: the bucket is not to be asked for this before `take_up`."""
+        self._put_off[removal.record.key] = removal
+
+    def put_off_behind(self, key: str) -> list[Operation]:
+        """Return the removals that are put off until something is published under `key`."""
+        return [removal for removal in self._put_off.values() if removal.record.target == key]
+
+    def take_up(self, key: str) -> Operation | None:
+        """Return the removal of `key` that is put off, if there is one; it is no longer."""
+        return self._put_off.pop(key, None)
 
     def tells(self, key: str) -> bool:
         """Return whether the file of a key says that others are there, by its name."""
@@ -178,6 +218,10 @@ class Owed:
             self._changed.set()
             self._changed = trio.Event()
         self.on_change()
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def _moved_to(item: Operation) -> str:

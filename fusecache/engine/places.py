@@ -1,8 +1,12 @@
 """Where content comes in the publish order: behind what is queued of its key, or in the place of that.
 
 Decided without awaiting; what is returned is to be journaled in one transaction with what asked for it.
+
+Also which removals wait for content that the bucket refused: the old object stays until something is published under
+the name that its newer content was moved to. Their rows stay, and this node does not show the old name.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeGuard
@@ -13,10 +17,11 @@ from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Item, Node, Operation
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
-from fusecache.index.journal import Change, DropOperation
+from fusecache.index.journal import Change, DropOperation, PutOperation
 from fusecache.model.nouns import MIB
 from fusecache.model.records import OperationKind
 
+log = logging.getLogger(__name__)
 # Files up to this size are taken for ones that speak of others.
 _SMALL_BYTES = MIB
 # So many versions of a file that speaks of others are queued at most, during an outage say.
@@ -51,8 +56,13 @@ class Places:
         version before it, or its removal, in the queue.
         """
         key = generation.record.key
+        if ended := self._end_put_off(key):
+            return ended
         queued = [item for item in self._owed.for_key(key) if item.sequence < generation.sequence]
         last = queued[-1] if queued else None
+        if isinstance(last, Generation) and last.is_hollow and not last.in_flight and not last.awaited:
+            last.successor = generation
+            return self._drop(last)
         if _is_delete(last) and not last.in_flight:
             self._owed.remove(last)  # what it knew of the bucket passes on
             self._tree.unhide(key, gone=False)
@@ -79,6 +89,7 @@ class Places:
         # rely on it.
         sequence, generation.waiting_since = last.sequence, last.waiting_since
         self._owed.remove(generation)
+        last.successor = generation
         changes: list[Change] = [*self._drop(last)]
         base = self._owed.base_for(key, last.record.base_etag)
         generation.record = replace(generation.record, sequence=sequence, base_etag=base)
@@ -87,6 +98,10 @@ class Places:
 
     def collapse_delete(self, key: str, changes: list[Change]) -> str | None:
         """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None."""
+        base = self._owed.base_for(key, None)
+        if ended := self._end_put_off(key):
+            changes += ended
+            return base
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
         if _is_delete(last) and not last.in_flight:
@@ -95,6 +110,60 @@ class Places:
             changes.append(DropOperation(last.sequence))
             return last.record.base_etag
         return None
+
+    # ---- removals that wait for what the bucket refused
+
+    def put_off_removals(self, key: str, key_now: str) -> list[Change]:
+        """The bucket refused what was moved to `key`, and is at `key_now` by now: keep what it has of older content."""
+        changes: list[Change] = []
+        for removal in self._owed.removals_behind(key):
+            if removal.in_flight:
+                continue
+            old = removal.record.key
+            log.warning("the bucket keeps key=%s, as its newer content was refused under key=%s", old, key)
+            self._owed.remove(removal)
+            if self._owed.for_key(old):
+                # Somebody writes that name again: what it knew of the bucket passed on.
+                self._tree.unhide(old, gone=False)
+                changes.append(DropOperation(removal.sequence))
+                continue
+            removal.record = replace(removal.record, target=key_now)
+            self._owed.put_off(removal)
+            changes.append(PutOperation(removal.record))
+        return changes
+
+    def follow(self, key_before: str, key_now: str) -> list[Change]:
+        """What was refused has another name: what waits for it waits for that."""
+        changes: list[Change] = []
+        for removal in self._owed.put_off_behind(key_before):
+            removal.record = replace(removal.record, target=key_now)
+            changes.append(PutOperation(removal.record))
+        return changes
+
+    def queue_removals(self, key: str) -> list[Change]:
+        """Something was published under `key`, or it was removed: queue what waited for that."""
+        changes: list[Change] = []
+        for removal in self._owed.put_off_behind(key):
+            if self._owed.for_key(removal.record.key):
+                continue  # that name is being written again
+            self._owed.take_up(removal.record.key)
+            changes.append(DropOperation(removal.sequence))
+            removal.record = replace(removal.record, sequence=self._journal.next_number(), target="")
+            self._owed.add(removal)
+            changes.append(PutOperation(removal.record))
+        return changes
+
+    def forget_removals(self, key: str) -> list[Change]:
+        """What was refused under `key` is let go: what the bucket has under the old names shows again."""
+        keys = [removal.record.key for removal in self._owed.put_off_behind(key)]
+        return [change for old in keys for change in self._end_put_off(old)]
+
+    def _end_put_off(self, key: str) -> list[Change]:
+        removal = self._owed.take_up(key)
+        if removal is None:
+            return []
+        self._tree.unhide(key, gone=False)
+        return [DropOperation(removal.sequence)]
 
 
 def _is_delete(item: Item | None) -> TypeGuard[Operation]:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 # As many small pieces as a node has connections; large ones are bounded by the buffers too.
 _SMALL_AT_ONCE = 48
 _SMALL_BYTES = 128 * 1024
+# So many extents and chunks that need nothing are looked at, some 10 µs each, before all others have a turn.
+_LOOKS_AT_ONCE = 32
 # Room comes with time too, and silent jobs go with it: look again.
 _LOOK_SECONDS = 1.0
 # A directory that was found is not looked up again for so long; its files are checked when they are opened.
@@ -112,7 +114,7 @@ class Prefetcher:
         self._snippets: list[tuple[Job, int, Snippet]] = []
         # What jobs begin with, that was fetched and not read yet, and until when others wait for that.
         self._unread: deque[tuple[Snippet, float]] = deque()
-        self._large = self._small = 0
+        self._large = self._small = self._looks = 0
         self._fetched_bytes = 0
         self._rate = Rate()
         self._woken = trio.Event()
@@ -278,6 +280,7 @@ class Prefetcher:
     async def _look(self, walk: Walk) -> None:
         """Go on to the first piece that is not here."""
         while True:
+            await self._take_turns()
             if not self._is_live(walk):
                 self._leave(walk)  # forgotten while it was looked at
                 return
@@ -286,7 +289,7 @@ class Prefetcher:
                 walk.use = walk.job.front(is_exact=walk.is_exact)
                 if walk.use is None:
                     return
-                if not await self._enter(walk, walk.use):
+                if walk.use.last < walk.job.step or not await self._enter(walk, walk.use):
                     if walk.rests_until > trio.current_time():
                         walk.use = None
                         return
@@ -298,6 +301,13 @@ class Prefetcher:
             walk.piece = await self._first_missing(walk, walk.use)
             if walk.piece is None:
                 self._pass(walk)
+
+    async def _take_turns(self) -> None:
+        """Let others run now and then: what is looked at may all be answered from memory, and be very much."""
+        self._looks += 1
+        if self._looks >= _LOOKS_AT_ONCE:
+            self._looks = 0
+            await trio.lowlevel.checkpoint()
 
     def _pass(self, walk: Walk) -> None:
         """All of the use is here, or cannot be."""
@@ -369,6 +379,7 @@ class Prefetcher:
         if walk.pieces and walk.is_exact and is_worth_it(extent):
             missing = 0
             for index, first, last in list(walk.pieces):
+                await self._take_turns()
                 missing |= await self._cache.housekeeping.missing(
                     handle.entry, index, mask_of_bytes(first, last)
                 )
@@ -380,6 +391,9 @@ class Prefetcher:
                 walk.pieces.clear()
                 return Piece(0, 0, extent.size, extent)
         while walk.pieces and walk.handle is handle:
+            await self._take_turns()
+            if walk.handle is not handle:
+                break
             index, first, last = walk.pieces[0]
             missing = await self._cache.housekeeping.missing(handle.entry, index, mask_of_bytes(first, last))
             if walk.handle is not handle:

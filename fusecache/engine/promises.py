@@ -314,7 +314,7 @@ class Promises(Endings):
         generation.flushed_changes = generation.changes
         self._owed.discard(generation)
         key = self._tree.key(node)
-        changes: list[Change] = [*self._drop_replaced(generation)]
+        changes: list[Change] = [*self.drop_replaced(generation)]
         if self.is_local(node):
             self.local.add(generation)
             attributes = attributes_of(node)

@@ -24,7 +24,7 @@ from fusecache.engine.content import Contents
 from fusecache.engine.groups import one_failure
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
-from fusecache.engine.nodes import Generation, Item, Node
+from fusecache.engine.nodes import Generation, Item, Node, Operation
 from fusecache.engine.offload import Offload
 from fusecache.engine.operations import Publishing
 from fusecache.engine.outcomes import Outcomes
@@ -201,6 +201,10 @@ class Publisher:
     def is_temporary(self, item: Item) -> bool:
         """Whether the item waits because of its temporary name."""
         return self._turns.is_temporary(item, trio.current_time())
+
+    def is_put_off(self, item: Item) -> bool:
+        """Whether the item is a removal that waits on purpose: for its delay, or for those who have the file open."""
+        return isinstance(item, Operation) and self._turns.is_aside(item, trio.current_time())
 
     def note_failing(self, item: Item, error: FusecacheError) -> Failures:
         """A request for an item failed in a way that may pass: if others succeed meanwhile it holds fewer of them back.

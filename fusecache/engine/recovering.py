@@ -116,7 +116,11 @@ class Recovering:
     def _refused_row(self, generation: Generation) -> dict[str, Any]:
         record = generation.record
         row = aside_row(record, self._tree.relative(record.key), generation.file.path)
-        return {**row, "kind": "refused", "words": str(generation.error or record.error)}
+        words = str(generation.error or record.error)
+        kept = [self._tree.relative(each.record.key) for each in self._owed.put_off_behind(record.key)]
+        if kept:
+            words += f"; the bucket keeps its older version as {', '.join(kept)}"
+        return {**row, "kind": "refused", "words": words}
 
     def _conflict_row(self, record: ConflictRecord) -> dict[str, Any]:
         return conflict_row(record, self._tree.relative(record.key), self._tree.relative(record.kept_as))
@@ -209,7 +213,8 @@ class Recovering:
         node = self._node_of(generation)
         if to:
             await self._rename(self._tree.path(node), to)
-        if generation.state is not FileState.REJECTED or not self._tree.is_linked(node):
+        is_newest = node.generation is generation and self._tree.is_linked(node)
+        if generation.state is not FileState.REJECTED or not is_newest:
             raise NotFound(f"{generation.record.key}: was removed or written again meanwhile")
         key = self._tree.key(node)
         generation.error = None
@@ -310,7 +315,8 @@ class Recovering:
         if node.handles:
             raise NotPermitted(f"{self._tree.path(node)}: somebody has it open")
         parent, name, size = node.parent, node.name, generation.size
-        dropped = self._contents.drop(generation)
+        shown = self._contents.places.forget_removals(generation.record.key)
+        dropped = [*self._contents.drop(generation), *shown]
         if parent is not None:
             self._tree.detach(node)
             self._contents.on_name_lost(parent, name)  # what the bucket has shows again

@@ -8,12 +8,14 @@ Invariants:
 """
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
 from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
 from fusecache.engine.owed import Owed
+from fusecache.engine.passing import Passing
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
@@ -47,6 +49,8 @@ class Recovered:
     rejected: list[Generation] = field(default_factory=list)
     local: list[Generation] = field(default_factory=list)
     operations: list[OperationRecord] = field(default_factory=list)
+    # Removals that wait for something to be published where what they replaced was refused.
+    put_off: list[OperationRecord] = field(default_factory=list)
     aside: list[tuple[FileRecord, int]] = field(default_factory=list)
     orphans: int = 0
     suspects: int = 0
@@ -78,7 +82,12 @@ class Recovery:
         for record in records:
             if record.state not in OWED:
                 changes += self._recover_file(record, found)
-        changes += self._recover_queue([record for record in records if record.state in OWED], found)
+        lost = {record.key for record in records if record.state is FileState.REJECTED}
+        lost -= {generation.record.key for generation in found.rejected}
+        owed = [record for record in records if record.state in OWED]
+        changes += self._recover_queue(owed, lost, found)
+        changes += self._end_replaced(found)
+        _put_removals_off(found)
         without_row = self._sizes.keys() | self._staging.aside().keys()
         for number in sorted(without_row - {record.generation for record in records}):
             # Made, but killed before its row was written: nothing was promised.
@@ -136,45 +145,43 @@ class Recovery:
         found.rejected.append(generation)
         return []
 
-    def _recover_queue(self, records: list[FileRecord], found: Recovered) -> list[Change]:
-        """Look at what is queued, in order: what is set aside passes on what it knew of the bucket."""
+    def _recover_queue(self, records: list[FileRecord], lost: set[str], found: Recovered) -> list[Change]:
+        """Look at what is queued, in order: what is set aside passes on what it knew of the bucket.
+
+        lost: keys of content that is not to be had.
+        """
         changes: list[Change] = []
         operations, found.operations = found.operations, []
-        bases: dict[str, str | None] = {}
-        lost: set[str] = set()
+        passing = Passing(lost)
         queue: list[FileRecord | OperationRecord] = [*records, *operations]
         for item in sorted(queue, key=lambda item: item.sequence):
             if isinstance(item, FileRecord):
-                record = item
-                if record.key in bases:
-                    record = replace(record, base_etag=bases.pop(record.key))
-                rows = self._recover_owed(record, found)
-                if rows:
-                    bases[record.key] = record.base_etag
-                    lost.add(record.key)
-                elif record is not item:
-                    rows = [PutFile(record)]
-                changes += rows
+                record = passing.content(item)
+                aside = self._recover_owed(record, found)
+                if aside:
+                    passing.lose(record)
+                else:
+                    passing.keep(record)
+                changes += aside or ([PutFile(record)] if record is not item else [])
                 continue
-            operation = item
-            if operation.kind is OperationKind.DELETE and operation.target in lost:
-                # What was moved there is not to be had: what the bucket shows under the old name is all that there is.
-                changes.append(DropOperation(operation.sequence))
-                bases[operation.key] = operation.base_etag
+            operation = passing.operation(item)
+            if operation is None:
+                changes.append(DropOperation(item.sequence))
                 continue
-            if operation.key in bases:
-                base = bases.pop(operation.key)
-                known = (
-                    {"source_etag": base or ""}
-                    if operation.kind is OperationKind.RENAME
-                    else {"base_etag": base}
-                )
-                operation = replace(operation, **known)
-            if operation.kind is OperationKind.RENAME and operation.target in bases:
-                operation = replace(operation, base_etag=bases.pop(operation.target))
             if operation is not item:
                 changes.append(PutOperation(operation))
             found.operations.append(operation)
+        return changes
+
+    def _end_replaced(self, found: Recovered) -> list[Change]:
+        """What was refused is not wanted any more where newer content of its name was closed."""
+        newest: dict[str, int] = {}
+        for each in [*found.generations, *found.rejected]:
+            newest[each.record.key] = max(each.sequence, newest.get(each.record.key, 0))
+        changes: list[Change] = []
+        for refused in [each for each in found.rejected if each.sequence < newest[each.record.key]]:
+            found.rejected.remove(refused)
+            changes += self._recover_file(refused.go(FileState.DROPPED), found)
         return changes
 
     def _recover_owed(self, record: FileRecord, found: Recovered) -> list[Change]:
@@ -270,23 +277,39 @@ class Recovery:
 
 def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
     """Build the queue, and the part of the tree that only this node knows, in the order of the sequences."""
-    for (
-        generation
-    ) in found.rejected:  # before what is queued: newer content of the same name stands before it
-        generation.reserved = generation.size
-        _place_content(generation, tree)
-    items: list[Generation | OperationRecord] = [*found.generations, *found.operations]
+    items: list[Generation | OperationRecord] = [*found.generations, *found.rejected, *found.operations]
     for item in sorted(items, key=lambda item: item.sequence):
         if isinstance(item, Generation):
-            item.sealed_at = now
             item.reserved = item.size
             _place_content(item, tree)
-            owed.add(item)
+            if item.state is not FileState.REJECTED:
+                item.sealed_at = now
+                owed.add(item)
         else:
             owed.add(_replay(item, tree))
+    for record in found.put_off:
+        tree.hide(record.key)
+        owed.put_off(Operation(record, None))
     for generation in found.local:  # under the names that they have after all changes
         generation.reserved = generation.size
         _place_content(generation, tree)
+
+
+def _put_removals_off(found: Recovered) -> None:
+    """Take out of the queue the removals of what stays until something is published where its newer content went."""
+    refused = {each.record.key for each in found.rejected}
+    latest: dict[str, int] = {}
+    for each in found.generations:
+        latest[each.record.key] = max(each.sequence, latest.get(each.record.key, 0))
+    changed = Counter(each.key for each in found.operations)
+    changed.update(each.target for each in found.operations if each.kind is OperationKind.RENAME)
+    for record in list(found.operations):
+        if record.kind is not OperationKind.DELETE or not record.target:
+            continue
+        is_first = record.key not in latest and changed[record.key] == 1
+        if is_first and (record.target in refused or latest.get(record.target, 0) > record.sequence):
+            found.operations.remove(record)
+            found.put_off.append(record)
 
 
 def _place_content(generation: Generation, tree: Tree) -> None:

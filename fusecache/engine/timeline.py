@@ -1,14 +1,17 @@
 """The merged hints of all jobs: when the bytes of a file are read next, and what comes next in each job.
 
-A plan is kept as its columns, with one more that groups its extents by file: some 50 bytes an extent and 80 a path.
+A plan is kept as its columns, with one more that groups its extents by file: some 50 bytes an extent, and 70 a path
+besides its characters.
 Nothing here awaits, and nothing here decides; times are those of the loop's clock, in seconds.
 
 Invariants:
 1. What is wrong in a hint changes what is fetched and kept, never what is read.
-2. Memory is bounded: by MOST_EXTENTS over all jobs, and MOST_JOBS.
+2. Memory is bounded: by MOST_EXTENTS over all jobs, MOST_WINDOWS, and MOST_JOBS.
+3. So is the time that a read costs: of each window some hundred extents are looked at, whatever it says.
 """
 
 import math
+import sys
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -21,8 +24,13 @@ from fusecache.policy.horizon import SILENT_SECONDS, Pace, observe_step, step_of
 
 # Some 150 bytes each at most: 200 MB, and an epoch of 10**6 shards.
 MOST_EXTENTS = 1_000_000
+# So much may the paths of a plan have for each extent: those of some 90 letters.
+_PATH_BYTES = 150
 MOST_JOBS = 64
-# Rows of one file that are looked at to find its next use; there are more only where many small extents lie in it.
+# Over all jobs: each read asks them all. The loader has some 6 at a time.
+MOST_WINDOWS = 256
+# Rows of one file that are looked at to find its next use, or in one go to get past what lies behind a job; there are
+# more of a file only where many small extents lie in it.
 _ROWS_LOOKED_AT = 256
 # Exact bytes are fetched so many steps ahead of what is being read: beyond that whole files come first, which may hold
 # them.
@@ -37,10 +45,10 @@ _QUIET_SECONDS = 5.0
 class Window:
     """One plan, indexed. rows: its extents grouped by path, those of a path in the order of the plan; those of path p
     are rows[begins[p]:begins[p + 1]]. longest: the most steps from an extent's first use to its last; last: the step of
-    the last use of all. Of exact plans: by_start, as rows, but those of a path in the order of their first bytes;
-    longest_bytes, of an extent. front: the first extent, in the order of the plan, that nobody has fetched or found
-    here yet. read_to: the latest step of which something was read. first_bytes, later_bytes: fetched for the plan's
-    first step, and for others.
+    the last use of all; weight: the extents whose memory it takes. Of exact plans: by_start, as rows, but those of a
+    path in the order of their first bytes; longest_bytes, of an extent. front: the first extent, in the order of the
+    plan, that nobody has fetched or found here yet. read_to: the latest step of which something was read. first_bytes,
+    later_bytes: fetched for the plan's first step, and for others.
     """
 
     plan: Plan
@@ -48,12 +56,21 @@ class Window:
     begins: "array[int]"
     longest: int
     last: int
+    weight: int
     by_start: "array[int]" = field(default_factory=lambda: array("l"))
     longest_bytes: int = 0
     front: int = 0
     read_to: int = -1
     first_bytes: int = 0
     later_bytes: int = 0
+
+    def pass_by(self, step: int) -> None:
+        """Let the front go past extents whose last use is before a step, so many of them as cost next to nothing."""
+        plan, front = self.plan, self.front
+        stop = min(len(plan), front + _ROWS_LOOKED_AT)
+        while front < stop and plan.first[front] + plan.span[front] < step:
+            front += 1
+        self.front = front
 
     def is_near(self, step: int) -> bool:
         """Say whether a step is about to be read: one of the first, or of those behind what is being read."""
@@ -79,7 +96,9 @@ class Window:
                 yield first[row], last, plan.start[row], plan.start[row] + plan.length[row]
 
     def steps_of(self, path: str, step: int, start: int, stop: int) -> Iterator[int]:
-        """Yield the first steps of the extents, read from a step on, that hold any of the bytes [start, stop)."""
+        """Yield the first steps of extents, read from a step on, that hold any of the bytes [start, stop); not all
+        if there are very many.
+        """
         if not self.by_start:
             for first, _, begin, end in self.extents_of(path, step):
                 if begin < stop and start < end:
@@ -88,13 +107,19 @@ class Window:
         # An exact plan names hundreds of small extents of a file, and each read of one comes here.
         plan, rows = self.plan, self.by_start
         low, high = self._places_of(path)
-        low = bisect_left(rows, start - self.longest_bytes, low, high, key=plan.start.__getitem__)
-        for place in range(low, high):
+        begin = bisect_left(rows, start, low, high, key=plan.start.__getitem__)
+        for place in range(begin, min(high, begin + _ROWS_LOOKED_AT)):
             row = rows[place]
-            begin = plan.start[row]
-            if begin >= stop:
-                return
-            if start < begin + plan.length[row] and plan.first[row] + plan.span[row] >= step:
+            if plan.start[row] >= stop:
+                break
+            if plan.first[row] + plan.span[row] >= step:
+                yield plan.first[row]
+        # Those that begin before these bytes: the nearest first, as most are as short as the others.
+        for place in range(begin - 1, max(low, begin - _ROWS_LOOKED_AT) - 1, -1):
+            row = rows[place]
+            if plan.start[row] + self.longest_bytes <= start:
+                break
+            if plan.start[row] + plan.length[row] > start and plan.first[row] + plan.span[row] >= step:
                 yield plan.first[row]
 
 
@@ -114,7 +139,8 @@ def index_plan(plan: Plan) -> Window:
         counts[number] += 1
     longest = max(plan.span, default=0)
     last = max(map(int.__add__, plan.first, plan.span), default=0)
-    window = Window(plan, rows, begins, longest, last)
+    weight = max(1, len(plan), len(plan.paths), sum(map(sys.getsizeof, plan.paths)) // _PATH_BYTES)
+    window = Window(plan, rows, begins, longest, last, weight)
     if plan.is_exact:
         for number in range(len(plan.paths)):
             of_path = rows[begins[number] : begins[number + 1]]
@@ -165,6 +191,8 @@ class Use:
 class Job:
     """One job. step: all before it are done. ahead: (first step, bytes) of what hints fetched, until that step.
 
+    heard: when it last said something, or, of one that has never said where it is, when what it named was last read;
+    said_at: when it last said where it is.
     bytes_per_second: what it consumes of what was fetched. late: fetches that ended after their step had begun.
     skipped: files that are not there, or cannot be fetched; is_told: whether that was logged.
     """
@@ -192,21 +220,30 @@ class Job:
         """How many extents it has named."""
         return sum(len(window.plan) for window in self.windows)
 
+    @property
+    def weight(self) -> int:
+        """The extents whose memory its windows take."""
+        return sum(window.weight for window in self.windows)
+
     def seconds_until(self, step: int) -> float:
         """Return how many seconds from now a step comes, by the job's pace; 0 for the present one."""
         return max(0, step - self.step) * self.pace.seconds
 
     def front(self, *, is_exact: bool) -> Use | None:
-        """Return what it needs next of what nobody has looked at, of exact plans or of others; None: nothing."""
+        """Return what it needs next of what nobody has looked at, of exact plans or of others; None: nothing.
+
+        Of a long plan that lies behind it, that may be an extent whose last step is over: pass it, and ask again.
+        """
         for window in self.windows:
             plan = window.plan
             if plan.is_exact is not is_exact:
                 continue
             # Passed by: who reads it has read it, or waits for it himself.
-            while window.front < len(plan) and plan.first[window.front] + plan.span[window.front] < self.step:
-                window.front += 1
-            if window.front < len(plan) and (not is_exact or window.is_near(plan.first[window.front])):
-                return Use(window, window.front)
+            window.pass_by(self.step)
+            if window.front < len(plan):
+                use = Use(window, window.front)
+                if not is_exact or window.is_near(use.first) or use.last < self.step:
+                    return use
         return None
 
     def note_fetched(self, use: Use, nbytes: int) -> None:
@@ -253,13 +290,18 @@ class Timeline:
     # ---- what jobs say
 
     def add(self, name: str, window: Window, now: float) -> Job:
-        """Take a job's plan. Raises NotPermitted for too many extents, or jobs: until others end."""
+        """Take a job's plan. Raises NotPermitted for too many extents, windows, or jobs: until others end."""
         job = self.jobs.get(name)
         kept = [each for each in job.windows if each.plan.window < window.plan.window] if job else []
-        others = sum(each.extents for each in self.jobs.values() if each is not job)
-        total = others + sum(len(each.plan) for each in kept) + len(window.plan)
+        others = [each for other in self.jobs.values() if other is not job for each in other.windows]
+        windows = [*others, *kept, window]
+        total = sum(each.weight for each in windows)
         if total > MOST_EXTENTS:
-            raise NotPermitted(f"{total} extents are too many: all jobs together may name {MOST_EXTENTS}")
+            raise NotPermitted(
+                f"{total} extents, or paths of as many, are too many: all jobs together may name {MOST_EXTENTS}"
+            )
+        if len(windows) > MOST_WINDOWS:
+            raise NotPermitted(f"all jobs together have {MOST_WINDOWS} windows at most")
         if job is None:
             if len(self.jobs) >= MOST_JOBS:
                 raise NotPermitted(
@@ -335,7 +377,7 @@ class Timeline:
         return None
 
     def note_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:
-        """Somebody reads bytes of a file: a job that named them is alive, and moves if it does not say where it is.
+        """Somebody reads bytes of a file: a job that named them, and does not say where it is, is alive and moves.
 
         has_waited: for the bucket. Return whether a job has moved, or reads the exact bytes of a further step.
         """
@@ -352,7 +394,9 @@ class Timeline:
                     window.read_to, has_moved = soonest, True
             if step is None:
                 continue
-            job.heard = now
+            # Others, who read the same files, would keep it when it was killed.
+            if job.said_at == -math.inf:
+                job.heard = now
             if has_waited:
                 job.missed_bytes += nbytes
             else:

@@ -10,6 +10,7 @@ children's. 2. A node in `children` has that parent and name; a node without par
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -64,6 +65,9 @@ class Tree:
         )
         # In the order in which `oldest` goes round.
         self.nodes: OrderedDict[int, Node] = OrderedDict({ROOT: self.root})
+        # Who waits, and goes by what is here; what nobody else needs any more meanwhile.
+        self._keepers = 0
+        self._unneeded: list[Node] = []
         self.on_listing_lost: Callable[[Node], None] = lambda node: None
 
     def now(self) -> float:
@@ -220,8 +224,23 @@ class Tree:
             node.lookups = max(0, node.lookups - lookups)
             self._release(node)
 
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Drop no node meanwhile: what is known of it is newer than an answer that is under way."""
+        self._keepers += 1
+        try:
+            yield
+        finally:
+            self._keepers -= 1
+            if not self._keepers:
+                unneeded, self._unneeded = self._unneeded, []
+                for node in unneeded:
+                    self._release(node)
+
     def oldest(self, count: int) -> list[Node]:
-        """Return so many nodes, those first that were not among them for the longest time."""
+        """Return so many nodes, those first that were not among them for the longest time; none while all are kept."""
+        if self._keepers:
+            return []
         found = []
         for _ in range(min(count, len(self.nodes))):
             number = next(iter(self.nodes))
@@ -286,6 +305,9 @@ class Tree:
 
     def _release(self, node: Node) -> None:
         """Forget a node that nobody knows any more, and then its parent likewise."""
+        if self._keepers:
+            self._unneeded.append(node)
+            return
         step: Node | None = node
         while step is not None and step is not self.root:
             if step.lookups or step.handles or step.pins or step.children or step.generation is not None:

@@ -25,6 +25,7 @@ from fusecache.engine.cache import BlockCache
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Upload
 from fusecache.engine.offload import Offload
+from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
@@ -78,6 +79,7 @@ class PartUploads:
         journal: JournalWriter,
         offload: Offload,
         cache: BlockCache,
+        owed: Owed,
         temp_names: tuple[str, ...],
     ) -> None:
         """cache: whose reads come first, and share one limit of requests with the parts."""
@@ -87,6 +89,7 @@ class PartUploads:
         self._offload = offload
         self._cache = cache
         self._aborts = Aborts(store, journal, offload)
+        self._owed = owed
         self._limit = cache.limit
         self._temp_names = temp_names
         self.on_failing: Callable[[Generation, FusecacheError], object] = lambda _generation, _error: None
@@ -404,8 +407,13 @@ class PartUploads:
             await upload.stopped.wait()
 
     def _row(self, generation: Generation) -> Iterator[PutFile]:
-        """Yield the row to be journaled: none for a file that was unlinked, which must not come back after a crash."""
-        if generation.node is not None and self._tree.is_linked(generation.node):
+        """Yield the row to be journaled.
+
+        None for a file that was unlinked, which must not come back after a crash, unless it is to be published before
+        what another was renamed over it for.
+        """
+        is_named = generation.node is not None and self._tree.is_linked(generation.node)
+        if is_named or generation in self._owed:
             yield PutFile(generation.record)
 
 

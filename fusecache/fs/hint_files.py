@@ -1,6 +1,7 @@
 """The directory `.fusecache/hints`: jobs write what they will read there, as files that are held by nobody.
 
-A message is taken when its file is closed, whole or not at all; close says EINVAL to one that is not understood.
+A message is taken when its file is closed, whole or not at all; close says EINVAL to one that is not understood, and
+EPERM to one that may be taken later.
 Reading a file back shows what the daemon made of it. Removing one of a job's files takes back what the job has said.
 
 Invariants:
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 import pyfuse3
 
 from fusecache.engine.hinting import Hinting, job_of
+from fusecache.model.errors import NotPermitted
 from fusecache.model.hint import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
 
 DIRECTORY = 5
@@ -31,12 +33,13 @@ MOST_NAMES = 4096
 class _Open:
     """An open file. content: of this moment, for readers; written: by this handle, None if it became too large.
 
-    is_new: something was written since the last close.
+    too_large: by itself, not for what others are writing. is_new: something was written since the last close.
     """
 
     name: str
     content: bytes
     written: bytearray | None = field(default_factory=bytearray)
+    too_large: bool = False
     is_new: bool = False
 
 
@@ -107,10 +110,11 @@ class HintFiles:
         """Take bytes of a message; one that becomes too large is refused by its close."""
         file = self._open[handle]
         file.is_new = True
+        file.too_large |= offset + len(data) > LONGEST_MESSAGE_BYTES
         if file.written is None:
             return len(data)
         grown = max(0, offset + len(data) - len(file.written))
-        if offset + len(data) > LONGEST_MESSAGE_BYTES or self._written_bytes + grown > MOST_BYTES:
+        if file.too_large or self._written_bytes + grown > MOST_BYTES:
             self._drop(file)
             return len(data)
         self._written_bytes += grown
@@ -124,6 +128,8 @@ class HintFiles:
         if not file.is_new:
             return
         file.is_new = False
+        if file.written is None and not file.too_large:
+            raise NotPermitted(f"{file.name}: all jobs together may be writing {MOST_BYTES} bytes at a time")
         if file.written is None:
             raise HintError(f"{file.name}: a message has at most {LONGEST_MESSAGE_BYTES} bytes")
         await self._hinting.take(file.name, file.written)

@@ -154,6 +154,82 @@ async def test_a_snapshot_outlives_the_daemon_and_its_writer(
     assert bucket.shows() == {"file": b"synced"}
 
 
+async def test_content_that_is_rewritten_and_renamed_meanwhile_is_waited_for_where_it_is(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """One of two closed versions goes with the rename: what stands for it must be there when fsync returns."""
+    stuck = Fault(Unavailable("no answer"), "put", "step/*", times=None)
+    store = FaultyStore(bucket, stuck)
+    async with remote_node(store, cache) as user, trio.open_nursery() as nursery:
+        await user.mkdir("step")
+        await user.write("step/big", bytes(2 * MIB))
+        await user.write("step/latest", b"1")
+        handle = user.fs.contents.open(await user.fs.resolve("step/latest"), writable=False, pid=0)
+        shown: list[dict[str, bytes]] = []
+
+        async def sync() -> None:
+            await user.fs.fsync(handle)
+            shown.append(bucket.shows())
+
+        nursery.start_soon(sync)
+        await trio.sleep(1)
+        await user.write("step/latest", b"2")
+        await user.rename("step/latest", "step/x")
+        store.heal()
+        store.script(Fault(Unavailable("no answer"), "put", "step/x", times=None))
+        await trio.sleep(100)
+        assert "step/big" in bucket.shows()
+        assert shown == []
+        store.heal()
+        await trio.sleep(100)
+        assert [each["step/x"] for each in shown] == [b"2"]
+        await user.fs.contents.release(handle)
+
+
+async def test_what_was_ordered_before_is_waited_for_although_it_was_rewritten_and_left_the_directory(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    stuck = Fault(Unavailable("no answer"), "put", "step/*", times=None)
+    store = FaultyStore(bucket, stuck)
+    async with remote_node(store, cache) as user, trio.open_nursery() as nursery:
+        await user.mkdir("step")
+        await user.write("step/shard", bytes(2 * MIB))
+        handle = await begun(user, "step/last", b"last")
+        shown: list[dict[str, bytes]] = []
+
+        async def sync() -> None:
+            await user.fs.fsync(handle)
+            shown.append(bucket.shows())
+
+        nursery.start_soon(sync)
+        await trio.sleep(1)
+        await user.write("step/shard", bytes(3 * MIB))
+        await user.rename("step/shard", "shard")
+        store.heal()
+        store.script(Fault(Unavailable("no answer"), "put", "shard", times=None))
+        await trio.sleep(100)
+        assert "step/last" in bucket.shows()
+        assert shown == []
+        store.heal()
+        await trio.sleep(100)
+        assert [len(each["shard"]) for each in shown] == [3 * MIB]
+        await user.close(handle)
+
+
+async def test_it_does_not_wait_for_removals_that_are_put_off(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with remote_node(bucket, cache, delete_delay=36_000) as user:
+        await user.write("old", b"1")
+        assert await user.drained() == "durable"
+        await user.unlink("old")
+        handle = await begun(user, "new", b"2")
+        with trio.fail_after(60):
+            await user.fs.fsync(handle)
+        assert bucket.shows() == {"old": b"1", "new": b"2"}
+        await user.close(handle)
+
+
 # ---- what it never publishes
 
 

@@ -1,5 +1,6 @@
 """Hints on a whole node under a virtual clock: what is fetched and kept by them, and that no read depends on one."""
 
+import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -272,6 +273,64 @@ async def test_hints_that_lie_change_no_byte_and_are_told_of_once(
     told = [record for record in caplog.records if "skipped" in record.message]
     assert [record.levelname for record in told] == ["INFO"]
     assert "job=liar" in told[0].message
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize(
+    ("start", "length"), [(0, 4096), (2 * MIB, 4096), (0, 100 * MIB)], ids=["here", "beyond", "whole"]
+)
+async def test_a_long_plan_of_what_need_not_be_fetched_lets_others_have_their_turns(
+    tmp_path: Path, autojump_clock: MockClock, *, start: int, length: int, is_exact: bool
+) -> None:
+    bucket, count = Bucket(), 3000
+    fill(bucket, 1, MIB)
+    async with running_node(bucket, tmp_path / "cache") as user:
+        await user.read(name(0))
+        rows = [(0, start, length, 0, 0)] * count
+        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=is_exact))
+        seen = [0]
+        while seen[-1] < count:
+            await trio.lowlevel.checkpoint()
+            assert len(seen) < 100_000
+            seen.append(user.fs.hinting.facts("run")["fetched"][0])
+        assert max(after - before for before, after in itertools.pairwise(seen)) <= 200
+
+
+async def test_a_job_that_goes_while_its_long_plan_is_looked_at_is_gone(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket = Bucket()
+    contents = fill(bucket, 2, MIB)
+    async with running_node(bucket, tmp_path / "cache") as user:
+        await user.read(name(0))
+        rows = [(0, 0, 4096, 0, 0)] * 3000
+        for ending in ("forget", "plan", "cursor"):
+            await user.fs.hinting.take("run.plan", plan(2, [*rows, (0, 0, 4096, 9, 0)]))
+            for _ in range(10_000):
+                await trio.lowlevel.checkpoint()
+                if 0 < user.fs.hinting.facts("run")["fetched"][0] < 3000:
+                    break
+            assert 0 < user.fs.hinting.facts("run")["fetched"][0] < 3000
+            match ending:
+                case "forget":
+                    user.fs.hinting.forget("run")
+                case "plan":
+                    await user.fs.hinting.take("run.plan", plan(2, rows))
+                    with trio.fail_after(60):
+                        while user.fs.hinting.facts("run")["fetched"] != [3000]:  # noqa: ASYNC110
+                            await trio.sleep(0.01)
+                case "cursor":
+                    await user.fs.hinting.take("run.cursor", encode_cursor(10))
+            await trio.sleep(5)
+        assert user.fs.hinting.facts("run")["windows"] == []
+        user.fs.hinting.forget("run")
+        await user.fs.hinting.take("run.plan", plan(2, [(1, 0, TO_THE_END, 0, 0)]))
+        await fetched_by(user, 2 * MIB)
+        assert await user.read(name(1)) == contents[1]
+        user.fs.hinting.forget("run")
+        await trio.sleep(1)
+        versions = [bucket.memory.head(name(number)).object_id for number in range(2)]
+        assert not any(map(user.fs.cache.is_open, versions))
 
 
 async def test_a_file_that_is_replaced_is_read_as_it_is_now(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from fusecache.engine import looking
 from fusecache.engine.inspecting import NAMED, Check
@@ -440,6 +440,82 @@ async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_n
         assert "elsewhere" not in shown
         await user.close(still_open)
         assert (await user.fs.wait_durable("elsewhere", 5)).result == "timeout"
+
+
+@pytest.mark.parametrize("path", ["", "d"])
+@pytest.mark.parametrize("between", [0, 1], ids=["in its place", "behind it"])
+async def test_sync_waits_for_what_was_rewritten_and_renamed_since(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, path: str, between: int
+) -> None:
+    stuck = Fault(Unavailable("no answer"), "put", "[de]/[by]*", times=None)
+    store = FaultyStore(bucket, stuck)  # type: ignore[arg-type]
+    async with running_node(store, cache) as user, trio.open_nursery() as nursery:
+        for name in ("d", "e"):
+            await user.mkdir(name)
+        assert await user.drained() == "durable"
+        await user.write("d/big", bytes(2 * MIB))
+        await user.write("d/latest", b"1")  # behind it
+        answers: list[tuple[str, bytes | None]] = []
+
+        async def sync() -> None:
+            answer = await user.fs.wait_durable(path, None)
+            answers.append((answer.result, bucket.shows().get("e/y")))
+
+        nursery.start_soon(sync)
+        await trio.sleep(1)
+        for index in range(between):
+            await user.write(f"d/other-{index}", b"")
+        await user.write("d/latest", b"2")
+        await user.rename("d/latest", "e/y")
+        store.heal()
+        store.script(Fault(Unavailable("no answer"), "put", "e/y", times=None))
+        await trio.sleep(100)
+        assert "d/big" in bucket.shows()
+        assert answers == []
+        store.heal()
+        await trio.sleep(100)
+        assert answers == [("durable", b"2")]
+
+
+async def test_sync_tells_of_what_was_refused_although_it_left_the_directory(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "e/*", times=None))  # type: ignore[arg-type]
+    async with running_node(store, cache) as user, trio.open_nursery() as nursery:
+        for name in ("d", "e"):
+            await user.mkdir(name)
+        await user.write("d/file", b"1")
+        answers: list[tuple[str, str]] = []
+
+        async def sync() -> None:
+            answer = await user.fs.wait_durable("d", 100)
+            answers.append((answer.result, answer.message))
+
+        nursery.start_soon(sync)
+        await wait_all_tasks_blocked()
+        await user.rename("d/file", "e/file")
+        await trio.sleep(50)
+        assert answers == [("error", "e/file: locked")]
+
+
+async def test_sync_does_not_wait_for_removals_that_are_put_off_and_says_so(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, delete_delay=36_000) as user:
+        await user.mkdir("old")
+        await user.write("old/model", b"1")
+        assert await user.drained() == "durable"
+        await user.unlink("old/model")
+        await user.rmdir("old")
+        await user.write("new", b"2")
+        answer = await user.fs.wait_durable("", 60)
+        assert answer.result == "durable"
+        assert "old/model" in answer.message
+        assert bucket.shows() == {"old/model": b"1", "new": b"2"}
+        assert (await user.fs.wait_durable("new", 60)).message == ""
+        with user.fs.publisher.draining():  # an unmount leaves nothing behind
+            assert (await user.fs.wait_durable("", 60)).message == ""
+        assert bucket.shows() == {"new": b"2"}
 
 
 async def test_the_pace_of_uploads_and_what_is_left_are_said_while_they_last(

@@ -509,6 +509,52 @@ async def test_a_copy_of_an_earlier_conflict_of_the_same_name_survives_the_next(
         assert await user.tree() == bucket.shows()
 
 
+@pytest.mark.parametrize("prefix", ["", "my/data/"])
+@pytest.mark.parametrize(
+    ("folders", "name"),
+    [
+        (["d"], "f" * 255),
+        (["d"], "\u00e4\u5b57" * 51),
+        ([*["d" * 250] * 3, "e" * 200], "f" * 50),  # the name makes way
+        ([*["d" * 250] * 3, "e" * 240], "f" * 10),  # its directory leaves no room
+        ([*["d" * 250] * 3, "e" * 60, *["x"] * 90], "f"),
+    ],
+    ids=["long name", "long Unicode name", "long path", "longer path", "deep path"],
+)
+async def test_both_versions_survive_a_conflict_of_a_long_key(
+    bucket: Bucket,
+    cache: Path,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str,
+    folders: list[str],
+    name: str,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-host-name-of-30-bytes-in-all")
+    key = "/".join([prefix.rstrip("/"), *folders, name]).lstrip("/")
+    assert len(key.encode()) <= 1024
+    async with running_node(bucket, cache, prefix=prefix) as user:
+        for depth in range(len(folders)):
+            await user.mkdir("/".join(folders[: depth + 1]))
+        assert await user.drained() == "durable"
+        await user.write("/".join([*folders, name]), b"ours")
+        bucket.memory.put_bytes(key, b"theirs")
+        assert await user.drained() == "conflict"
+        shown = {each: data for each, data in bucket.shows().items() if not each.endswith("/")}
+        assert shown.pop(key) == b"theirs"
+        ((copy, data),) = shown.items()
+        assert data == b"ours"
+        *above, copy_name = copy.removeprefix(prefix).split("/")
+        assert (above, copy_name[:1]) == (folders[: len(above)], name[:1])
+        mark = copy_name[copy_name.index(".conflict-a-host-name-of-30-bytes-in-all-") :]
+        assert (len(copy.encode()) <= 1024, len(copy_name.encode()) <= 255) == (True, True)
+        nearer = "/".join([*folders[: len(above) + 1], name[:1] + mark])
+        assert above == folders or len((prefix + nearer).encode()) > 1024
+        await trio.sleep(5)
+        assert await user.read(copy.removeprefix(prefix)) == b"ours"
+        assert await user.read("/".join([*folders, name])) == b"theirs"
+
+
 async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

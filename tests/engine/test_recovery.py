@@ -119,6 +119,27 @@ async def test_parts_that_were_sent_are_not_sent_again(
     assert len(bucket.sent("create_multipart")) == 1
 
 
+async def test_the_upload_of_a_file_that_another_replaced_before_its_turn_is_not_begun_twice(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    died = trio.Event()
+    async with running_node(bucket, tmp_path / "1") as user:
+        bucket.takes_nothing = True
+        await user.write("model", b"1" * (3 * 4 * MIB))
+        await user.write("new", b"2")
+        await user.rename("new", "model")
+        bucket.die_at(2, "after", lambda: (photograph(tmp_path / "1", tmp_path / "2"), died.set()))
+        bucket.takes_nothing = False
+        await died.wait()
+    assert ("upload_part", "model") in bucket.requests
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"model": b"2"}
+    assert bucket.sent("create_multipart") == ["model"]
+    assert bucket.memory.uploads() == ()
+
+
 @pytest.mark.parametrize("then", ["rewrite", "rename", "unlink"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_file_whose_put_may_have_been_sent_can_be_changed_after_the_restart(

@@ -1,7 +1,7 @@
 """Merged hints: when is what read next, compared with a list of everything that was said."""
 
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -154,6 +154,44 @@ def test_a_million_extents_take_less_than_200_mb(monkeypatch: pytest.MonkeyPatch
         take(timeline, "job", whole(1, window=1), 0.0)
 
 
+@pytest.mark.parametrize("length", [20, 200, 4000])
+def test_paths_that_no_extent_names_take_no_more_memory_than_extents(length: int) -> None:
+    """Nor do windows that name nothing at all: memory is bounded whatever is said."""
+    timeline = Timeline()
+    paths = [f"{number:0{length}d}" for number in range(200_000 // length)]
+    message = encode_plan(window=0, step=0, paths=paths, path=[], start=[], length=[], first=[], span=[])
+    tracemalloc.start()
+    plan = decode_plan(message)
+    indexed = index_plan(plan)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    timeline.add("job", indexed, 0.0)
+    share = timeline.jobs["job"].weight / module.MOST_EXTENTS
+    assert share >= len(paths) / module.MOST_EXTENTS
+    assert held <= 250e6 * share
+    fitting = min(module.MOST_WINDOWS, int(1 / share))
+    for window in range(1, fitting):
+        timeline.add("job", replace(indexed, plan=replace(plan, window=window)), 0.0)
+    with pytest.raises(NotPermitted, match="all jobs together"):
+        timeline.add("job", replace(indexed, plan=replace(plan, window=fitting)), 0.0)
+
+
+def test_windows_are_bounded_over_all_jobs() -> None:
+    """Whoever reads a file asks each of them, be it named there or not."""
+    timeline = Timeline()
+    for window in range(module.MOST_WINDOWS // 2):
+        for job in ("one", "two"):
+            take(timeline, job, plan(window, 0, [Said(window, "a", 0, 1, 10 + window, 10 + window)]), 0.0)
+    with pytest.raises(NotPermitted, match="all jobs together"):
+        take(timeline, "one", plan(window + 1, 0, []), 0.0)
+    with pytest.raises(NotPermitted, match="all jobs together"):
+        take(timeline, "three", plan(0, 0, []), 0.0)
+    assert list(timeline.jobs) == ["one", "two"]
+    take(timeline, "one", plan(window, 0, []), 0.0)  # in the place of another
+    timeline.move("two", 12, 1.0)
+    take(timeline, "three", plan(0, 0, []), 1.0)
+
+
 def test_a_plan_takes_the_place_of_its_window_and_of_later_ones() -> None:
     timeline = Timeline()
     for window in range(3):
@@ -199,6 +237,25 @@ def test_a_silent_job_is_forgotten_and_one_that_reads_is_not() -> None:
     assert timeline.jobs["reading"].missed_bytes == 1
 
 
+def test_a_job_that_says_where_it_is_is_not_kept_by_what_others_read_of_the_same_files() -> None:
+    timeline = Timeline()
+    for job in ("killed", "alive"):
+        take(timeline, job, whole(100), 0.0)
+        timeline.move(job, 0, 1.0)
+    for number in range(50):
+        now = 1.0 + 20 * number
+        timeline.move("alive", number, now)
+        timeline.note_read(f"train/shard.{number:07d}.mds", 0, 4096, now, has_waited=False)
+        if (now - 1.0) < SILENT_SECONDS:
+            assert timeline.forget_silent(now) == []
+        elif "killed" in timeline.jobs:
+            assert timeline.forget_silent(now) == ["killed"]
+    assert list(timeline.jobs) == ["alive"]
+    # A new plan is a word of its own.
+    take(timeline, "alive", whole(100, window=1), 2000.0)
+    assert timeline.forget_silent(2000.0 + SILENT_SECONDS - 1) == []
+
+
 def test_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_JOBS", 2)
     timeline = Timeline()
@@ -231,6 +288,57 @@ def test_of_many_small_extents_of_one_file_the_next_is_found() -> None:
     assert timeline.next_use("a", 40_000, 40_010) == 0.0
     assert timeline.next_use("a", 41_000, 41_010) == pytest.approx(10.0)
     assert timeline.next_use("a", 0, 10) is None
+
+
+def exact(rows: list[tuple[int, int]], *, first: list[int] | None = None) -> module.Window:
+    """An exact plan of (start, length) in one file, one a step."""
+    return index_plan(
+        decode_plan(
+            encode_plan(
+                window=0,
+                step=0,
+                is_exact=True,
+                paths=["a"],
+                path=[0] * len(rows),
+                start=[start for start, _ in rows],
+                length=[length for _, length in rows],
+                first=range(len(rows)) if first is None else first,
+                span=[0] * len(rows),
+            )
+        )
+    )
+
+
+def test_extents_that_lie_over_each_other_cost_a_reader_little() -> None:
+    window = exact([(number, 1 << 40) for number in range(5000)])
+    for start in (0, 2500, 1 << 30):
+        found = list(window.steps_of("a", 0, start, start + 4096))
+        assert 0 < len(found) <= 1000
+
+
+@pytest.mark.parametrize("place", [0, 2500, 4999])
+def test_small_extents_beside_a_large_one_are_found(place: int) -> None:
+    window = exact([(0, 1 << 20), *((number * 100, 100) for number in range(5000))])
+    assert 1 + place in window.steps_of("a", 0, place * 100 + 10, place * 100 + 20)
+
+
+def test_what_lies_behind_a_job_is_gone_through_by_and_by() -> None:
+    timeline, count = Timeline(), 5000
+    timeline.add("job", exact([(0, 1)] * count, first=[0] * (count - 1) + [9]), 0.0)
+    timeline.move("job", 5, 1.0)
+    job = timeline.jobs["job"]
+    (window,) = job.windows
+    calls = 0
+    while (front := job.front(is_exact=True)) is not None and front.last < job.step:
+        window.front += 1
+        calls += 1
+        assert window.front <= calls * 1000
+    assert calls > 0
+    assert front is None  # the last one's turn has not come
+    window.read_to = 9
+    front = job.front(is_exact=True)
+    assert front is not None
+    assert front.row == count - 1
 
 
 EXTENTS = st.builds(

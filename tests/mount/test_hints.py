@@ -1,5 +1,6 @@
 """The hints' directory of a real mount: who may write there, what is refused, what the daemon does with the rest."""
 
+import contextlib
 import errno
 import json
 import os
@@ -17,7 +18,8 @@ from fusecache.model.hint import LONGEST_MESSAGE_BYTES, TO_THE_END, encode_curso
 from fusecache.model.nouns import KIB, MIB
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader import hints as module
-from loader.hints import Door, Hints, find_door
+from loader.door import Door, find_door
+from loader.hints import Hints
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import Mount, wait_until
 
@@ -127,6 +129,27 @@ def test_what_is_not_understood_is_refused_by_close_and_changes_nothing(
     # An empty file says nothing, as that of a shell that has only opened it.
     (hints / "other.plan").write_bytes(b"")
     assert [job["job"] for job in one.status()["hints"]["jobs"]] == ["run"]
+
+
+def test_what_others_have_not_finished_writing_is_no_fault_of_a_message(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
+) -> None:
+    """It may be taken the next time: so close does not say that it is not understood."""
+    one = mount()
+    hints = one.path / ".fusecache" / "hints"
+    idle = [os.open(hints / f"idle{number}.plan", os.O_WRONLY | os.O_CREAT, 0o644) for number in range(4)]
+    try:
+        for file in idle:
+            assert os.write(file, bytes(LONGEST_MESSAGE_BYTES)) == LONGEST_MESSAGE_BYTES
+        assert refused(hints / "run.plan", plan()) == errno.EPERM
+        # What is too large by itself will never be taken.
+        assert refused(hints / "run.plan", bytes(LONGEST_MESSAGE_BYTES + 1)) == errno.EINVAL
+    finally:
+        for file in idle:
+            with contextlib.suppress(OSError):
+                os.close(file)
+    (hints / "run.plan").write_bytes(plan())
+    assert one.status()["hints"]["jobs"][0]["extents"] == SHARDS
 
 
 def say(path: Path, file: str, message: bytes) -> dict:

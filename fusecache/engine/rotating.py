@@ -1,0 +1,77 @@
+"""Old files are removed because newer ones are there: what becomes of that when the newer ones go from the queue.
+
+Decided without awaiting; what is returned is to be journaled in one transaction with what asked for it. Which removals
+rely on what: `policy/rotation.py`.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from fusecache.engine.nodes import Generation, Item, Operation
+from fusecache.engine.owed import Owed
+from fusecache.index.journal import Change
+from fusecache.model.records import OperationKind
+from fusecache.model.states import FileState
+
+
+class Rotating:
+    """Keeps the order true when content goes, or moves, before it was published.
+
+    drop: ends content that is not needed any more. requeue: gives an operation the last place of the queue.
+    """
+
+    def __init__(
+        self,
+        owed: Owed,
+        drop: Callable[[Generation], list[Change]],
+        requeue: Callable[[Operation, list[Change]], None],
+    ) -> None:
+        self._owed = owed
+        self._drop = drop
+        self._requeue = requeue
+
+    def is_relied_on(self, item: Item) -> bool:
+        """Return whether an item that is removed is to be published all the same: the bucket is to get on."""
+        is_whole = item.state is FileState.SEALED if isinstance(item, Generation) else _is_symlink(item)
+        key = item.changed_keys()[-1]
+        if not is_whole or not self._owed.rotation.is_relied_on(item.sequence, key):
+            return False
+        return not self._owed.is_aside(item)
+
+    def note_left(self, sequence: int, key: str) -> list[Change]:
+        """What had a place in the queue has none there any more: have nobody believe that it was published."""
+        changes: list[Change] = []
+        folder = key.rpartition("/")[0]
+        while True:
+            for told in self._owed.rewritten_in(folder):
+                changes += self._drop_hollow(told, sequence)
+            if not folder:
+                break
+            folder = folder.rpartition("/")[0]
+        for number in self._owed.rotation.relying_on(sequence, key):
+            removal = self._owed.get(number)
+            if isinstance(removal, Operation) and not removal.in_flight and self._is_last(removal):
+                self._requeue(removal, changes)
+        return changes
+
+    def _drop_hollow(self, key: str, sequence: int) -> list[Change]:
+        """Versions of a file that were written since may speak of what left: the newest shows instead of them."""
+        changes: list[Change] = []
+        queued = self._owed.for_key(key)
+        for item, next_one in pairwise(queued):
+            if item.sequence < sequence or not isinstance(item, Generation) or item.in_flight or item.awaited:
+                continue
+            if not isinstance(next_one, Generation) or item.state is not FileState.SEALED:
+                continue
+            if next_one.state is FileState.SEALED:
+                changes += self._drop(item)
+            else:
+                item.is_hollow = True
+        return changes
+
+    def _is_last(self, removal: Operation) -> bool:
+        return self._owed.for_key(removal.record.key)[-1] is removal
+
+
+def _is_symlink(item: Operation) -> bool:
+    return item.record.kind is OperationKind.SYMLINK

@@ -1,0 +1,86 @@
+"""What is removed because something newer is there: which queued writes such removals rely on. Pure.
+
+A run that keeps its last checkpoints removes an old one as soon as a newer one is closed. Where that is faster than the
+uplink, the newer one is removed, too, before it is in the bucket. If it was just dropped, the removal of the old one
+would have nothing to wait for any more, and the bucket would hold neither; and if each was dropped, none would ever
+arrive. So what the oldest such removal waits for is published although it was removed, and the other removals come
+after all that was written by then. Once nothing newer was written since, all of it is simply to go.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+
+from fusecache.policy.publish_order import Gate
+
+
+class _Beside:
+    """What is queued beside one directory. newest: of negative sequences: its lowest is that of the newest write."""
+
+    __slots__ = ("newest", "removals", "writes")
+
+    def __init__(self) -> None:
+        self.writes: set[int] = set()
+        self.newest = Gate()
+        self.removals: list[int] = []
+
+    @property
+    def newest_write(self) -> float:
+        return -self.newest.lowest
+
+
+class Rotation:
+    """The queued writes of files and removals of published ones, by the directory beside which they lie.
+
+    prefix: of all keys, empty or ending in '/'. Files of one directory lie beside each other, and those of directories
+    that lie in one directory, the root apart.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._besides: dict[str, _Beside] = {}
+
+    def add_write(self, sequence: int, key: str) -> None:
+        """A write of `key` is queued."""
+        beside = self._besides.setdefault(self._path(key), _Beside())
+        beside.writes.add(sequence)
+        beside.newest.add(-sequence)
+
+    def add_removal(self, sequence: int, key: str) -> None:
+        """A removal of `key` is queued."""
+        insort(self._besides.setdefault(self._path(key), _Beside()).removals, sequence)
+
+    def remove(self, sequence: int, key: str) -> None:
+        """It is queued no longer. Nothing happens to what is neither a write nor a removal."""
+        path = self._path(key)
+        beside = self._besides.get(path)
+        if beside is None:
+            return
+        index = bisect_left(beside.removals, sequence)
+        if beside.removals[index : index + 1] == [sequence]:
+            del beside.removals[index]
+        else:
+            beside.writes.discard(sequence)
+            beside.newest.discard(-sequence)
+        if not beside.writes and not beside.removals:
+            del self._besides[path]
+
+    def is_relied_on(self, sequence: int, key: str) -> bool:
+        """Return whether the oldest removal beside a write waits for it, and something was written since."""
+        beside = self._besides.get(self._path(key))
+        return (
+            beside is not None
+            and bool(beside.removals)
+            and sequence < beside.removals[0] < beside.newest_write
+        )
+
+    def relying_on(self, sequence: int, key: str) -> list[int]:
+        """Return the removals beside a write that wait for it, and would not wait for all that was written since."""
+        beside = self._besides.get(self._path(key))
+        if beside is None:
+            return []
+        first = bisect_right(beside.removals, sequence)
+        return beside.removals[first : bisect_left(beside.removals, beside.newest_write)]
+
+    def _path(self, key: str) -> str:
+        folder = key.removeprefix(self._prefix).rpartition("/")[0]
+        above = folder.rpartition("/")[0]
+        return above or folder
