@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.processes import drop_pages
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from loader.order import OrderSpec, StreamTable, Tracks, batch_plan
+from loader.order import OrderCache, OrderSpec, StreamTable, Tracks, batch_plan
 
 CONTEXT = 2048
 # Seeded once for all libraries' files: about 100 KB, as JPEGs differ in size.
@@ -352,6 +352,24 @@ def order(name: str, samples: int, shard_samples: int) -> dict[str, Any]:
     }
 
 
+def machine_order(samples: int, shard_samples: int, folder: str) -> dict[str, Any]:
+    """Make the order that the processes of a machine share, or map it, and go through a rank's part of the epoch.
+
+    seconds: of the clock, until the first batch. memory_bytes: the most that the process had, pages of the file too.
+    """
+    sizes = np.full(samples // shard_samples, shard_samples, np.int64)
+    spec = OrderSpec("py1e")
+    began = time.monotonic()
+    table = StreamTable.of(sizes, [sizes.size], spec)
+    tracks = Tracks(table, spec, OrderCache(Path(folder), "benchmark"))
+    plan = batch_plan(tracks, World(0, 8, 8), 512, drop_last=True)
+    plan.batch(0, 0, 0)
+    seconds = time.monotonic() - began
+    for number in range(plan.batches(0, drop_last=True)):
+        plan.batch(0, 0, number)
+    return {"seconds": seconds, "memory_bytes": _peak_bytes()}
+
+
 def _peak_bytes() -> int:
     # Not ru_maxrss, which begins with what the process had that started this one.
     status = Path("/proc/self/status").read_text()
@@ -373,6 +391,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "steady": steady,
     "policies": policies,
     "order": order,
+    "machine-order": machine_order,
     "index": open_index,
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.convert import add_convert, run_convert
-from loader.errors import LoaderError
+from loader.errors import LoaderError, cause_words
 from loader.merging import merge
 from loader.simulate import add_simulate, run_simulate
 from loader.tools import count_text, list_shards, say, show_samples, show_stats, verify
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None  # nor shall the interpreter's end complain
         return 0
     except OSError as problem:  # no space, no permission
-        say(f"{problem.filename or options.command}: {problem.strerror}", error=True)
+        say(f"{problem.filename or options.command}: {problem.strerror or cause_words(problem)}", error=True)
         return 1
 
 

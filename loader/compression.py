@@ -9,7 +9,7 @@ import importlib
 import zlib
 from typing import Any
 
-from loader.errors import LoaderError
+from loader.errors import LoaderError, cause_words
 
 # family -> (lowest level, highest level, default level); None: no levels. Endings of files are the families'
 # names.
@@ -25,6 +25,7 @@ _WHEELS = {
     "snappy": ("snappy", "python-snappy"),
     "zstd": ("zstandard", "zstandard"),
 }
+_ERRORS = {"br": "error", "snappy": "UncompressError", "zstd": "ZstdError"}
 
 
 def family_of(compression: object) -> str:
@@ -74,31 +75,54 @@ def compress(compression: str, data: bytes) -> bytes:
     return bytes(wheel.ZstdCompressor(level=level).compress(data))
 
 
-def decompress(family: str, data: bytes) -> bytes:
+def decompress(family: str, data: bytes, expected_bytes: int = 0) -> bytes:
     """Return what the frame holds.
 
-    Raises ValueError if it is damaged, LoaderError if the wheel is missing.
+    expected_bytes: how many these are, 0 if unknown. It keeps a damaged frame from taking memory, and is not promised:
+    whoever needs so many counts them. Raises ValueError, always with a cause, if the frame is damaged, LoaderError if
+    the wheel is missing.
     """
-    if family in _WHEELS:
-        wheel = _wheel(family)
-        broken = {"br": "error", "snappy": "UncompressError", "zstd": "ZstdError"}[family]
-        try:
-            if family == "zstd":
-                parts: list[bytes] = []
-                while data:  # some tools write several frames in a row
-                    reader = wheel.ZstdDecompressor().decompressobj()
-                    parts.append(reader.decompress(data))
-                    if not reader.eof:
-                        raise ValueError("the frame ends early")
-                    data = reader.unused_data
-                return b"".join(parts)
-            return bytes(wheel.decompress(data))
-        except getattr(wheel, broken) as problem:
-            raise ValueError(str(problem)) from None
+    wheel = _wheel(family) if family in _WHEELS else None
+    broken = (getattr(wheel, _ERRORS[family]),) if wheel else (OSError, EOFError, zlib.error)
     try:
+        if family == "zstd":
+            return _unpack_zstd(wheel, data)
+        if family == "snappy":
+            _check_snappy_head(data, expected_bytes)
+        if wheel:
+            return bytes(wheel.decompress(data))
         return gzip.decompress(data) if family == "gz" else bz2.decompress(data)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise ValueError(str(problem)) from None
+    except (*broken, MemoryError) as problem:
+        raise ValueError(cause_words(problem)) from None
+
+
+def _unpack_zstd(wheel: Any, data: bytes) -> bytes:
+    # Not its one-call form, which allocates whatever the frame's head claims.
+    parts: list[bytes] = []
+    while data:  # some tools write several frames in a row
+        reader = wheel.ZstdDecompressor().decompressobj()
+        parts.append(reader.decompress(data))
+        if not reader.eof:
+            raise ValueError("the frame ends early")
+        data = reader.unused_data
+    return b"".join(parts)
+
+
+def _check_snappy_head(data: bytes, expected_bytes: int) -> None:
+    """Raise ValueError for a frame that claims a size it cannot have.
+
+    The library allocates so much at once and, where there is not so much memory, ends the process: no exception.
+    A frame begins with its size as a varint of at most 32 bits; no element is shorter than 3 bytes for 64 bytes of
+    content (github.com/google/snappy, format_description.txt).
+    """
+    end = next((place for place, byte in enumerate(data[:5]) if byte < 0x80), None)
+    if end is None:
+        raise ValueError("its head is damaged")
+    claimed = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(data[: end + 1]))
+    if expected_bytes and claimed != expected_bytes:
+        raise ValueError(f"its head claims {claimed} bytes, not {expected_bytes}")
+    if claimed * 3 > len(data) * 64:
+        raise ValueError(f"its head claims {claimed} bytes, more than {len(data)} bytes can hold")
 
 
 def _wheel(family: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from loader.errors import LoaderError
 from loader.index import read_index
 from loader.packer import DEFAULT_SIZE_LIMIT, PackOptions
-from loader.parallel import Source, write_parallel
+from loader.parallel import Source, numbered, write_named, write_parallel
 from loader.recompress import recompress
 from loader.tables import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tokens import TokenOptions, TokenSource, load_tokenizer
@@ -114,8 +114,9 @@ def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) 
             MDSWriter(options.out, columns, resume=options.resume, **how) as writer,
         ):
             bar.update(writer.samples)
-            for sample in islice(chain.from_iterable(source() for source in sources), writer.samples, None):
-                writer.write(sample)
+            rest = chain.from_iterable(numbered(source) for source in sources)
+            for where, sample in islice(rest, writer.samples, None):
+                write_named(writer, sample, where)
                 bar.update()
             samples = writer.samples
     say(

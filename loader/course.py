@@ -19,7 +19,7 @@ BLOCK_SAMPLES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The steps of a run, as the machine of `world` sees them. tracks: its own, as it goes ahead of the sampler's.
+    """The steps of a run, as the machine of `world` sees them. tracks: a copy, as it goes ahead of the sampler's.
 
     steps: of an epoch. samples: that the machine reads a step (the last one of an epoch may have fewer).
     """

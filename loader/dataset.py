@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.encodings import BlobDecoder, SampleDecoder, blob_decoder, sample_decoder
-from loader.errors import DatasetError, EncodingError, ShardError
+from loader.errors import DatasetError, EncodingError, ShardError, UnmetNeedError
 from loader.ids import checked_ids, several
 from loader.index import INDEX_NAME, Index, join_indices, read_index
 from loader.order.spec import Weight
@@ -264,9 +264,10 @@ class MDSDataset:
 
     def _undecodable(self, shard: int, within: int, problem: EncodingError) -> ShardError:
         first = self._end_list[shard - 1] if shard else 0
+        sound = isinstance(problem, UnmetNeedError)
         return ShardError(
             f"{self._reader.path(shard)} (shard {shard}): sample {first + within}, number {within} of "
-            f"the shard: {problem}. The shard is damaged, or its index belongs to another."
+            f"the shard: {problem}.{'' if sound else ' The shard is damaged, or its index belongs to another.'}"
         )
 
 

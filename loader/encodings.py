@@ -12,14 +12,14 @@ import operator
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from loader.errors import EncodingError
+from loader.errors import EncodingError, UnmetNeedError, cause_words
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
@@ -53,10 +53,10 @@ NAMES = (
     *SCALARS,
 )
 MOST_AXES = 63
-# All that the decoders below, and those of json, pickle and PIL, say of damaged bytes.
+# All that the decoders below, and those of json, pickle and PIL, say of damaged bytes, and of what is not here.
 _DECODE_ERRORS = (
-    *(ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, EOFError),
-    *(struct.error, InvalidOperation, pickle.UnpicklingError),
+    *(ValueError, LookupError, TypeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError),
+    *(ImportError, AttributeError, struct.error, pickle.UnpicklingError, UnmetNeedError),
 )
 
 
@@ -101,9 +101,12 @@ def encoder(encoding: str) -> Encoder:
             OverflowError,
             AttributeError,
             OSError,
+            RecursionError,
             pickle.PicklingError,
         ) as problem:
-            raise EncodingError(f"a {type(value).__name__} is no {encoding}: {problem}") from problem
+            raise EncodingError(
+                f"a {type(value).__name__} is no {encoding}: {cause_words(problem)}"
+            ) from problem
 
     return checked
 
@@ -153,17 +156,17 @@ def sample_decoder(
 
     def decode(data: Buffer) -> dict[str, Any]:
         sample: dict[str, Any] = {}
-        name = ""
+        name = None
         try:
             variable = iter(head.unpack_from(data))
             stop = head.size
             for name, decode_column, size in columns:
                 start, stop = stop, stop + (size or next(variable))
                 sample[name] = decode_column(data, start, stop)
-        except EncodingError:
-            raise
         except _DECODE_ERRORS as problem:
-            raise EncodingError(f"column {name!r} does not decode: {problem}") from problem
+            if name is None:
+                raise EncodingError(head_text(len(data), head.size)) from problem
+            raise _undecoded(f"column {name!r}", problem) from problem
         if stop != len(data):
             raise EncodingError(f"the columns take {stop} bytes, but the sample has {len(data)}")
         return sample
@@ -198,7 +201,7 @@ def blob_decoder(
         try:
             found = decode_value(value, 0, len(value))
         except _DECODE_ERRORS as problem:
-            raise EncodingError(f"column {name!r} does not decode: {problem}") from problem
+            raise _undecoded(f"column {name!r}", problem) from problem
         if not others:
             return {name: found}
         sample = decode_rest(rest)
@@ -225,9 +228,27 @@ def _fixed_sample_decoder(
         try:
             return {name: decode_column(data, start, stop) for name, decode_column, start, stop in places}
         except _DECODE_ERRORS as problem:
-            raise EncodingError(f"a column of {', '.join(names)} does not decode: {problem}") from problem
+            raise _undecoded(f"a column of {', '.join(names)}", problem) from problem
 
     return decode
+
+
+def head_text(sample_bytes: int, head_bytes: int) -> str:
+    """Say that a sample ends within the sizes of its values."""
+    count = f"{sample_bytes} byte{'' if sample_bytes == 1 else 's'}"
+    return f"the sample has {count}, its values' sizes alone take {head_bytes}"
+
+
+def _undecoded(column: str, problem: BaseException) -> EncodingError:
+    """The error for a value that does not decode, or not here."""
+    if isinstance(problem, UnmetNeedError):
+        return UnmetNeedError(f"{column} {problem}")
+    if isinstance(problem, (ImportError, AttributeError)):
+        return UnmetNeedError(
+            f"{column} does not decode: {cause_words(problem)}: install the package that its pickled objects are "
+            f"of, in the version that wrote them"
+        )
+    return EncodingError(f"{column} does not decode: {cause_words(problem)}")
 
 
 def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:
@@ -442,19 +463,29 @@ def _pil_image() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:
-        raise EncodingError("image columns need the package pillow: pip install pillow") from None
+        raise UnmetNeedError("is of images, which need the package pillow: pip install pillow") from None
 
 
 def _decode_pil(data: Buffer, start: int, stop: int) -> Any:
     width, height, mode_bytes = struct.unpack_from("<III", data, start)
     pixels = start + 12 + mode_bytes
+    # No mode has less than a bit for a pixel: PIL would take memory for all of them first.
+    if (width + 7) // 8 * height > stop - pixels:
+        raise ValueError(f"{stop - pixels} bytes are too few for {width} x {height} pixels")
     return _pil_image().frombytes(
         data[start + 12 : pixels].decode(), (width, height), bytes(data[pixels:stop])
     )
 
 
 def _decode_image(data: Buffer, start: int, stop: int) -> Any:
-    return _pil_image().open(BytesIO(data[start:stop]))
+    image = _pil_image()
+    try:
+        return image.open(BytesIO(data[start:stop]))
+    except image.DecompressionBombError as problem:
+        raise UnmetNeedError(
+            f"holds an image that PIL takes for an attack ({problem}): raise PIL.Image.MAX_IMAGE_PIXELS if you trust "
+            f"the dataset"
+        ) from problem
 
 
 def _list_decoder(element: Decoder, head_bytes: int) -> Decoder:

@@ -20,6 +20,10 @@ class EncodingError(LoaderError):
     """A value does not fit its column, or the bytes of a column do not decode."""
 
 
+class UnmetNeedError(EncodingError):
+    """A value may be sound, but decoding it needs what is not here: a package, a higher limit. Names it."""
+
+
 class WriterError(LoaderError):
     """A dataset cannot be written as asked."""
 
@@ -30,3 +34,9 @@ class OrderError(LoaderError):
 
 class StateError(LoaderError):
     """A saved position does not belong to this dataset or order, or cannot be told."""
+
+
+def cause_words(problem: BaseException) -> str:
+    """Return the first line of what an error says, or of its cause if it says nothing, or else its kind; never ""."""
+    told = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__
+    return told.splitlines()[0]

@@ -17,11 +17,13 @@ that the loop was not given. 3. An error is raised at the batch that it befell, 
 iteration ends, however it ends, nothing is read on its behalf any more but what a thread is in the middle of.
 """
 
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol
@@ -140,6 +142,11 @@ class Loader:
         waiting: deque[_Batch] = deque()
         try:
             while True:
+                if crew.process != os.getpid():
+                    raise LoaderError(
+                        f"this iteration of the loader belongs to process {crew.process}, whose threads read for it; "
+                        f"process {os.getpid()} was forked off it and has none of them: begin one there, or fork first"
+                    )
                 if crew.stopped:
                     raise LoaderError(_ENDED)
                 while len(waiting) < self._ahead and (which := next(ids, None)) is not None:
@@ -179,6 +186,7 @@ class _Crew:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self.process = os.getpid()
         self.is_slow = True  # what nobody has read yet may be far away
         self.is_heavy = True  # and nobody knows how long a batch takes to be made
         self.stopped = False
@@ -217,6 +225,8 @@ class _Crew:
 
     def stop(self) -> None:
         """End the threads once they are done with what they do; what waits is not begun."""
+        if self.process != os.getpid():  # they are the parent's, and one of them may have had the lock
+            return
         with self._lock:
             if self.stopped:
                 return
@@ -270,7 +280,10 @@ class _Batch:
 
     def result(self) -> Any:
         """Wait for the batch. Raises what reading or collating it raised."""
-        return self._future.result()
+        try:
+            return self._future.result()
+        finally:
+            del self  # which has the error, whose traceback has this frame: a ring that keeps shards open
 
     def read(self, number: int, ids: list[int]) -> None:
         """Read one part; whoever reads the last one makes the batch."""
@@ -289,6 +302,7 @@ class _Batch:
             self._future.set_result(batch)
         except BaseException as problem:  # noqa: BLE001 -- a thread's errors are the consumer's
             self.fail(problem)
+            del self  # as in result
 
     def fail(self, problem: BaseException) -> None:
         """Have `result` raise it, unless it raises something already."""
@@ -301,12 +315,10 @@ class _Piece:
     """Reads one part of a batch; is_in_turn: after those before it. Not a closure: what it holds goes with it."""
 
     def __init__(self, batch: _Batch, number: int, ids: list[int], *, is_in_turn: bool) -> None:
-        self._batch, self._number, self._ids = batch, number, ids
+        self._batch = batch
+        # No method, whose frame would hold this piece as long as an error of the batch has a traceback.
+        self.read: Callable[[], None] = partial(batch.read, number, ids)
         self.is_in_turn = is_in_turn
-
-    def read(self) -> None:
-        """Read it."""
-        self._batch.read(self._number, self._ids)
 
     def drop(self) -> None:
         """Leave it, as nobody waits for it any more; who does is told."""

@@ -1,13 +1,13 @@
 """A dataset written by several processes, each into a folder of its own, and merged at the end."""
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from loader.errors import LoaderError, WriterError
+from loader.errors import EncodingError, LoaderError, WriterError
 from loader.index import INDEX_NAME, read_index
 from loader.merging import merge
 from loader.writer import MDSWriter
@@ -75,8 +75,26 @@ def write_part(
         return int(read_index(directory).samples.sum())
     try:
         with MDSWriter(directory, columns, resume=resume, **options) as writer:
-            for sample in islice(source(), writer.samples, None):
-                writer.write(sample)
+            for where, sample in islice(numbered(source), writer.samples, None):
+                write_named(writer, sample, where)
             return writer.samples
     except LoaderError as problem:
         raise type(problem)(f"{directory}: {problem}") from problem
+
+
+def numbered(source: Source) -> Iterator[tuple[tuple[Source, int], Mapping[str, Any]]]:
+    """Yield a source's samples, each with (the source, its number from 1): whence it is."""
+    return (((source, number), sample) for number, sample in enumerate(source(), start=1))
+
+
+def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Source, int]) -> None:
+    """Write a sample. Raises EncodingError, naming its source and number too, for a value that does not fit."""
+    try:
+        writer.write(sample)
+    except EncodingError as problem:
+        source, number = where
+        file = f"{source.path}, " if hasattr(source, "path") else ""
+        raise EncodingError(
+            f"{file}sample {number}: {problem}; leave the sample out, or choose another "
+            f"encoding for its column"
+        ) from problem

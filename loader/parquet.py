@@ -30,8 +30,9 @@ from loader.index_rows import Schema
 from loader.names import Names
 from loader.optional import optional_module
 from loader.row_groups import OpenFile, cause_of, check_schemas, chosen_columns, parquet_files, read_footers
+from loader.single_flight import SingleFlight
 from loader.table import Sample, Table
-from loader.unpacked import Repetitions, SingleFlight
+from loader.unpacked import Repetitions
 from loader.watchdog import STALL_SECONDS, Watchdog
 
 CACHE_BYTES = 1 << 30

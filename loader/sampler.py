@@ -6,7 +6,7 @@ position is two numbers, `(epoch, samples)`, the same on all ranks. Nothing is e
 
 How far a run has come only the training loop knows: a DataLoader with workers asks for batches well before it
 delivers them. So the loop says so, by `record_step()` after each step, or by
-`state_dict(batches_consumed=k)`.
+`state_dict(batches_consumed=k)`. Whether an epoch is over the sampler finds out by itself: see `BatchIterator`.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loader.callers import read_ahead, refuse_to_be_dealt_out_again
 from loader.course import Course
 from loader.errors import OrderError, StateError
 from loader.order import (
@@ -75,9 +75,10 @@ class ElasticBatchSampler:
     to map, worth it from 10 million samples up; None: each process holds its own.
 
     Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
-    iteration that was broken off begins again where it began.
+    iteration that was broken off begins again where it began, also where a DataLoader's workers had read to the end.
     Raises OrderError for settings that cannot work, when accelerate would deal out its batches once more, and at an
-    iteration if a process group made since then contradicts the ranks that the environment told.
+    iteration if a process group made since then contradicts the ranks that the environment told; StateError at an
+    iteration if of the one before all was delivered and only a part recorded.
     """
 
     def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with its default
@@ -126,7 +127,9 @@ class ElasticBatchSampler:
         self._start = 0  # samples of the epoch consumed before the current iteration
         self._recorded = 0  # steps that the training loop has told of, in the current iteration
         self._yielded = 0  # batches handed out in the current iteration
-        self._exhausted = False
+        self._asked = 0  # for how many batches the current iteration was asked, past its end, too
+        self._ahead = 0  # how many of these a loader asks for before it delivers its first
+        self._ended: bool | None = None  # what end_iteration told
         self._loaded_epoch = 0  # of the state that was loaded, until an iteration begins
         if len(self) == 0:
             raise OrderError(
@@ -147,7 +150,7 @@ class ElasticBatchSampler:
 
     @property
     def course(self) -> Course:
-        """The steps of the whole machine, for who plans ahead; it makes the orders of its epochs anew."""
+        """The steps of the whole machine, for who plans ahead; an epoch's order is made once for both."""
         return Course(copy(self._tracks), self._world, self._global_batch_size, self._drop_last)
 
     @property
@@ -165,13 +168,15 @@ class ElasticBatchSampler:
         return self._batches(0)
 
     def __iter__(self) -> "BatchIterator":
-        _refuse_to_be_dealt_out_again(sys._getframe(1))
+        caller = sys._getframe(1)
+        refuse_to_be_dealt_out_again(caller)
         self._world.confirm()
-        if self._exhausted:
+        if self._is_over:
+            self._check_all_recorded()
             self._epoch, self._start = self._epoch + 1, 0
-        self._exhausted = False
         self._loaded_epoch = 0
-        self._recorded = self._yielded = 0
+        self._begin()
+        self._ahead = read_ahead(caller)
         return BatchIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -187,7 +192,7 @@ class ElasticBatchSampler:
                 f"epoch {epoch} comes before the loaded position, in epoch {self._loaded_epoch}: let the trainer count "
                 f"from there (for accelerate: prepared.set_epoch(sampler.epoch) before the first iteration)"
             )
-        if epoch != self._epoch or self._exhausted:
+        if epoch != self._epoch or self._is_over:
             self._move(epoch, 0)
 
     def record_step(self, batches: int = 1) -> None:
@@ -203,7 +208,7 @@ class ElasticBatchSampler:
 
         The next one moves on to the next epoch if those were all, however many were handed out.
         """
-        self._exhausted = min(delivered, self._yielded) == self.remaining_batches
+        self._ended = min(delivered, self._yielded) == self.remaining_batches
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
         """Return where the run stands: JSON-able, below 1 KB, the same on all ranks.
@@ -284,10 +289,27 @@ class ElasticBatchSampler:
                 f"another number that divides {samples}"
             )
         self._epoch, self._start = epoch, min(samples, length)
-        self._recorded = self._yielded = 0
-        self._exhausted = False
+        self._begin()
         if self.remaining_batches == 0:
             self._epoch, self._start = epoch + 1, 0
+
+    def _begin(self) -> None:
+        self._recorded = self._yielded = self._asked = self._ahead = 0
+        self._ended = None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all batches of the current iteration were delivered."""
+        return self._asked - self._ahead >= self.remaining_batches if self._ended is None else self._ended
+
+    def _check_all_recorded(self) -> None:
+        # To go on with the next epoch would skip what a state taken now reads.
+        if self._ended is None and 0 < self._recorded < self.remaining_batches:
+            raise StateError(
+                f"{self._recorded} of {self.remaining_batches} batches were recorded as consumed, though all were "
+                f"delivered: call record_step() for each, or say where to go on: load_state_dict(state_dict()) behind "
+                f"those recorded, set_epoch({self._epoch + 1}) with the next epoch, set_epoch({self._epoch}) once more"
+            )
 
     def _settings(self) -> dict[str, Any]:
         return settings_of(
@@ -315,34 +337,28 @@ class ElasticBatchSampler:
 
 
 class BatchIterator(Iterator[list[int]]):
-    """One pass over an epoch, or over what is left of it."""
+    """One pass over an epoch, or over what is left of it.
+
+    A DataLoader's workers hold so many batches at a time that were not delivered; for each one delivered the
+    DataLoader asks for one more, at the end of the epoch in vain. So it is counted how often it asks.
+    """
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
         self._sampler = sampler
         self._epoch, self._start = sampler._epoch, sampler._start
         self._batches = sampler.remaining_batches
-        self._next = 0
+        self._next = self._asked = 0
 
     def __next__(self) -> list[int]:
         sampler = self._sampler
+        self._asked += 1
         if self._next == self._batches:
+            sampler._asked = self._asked
             raise StopIteration
         batch = sampler._batch(self._epoch, self._start, self._next)
         self._next += 1
-        sampler._yielded = self._next
-        # With the last batch, not when one more is asked for: a loop that counts never does.
-        sampler._exhausted = self._next == self._batches
+        sampler._yielded, sampler._asked = self._next, self._asked
         return batch
-
-
-def _refuse_to_be_dealt_out_again(caller: FrameType) -> None:
-    # accelerate takes every so-maniest batch for each rank, and asks nobody; those that it leaves are this rank's too.
-    # Told by its code: to ask for the frame's variables would keep all that is in them.
-    if caller.f_code.co_qualname.startswith("BatchSamplerShard."):
-        raise OrderError(
-            "accelerate's prepare would deal out to the ranks, once more, batches that are one rank's already: most "
-            "samples would never be read; leave the DataLoader out of prepare, or give it loader.fast.Loader"
-        )
 
 
 def _shards(dataset: Shards | Sequence[int] | NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], str]:

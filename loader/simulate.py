@@ -7,6 +7,7 @@ use and is not cached, and stays until it is out of use; then the policy says wh
 """
 
 import argparse
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -182,6 +183,10 @@ def run_simulate(options: Any) -> int:
     """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
     if options.epochs < 1 or options.nodes < 1:
         raise LoaderError("--epochs and --nodes are at least 1")
+    if not (math.isfinite(options.cache_bytes) and options.cache_bytes >= 0):
+        raise LoaderError(
+            f"--cache-bytes {options.cache_bytes:g} is no number of bytes: write 500e9, say, or 0 for no cache"
+        )
     dataset = MDSDataset(options.dataset)
     sampler = ElasticBatchSampler(
         dataset,

@@ -18,7 +18,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -101,6 +101,12 @@ class StreamingDataset(IterableDataset[Sample]):
         _check_remote(remote, local)
         if partition_algo != "relaxed":
             raise LoaderError(f"partition_algo {partition_algo!r} is not there; the default is relaxed")
+        if shuffle_algo == "native":
+            # Nor would ranks agree on an epoch's end, which it does not fill up.
+            raise LoaderError(
+                "shuffle_algo 'native' is none of StreamingDataset's, whose states could not tell it from these: use "
+                "it with MDSDataset and ElasticBatchSampler"
+            )
         if not streams and local is None:
             raise LoaderError("give local, a directory with the dataset, or streams")
         self.batch_size = batch_size or 1
@@ -218,7 +224,7 @@ class StreamingDataset(IterableDataset[Sample]):
         except LoaderError:
             self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
             raise
-        self._epochs.move(position)
+        self._epochs.move(replace(position, epoch=max(position.epoch, 0)))  # -1: none has begun
         if (self._rows, self.shuffle_seed) != order:
             self._give_hints()
 
@@ -285,6 +291,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """Continue where a state was taken."""
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(obj)
+            self.num_samples_yielded = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,25 @@ A column's encoding is told by the file (Parquet) or by its first rows (JSON lin
 """
 
 import gzip
+import io
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
 from loader.encodings import DTYPE_CODES
-from loader.errors import EncodingError, LoaderError
+from loader.errors import EncodingError, LoaderError, cause_words
 from loader.optional import optional_module
 
 ROWS_LOOKED_AT = 1000  # to tell the columns of JSON lines
 BATCH_ROWS = 1024  # of Parquet, in memory at a time
+PACKED_BYTES = 64 << 10  # of zstd, unpacked at a time
 
 Convert = Callable[[Any], Any]
 
@@ -34,8 +37,9 @@ class JsonLines:
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples. Raises LoaderError, naming file and line, for what is no row of these columns."""
         converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
+        nullable = _nullable(self.columns)
         for number, row in enumerate(json_rows(self.path), start=1):
-            yield _converted(row, converts, f"{self.path}, line {number}")
+            yield _converted(row, converts, nullable, f"{self.path}, line {number}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +56,133 @@ class ParquetRows:
         missing = sorted(set(self.columns) - set(file.schema_arrow.names))
         if missing:
             raise LoaderError(f"{self.path} has no column {', '.join(missing)}")
+        nullable = _nullable(self.columns)
         number = 0
-        for batch in file.iter_batches(BATCH_ROWS, columns=list(self.columns)):
-            for row in batch.to_pylist():
-                yield _converted(row, converts, f"{self.path}, row {number}")
+        for rows in self._batches(file):
+            for row in rows:
+                yield _converted(row, converts, nullable, f"{self.path}, row {number}")
                 number += 1
 
+    def _batches(self, file: Any) -> Iterator[list[dict[str, Any]]]:
+        arrow = optional_module("pyarrow", why="Parquet")
+        number = 0
+        try:
+            for batch in file.iter_batches(BATCH_ROWS, columns=list(self.columns)):
+                rows: list[dict[str, Any]] = batch.to_pylist()
+                yield rows
+                number += len(rows)
+        except (arrow.ArrowException, OSError, ValueError, OverflowError) as problem:
+            raise LoaderError(
+                f"{self.path}, row {number}: {cause_words(problem)}; the file is damaged, or has a value that Python "
+                f"has not: fetch or write it again, or leave its column out of --columns"
+            ) from problem
 
-def open_text(path: str) -> IO[str]:
-    """Open a text, unpacking `.gz` and `.zst`. Raises LoaderError if there is none."""
+
+def text_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a text, unpacking `.gz` and `.zst`.
+
+    Raises LoaderError, naming the file, the line and a way out, for what cannot be read to its end, or is not UTF-8.
+    """
+    number = 0
     try:
-        if path.endswith(".gz"):
-            return gzip.open(path, "rt", encoding="utf-8")
-        if path.endswith((".zst", ".zstd")):
-            zstandard = optional_module("zstandard", why=f"{path}")
-            return cast("IO[str]", zstandard.open(path, "rt", encoding="utf-8"))
-        return open(path, encoding="utf-8")
-    except OSError as problem:
-        raise LoaderError(f"{path} cannot be read: {problem.strerror}") from problem
+        with _open_text(path) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.isascii():
+                    _check_utf8(line, f"{path}, line {number}")
+                yield line
+    except (OSError, EOFError, zlib.error, ValueError) as problem:
+        if isinstance(problem, OSError) and problem.errno:
+            raise LoaderError(f"{path} cannot be read: {problem.strerror}") from problem
+        raise LoaderError(
+            f"{path}, line {number + 1}: {cause_words(problem)}; it is damaged, cut short, or not what its name says: "
+            f"fetch it again, or name it by what it is"
+        ) from problem
+
+
+def _open_text(path: str) -> io.TextIOWrapper:
+    # What is not UTF-8 comes as half surrogates, so that its line can be told: the text is decoded in larger pieces.
+    file: Any
+    if path.endswith(".gz"):
+        file = gzip.open(path)  # noqa: SIM115 -- closed with the text
+    elif path.endswith((".zst", ".zstd")):
+        file = io.BufferedReader(_ZstdFile(path), PACKED_BYTES)
+    else:
+        file = open(path, "rb")  # noqa: SIM115
+    return io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape")
+
+
+def _check_utf8(line: str, where: str) -> None:
+    try:
+        line.encode()
+    except UnicodeEncodeError as problem:
+        byte = ord(line[problem.start]) & 0xFF
+        raise LoaderError(
+            f"{where}: the byte {byte:#x} is not UTF-8: write the file anew (`iconv -f latin1 -t utf-8`, say)"
+        ) from None
+
+
+class _ZstdFile(io.RawIOBase):
+    """What a file's zstd frames hold.
+
+    Raises ValueError if one is damaged or cut short; the library's own reader takes the latter for the end.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._zstandard = optional_module("zstandard", why=path)
+        self._file = open(path, "rb")  # noqa: SIM115 -- closed by close
+        self._frame: Any = None
+        self._packed = b""
+        self._ready = memoryview(b"")
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._packed = self._packed or self._file.read(PACKED_BYTES)
+            if not self._packed:
+                if self._frame is None:
+                    return 0
+                raise ValueError("its last zstd frame ends early")
+            try:
+                self._unpack()
+            except self._zstandard.ZstdError as problem:
+                raise ValueError(cause_words(problem)) from None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _unpack(self) -> None:
+        if self._frame is None:
+            self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+        self._ready = memoryview(self._frame.decompress(self._packed))
+        self._packed = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = None
 
 
 def json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file, one a line. Raises LoaderError, naming the line, for anything else."""
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                raise LoaderError(f"{path}, line {number} is empty: each line is one JSON object")
-            try:
-                row = json.loads(line)
-            except ValueError as problem:
-                raise LoaderError(f"{path}, line {number} is not JSON: {problem}") from None
-            if not isinstance(row, dict):
-                raise LoaderError(f"{path}, line {number} is no JSON object")
-            yield row
+    for number, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            raise LoaderError(f"{path}, line {number} is empty: each line is one JSON object")
+        try:
+            row = json.loads(line)
+        except ValueError as problem:
+            raise LoaderError(f"{path}, line {number} is not JSON: {problem}") from None
+        except RecursionError as problem:
+            raise LoaderError(
+                f"{path}, line {number} is nested too deeply: {problem}; leave the line out, or write it flatter"
+            ) from None
+        if not isinstance(row, dict):
+            raise LoaderError(f"{path}, line {number} is no JSON object")
+        yield row
 
 
 def json_columns(paths: Sequence[str]) -> dict[str, str]:
@@ -94,10 +192,14 @@ def json_columns(paths: Sequence[str]) -> dict[str, str]:
         raise LoaderError(f"{paths[0]} has no row to tell the columns from: name them with --columns")
     columns: dict[str, str] = {}
     for name in rows[0]:
-        kinds = {type(row.get(name)) for row in rows}
+        if not all(name in row for row in rows):
+            raise LoaderError(
+                f"{paths[0]}: {name} is missing in some rows: name the columns that all rows have with --columns"
+            )
+        kinds = {type(row[name]) for row in rows}
         if type(None) in kinds:
             raise LoaderError(
-                f"{paths[0]}: {name} is null or missing in some rows: use --columns {name}:json"
+                f"{paths[0]}: {name} is null in some rows: use --columns {name}:json, with the other columns, if any"
             )
         columns[name] = (
             "str"
@@ -151,13 +253,27 @@ def _array(value: Any, dtype: str | None, dimensions: list[int]) -> Any:
     return found.reshape(dimensions) if dimensions else found
 
 
-def _converted(row: Mapping[str, Any], converts: Mapping[str, Convert], where: str) -> dict[str, Any]:
+def _nullable(columns: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name, encoding in columns.items() if encoding == "json")
+
+
+def _converted(
+    row: Mapping[str, Any], converts: Mapping[str, Convert], nullable: frozenset[str], where: str
+) -> dict[str, Any]:
     sample: dict[str, Any] = {}
     for name, convert in converts.items():
-        if row.get(name) is None:
-            raise LoaderError(f"{where}: {name} is null or missing, and a sample needs all its columns")
+        if name not in row:
+            raise LoaderError(
+                f"{where}: {name} is missing, and a sample needs all its columns: leave it out of --columns"
+            )
+        value = row[name]
+        if value is None and name not in nullable:
+            raise LoaderError(
+                f"{where}: {name} is null, which only json holds: use --columns {name}:json, with the other "
+                f"columns, if any"
+            )
         try:
-            sample[name] = convert(row[name])
+            sample[name] = convert(value)
         except (EncodingError, TypeError, ValueError, ArithmeticError) as problem:
             raise LoaderError(f"{where}: {name}: {problem}") from None
     return sample

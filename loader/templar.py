@@ -21,7 +21,9 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ from loader.errors import DatasetError, LoaderError, ShardError
 from loader.optional import optional_module
 from loader.parquet import ParquetDataset
 from loader.row_groups import FOOTERS_AT_ONCE
+from loader.single_flight import SingleFlight
 from loader.unpacked import UnpackedFolder
 
 log = logging.getLogger("loader")
@@ -110,11 +113,22 @@ class TemplarDataset:
             for config in self._configs
             for shard, start, stop in zip(config.shards, (0, *config.ends), config.ends, strict=False)
         }
-        self._open: OrderedDict[str, ParquetDataset] = OrderedDict()
         self._told = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with nothing open, in this process."""
+        self._open: OrderedDict[str, ParquetDataset] = OrderedDict()
+        self._opening: SingleFlight[ParquetDataset] = SingleFlight()
+        self._making: SingleFlight[list[Tokens]] = SingleFlight()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        made_anew = ("_open", "_opening", "_making")
+        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -137,13 +151,8 @@ class TemplarDataset:
         drawn = [self._draw(seed, number) for number in range(n)]
         shards = list(dict.fromkeys(shard for shard, _ in drawn))
         with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(shards)), "page-footers") as pool:
-            ends = dict(
-                zip(
-                    shards,
-                    pool.map(lambda shard: np.cumsum(self._shard(shard).shard_sizes), shards),
-                    strict=True,
-                )
-            )
+            sizes = pool.map(lambda shard: self._shard(shard).shard_sizes, shards)
+            ends = {shard: np.cumsum(found) for shard, found in zip(shards, sizes, strict=True)}
         return [self._page(shard, row, ends[shard]) for shard, row in drawn]
 
     def texts(self, page: Page) -> list[str]:
@@ -171,8 +180,13 @@ class TemplarDataset:
     def tokens(self, page: Page) -> list[Tokens]:
         """Return the token ids of each text of a page, from the cache folder if they are there.
 
-        A cached page that is damaged is made anew; a folder that takes nothing is logged once, and done without.
+        Of several threads that want the same page one makes it. A cached page that is damaged is made anew; a folder
+        that takes nothing is logged once, and done without.
         """
+        # Each thread may write to what it gets.
+        return [row.copy() for row in self._making.do(page, partial(self._kept, page))]
+
+    def _kept(self, page: Page) -> list[Tokens]:
         if self._folder is None:
             return self._tokenised(page)
         name = (self._tokenizer_name, self._page_rows, self._text_column, page)
@@ -235,24 +249,27 @@ class TemplarDataset:
 
     def _shard(self, shard: str) -> ParquetDataset:
         found = self._open.get(shard)
-        if found is None:
-            path = os.path.join(self._root, shard)
-            found = ParquetDataset(path, [self._text_column], cache_bytes=0)
-            expected, told = self._rows[shard], self._bytes[shard]
-            if len(found) != expected:
+        return self._opening.do(shard, partial(self._opened, shard)) if found is None else found
+
+    def _opened(self, shard: str) -> ParquetDataset:
+        found = self._open.get(shard)
+        if found is not None:
+            return found  # by a thread that was done with it just now
+        path = os.path.join(self._root, shard)
+        found = ParquetDataset(path, [self._text_column], cache_bytes=0)
+        size = int(found.index.raw_bytes[0])
+        for unit, here, told in (
+            ("rows", len(found), self._rows[shard]),
+            ("bytes", size, self._bytes[shard] or size),
+        ):
+            if here != told:
                 raise DatasetError(
-                    f"{path} has {len(found)} rows, {SIZES_NAME} says {expected}: one of them was replaced"
+                    f"{path} has {here} {unit}, {SIZES_NAME} says {told}: one of them was replaced"
                 )
-            if told and found.index.raw_bytes[0] != told:
-                raise DatasetError(
-                    f"{path} has {found.index.raw_bytes[0]} bytes, {SIZES_NAME} says {told}: one of them was replaced"
-                )
-            self._open[shard] = found
+        self._open[shard] = found
+        with suppress(KeyError):  # another thread makes room too
             while len(self._open) > OPEN_SHARDS:
-                try:
-                    self._open.popitem(last=False)
-                except KeyError:
-                    break  # other threads made room too
+                self._open.popitem(last=False)
         return found
 
     def _cache(self, folder: str | Path, limit_bytes: int) -> UnpackedFolder:

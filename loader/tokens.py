@@ -17,7 +17,7 @@ import numpy as np
 
 from loader.errors import LoaderError
 from loader.optional import optional_module
-from loader.tables import json_rows, open_text
+from loader.tables import json_rows, text_lines
 
 BATCH_DOCUMENTS = 256  # the tokenizer works on a batch with all cores
 JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson")
@@ -148,11 +148,10 @@ def _documents(path: str, options: TokenOptions) -> Iterator[str]:
                 )
             yield text
         return
-    with open_text(path) as file:
-        if options.lines:
-            yield from (line.rstrip("\n") for line in file)
-        else:
-            yield file.read()
+    if options.lines:
+        yield from (line.rstrip("\n") for line in text_lines(path))
+    else:
+        yield "".join(text_lines(path))
 
 
 def _checked(ids: Sequence[int], dtype: np.dtype[Any], path: str) -> np.ndarray[Any, np.dtype[np.int64]]:

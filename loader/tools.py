@@ -1,7 +1,6 @@
 """What `python -m loader` prints of a dataset: ls, head, stats, verify. They write nothing."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from loader.compression import decompress
 from loader.dataset import MDSDataset
-from loader.errors import LoaderError
+from loader.encodings import head_text
+from loader.errors import LoaderError, ShardError
 from loader.hashing import mismatch
 from loader.index import Index, read_index
 from loader.shard import VERIFY_HINT, ShardReader
@@ -55,6 +55,8 @@ def list_shards(directory: Path) -> int:
 
 def show_samples(directory: Path, count: int, *, allow_pickle: bool) -> int:
     """Print the first samples, a line a column."""
+    if count < 0:
+        raise LoaderError(f"--samples {count} is negative: say how many to show")
     dataset = MDSDataset(directory, allow_pickle=allow_pickle)
     for number in range(min(count, len(dataset))):
         say(f"sample {number}")
@@ -133,7 +135,7 @@ def _problem_of(shard: int, reader: ShardReader, index: Index, dataset: MDSDatas
     """Return the first thing that is wrong with a shard, "" if nothing is: what is cut short has wrong hashes too."""
     try:
         reader.check_size(shard)
-        wrong = next(_hash_problems(index, shard), "")
+        wrong = next(_hash_problems(index, shard, reader.path(shard)), "")
         if wrong:
             return wrong
         for start in range(samples.start, samples.stop, VERIFY_SAMPLES):
@@ -162,7 +164,13 @@ def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[st
             shard = int(np.searchsorted(ends, number, side="right"))
             schema = index.schema(shard)
             data = reader.read(shard, number - int(ends[shard] - index.samples[shard]))
-            variable = iter(np.frombuffer(data, "<u4", sum(not size for size in schema.sizes)).tolist())
+            varying = schema.sizes.count(0)
+            if len(data) < 4 * varying:
+                raise ShardError(
+                    f"{reader.path(shard)} (shard {shard}): sample {number}: "
+                    f"{head_text(len(data), 4 * varying)}. Restore the shard{VERIFY_HINT}."
+                )
+            variable = iter(np.frombuffer(data, "<u4", varying).tolist())
             for name, encoding, size in zip(schema.names, schema.encodings, schema.sizes, strict=True):
                 found.setdefault((name, encoding), []).append(size or next(variable))
             progress.update()
@@ -170,22 +178,28 @@ def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[st
         yield name, encoding, sizes
 
 
-def _hash_problems(index: Index, shard: int) -> Iterator[str]:
+def _hash_problems(index: Index, shard: int, path: str) -> Iterator[str]:
     raw_hashes, zip_hashes = index.hashes_of(shard)
     if not raw_hashes and not zip_hashes:
         return
-    name = index.zip_names[shard] or index.raw_names[shard]
+    packed = bool(index.zip_names[shard])
     try:
-        data = Path(os.path.join(index.directory(shard), name)).read_bytes()
+        data = Path(path).read_bytes()
     except OSError:
         return  # reading its samples says so, and better
-    checks: list[tuple[bytes, Mapping[str, str]]] = [
-        (data, zip_hashes if index.zip_names[shard] else raw_hashes)
-    ]
-    if index.zip_names[shard] and raw_hashes:
+    checks: list[tuple[bytes, Mapping[str, str]]] = [(data, zip_hashes if packed else raw_hashes)]
+    if packed and raw_hashes:
         with contextlib.suppress(ValueError):  # as above
-            checks.append((decompress(index.compression(shard), data), raw_hashes))
+            raw = decompress(index.compression(shard), data, int(index.raw_bytes[shard]))
+            checks.append((raw, raw_hashes))
     for content, hashes in checks:
-        wrong = mismatch(dict(hashes), content)
+        try:
+            wrong = mismatch(dict(hashes), content)
+        except LoaderError as problem:
+            yield (
+                f"{path} (shard {shard}): the index has a hash that cannot be checked: {problem}; write the dataset "
+                f"anew, or check sizes alone with --quick"
+            )
+            continue
         if wrong:
-            yield f"{name} (shard {shard}): its {wrong} is not that of the index; restore the shard"
+            yield f"{path} (shard {shard}): its {wrong} is not that of the index; restore the shard"

@@ -7,11 +7,8 @@ it, and the second rename changes nothing.
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from loader.errors import LoaderError
 
@@ -22,47 +19,6 @@ ENDING = ".mds"
 # for the order.
 THRASHING_LOADS = 64
 THRASHING_PART = 8
-
-Result = TypeVar("Result")
-
-
-class SingleFlight(Generic[Result]):
-    """Has one thread do what several want at the same time; the others wait for its result, or its error.
-
-    Nothing is kept beyond that. Safe for fork: a child does not wait for threads that it does not have.
-    """
-
-    def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._coming: dict[Hashable, Future[Result]] = {}
-        self._process = os.getpid()
-
-    def do(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, called here or by the thread that is at this key already."""
-        if self._process != os.getpid():
-            self._forget()  # the lock may be held by a thread that is not here
-        with self._lock:
-            coming = self._coming.get(key)
-            if coming is None:
-                mine = self._coming[key] = Future()
-        if coming is not None:
-            try:
-                return coming.result()
-            finally:
-                del coming  # an error and this frame would keep each other, and open files
-        try:
-            result = work()
-        except BaseException as problem:
-            self._coming.pop(key, None)
-            mine.set_exception(problem)
-            del mine  # as above
-            raise
-        self._coming.pop(key, None)
-        mine.set_result(result)
-        return result
 
 
 class Repetitions:
@@ -121,7 +77,8 @@ class UnpackedFolder:
         if found_bytes != (expected_bytes or max(found_bytes, 0)):
             data = unpack()
             self._make_room(len(data))
-            temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
+            # No process's number: containers that share the folder have the same ones.
+            temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
             try:
                 temporary.write_bytes(data)
                 os.replace(temporary, path)

@@ -87,7 +87,8 @@ class World:
         sequence or pipeline peers must see the same samples, one of these says who they are: dp_rank and
         dp_size (both or neither); mesh, the data-parallel part of a DeviceMesh, such as `mesh["dp"]` or
         `mesh["replicate", "shard"]`; or replication, the number of consecutive ranks that are peers. Raises
-        OrderError if they contradict each other or the environment, or that is incomplete.
+        OrderError if they contradict each other or the environment, or that is incomplete, or says that nodes have
+        different numbers of ranks, or ranks that do not follow each other.
         """
         variables = os.environ if environment is None else environment
         known = _distributed()
@@ -181,7 +182,36 @@ def _ranks_per_node(variables: Mapping[str, str], rank: int, ranks: int) -> int:
         local = _tasks_per_node(variables)
     if local is None and rank == 0 and ranks > 1:
         _warn_of_one_node(ranks)
+    if local and local < ranks:
+        _check_blocks(variables, rank, ranks, local)
     return local or ranks
+
+
+def _check_blocks(variables: Mapping[str, str], rank: int, ranks: int, per_node: int) -> None:
+    """Raise OrderError if a launcher says that a node's ranks are not the `per_node` that follow each other."""
+    nodes = _number(variables, "GROUP_WORLD_SIZE")  # torchrun's; LOCAL_WORLD_SIZE is that of this node there
+    if nodes is not None and _number(variables, "WORLD_SIZE") == ranks != nodes * per_node:
+        raise OrderError(
+            f"torchrun has started {ranks} ranks on {nodes} nodes of which this one has {per_node}, not {nodes} nodes "
+            f"of {per_node} ranks: give all the same number, or pass world=World(rank, ranks), for one node"
+        )
+    mpi, slurm = _from_mpi(variables), _from_slurm(variables)
+    place, remedy = None, ""
+    in_turn = False
+    if mpi is not None and mpi[1] == ranks:
+        place, remedy = _number(variables, "OMPI_COMM_WORLD_LOCAL_RANK"), "start mpirun with --map-by slot"
+    elif slurm is not None and slurm[1] == ranks:
+        place, remedy = _number(variables, "SLURM_LOCALID"), "start srun with -m block"
+        # Rank 0 is where it would be in blocks, too: it must not wait for ranks that have failed. Who numbers ranks by
+        # himself may have mended it.
+        is_slurms = _distributed() is None and "RANK" not in variables
+        in_turn = is_slurms and per_node > 1 and variables.get("SLURM_DISTRIBUTION", "").startswith("cyclic")
+    if in_turn or place not in (None, rank % per_node):
+        raise OrderError(
+            f"rank {rank} of {ranks} is not the one that it is in blocks of {per_node} ranks a node: they are dealt "
+            f"out to nodes in turn; {remedy}, or, for one node, set LOCAL_WORLD_SIZE to {ranks} or pass "
+            f"world=World(rank, ranks)"
+        )
 
 
 def _tasks_per_node(variables: Mapping[str, str]) -> int | None:

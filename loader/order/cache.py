@@ -7,6 +7,7 @@ makes it, as the training loop and the hints ask for the same epochs. The writer
 more than one epoch old. Nothing else is ever deleted.
 """
 
+import mmap
 import os
 import threading
 import time
@@ -56,10 +57,7 @@ class OrderCache:
                     if not _is_complete(path, samples, dtype):
                         self._write(path, samples, dtype, fill)
                 _making.pop(path, None)
-            # As a plain array: numpy's fast paths are for those.
-            return (
-                np.asarray(np.memmap(path, dtype, "r", shape=(samples,))) if samples else np.empty(0, dtype)
-            )
+            return _mapped(path, samples, dtype) if samples else np.empty(0, dtype)
         except OSError as problem:
             raise OrderError(
                 f"{path} cannot be written or mapped ({problem.strerror}): name another cache folder, or none"
@@ -77,7 +75,7 @@ class OrderCache:
                 # Blocks are taken now: a full disk is an error here, not SIGBUS in the middle of a shuffle.
                 os.posix_fallocate(file.fileno(), 0, max(samples * np.dtype(dtype).itemsize, 1))
             if samples:
-                fill(np.asarray(np.memmap(partial, dtype, "r+", shape=(samples,))))
+                fill(_mapped(partial, samples, dtype, writable=True))
             partial.rename(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -88,6 +86,24 @@ class OrderCache:
             if number.isdecimal() and int(number) < epoch - 1:
                 with suppress(FileNotFoundError):
                     path.unlink()
+
+
+def _mapped(path: Path, samples: int, dtype: type[np.integer[Any]], *, writable: bool = False) -> Stored:
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    with path.open("r+b" if writable else "rb") as file:
+        return np.ndarray(samples, dtype, mmap.mmap(file.fileno(), 0, access=access))
+
+
+def let_go_of_pages(ids: Stored) -> None:
+    """Take the pages of a mapped order, of which `ids` is a part, out of this process's count.
+
+    The kernel keeps them, and what was written to them, for all. Does nothing to an order in memory.
+    """
+    base = ids.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def _is_complete(path: Path, samples: int, dtype: type[np.integer[Any]]) -> bool:

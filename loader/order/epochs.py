@@ -6,17 +6,24 @@ A `Track` is one line with its samples: of all streams, or of a single one. Its 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from loader.errors import OrderError
-from loader.order.cache import OrderCache
+from loader.order.cache import OrderCache, let_go_of_pages
 from loader.order.lines import Line
 from loader.order.native import NativeLine, NativeRun, native_units
 from loader.order.shuffles import shuffle_units
 from loader.order.spec import NATIVE, Ids, OrderSpec, Stored
 from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_units
+from loader.single_flight import SingleFlight
+
+# Each rank reads parts of a mapped order that others do not, whose pages count as its own. Those of so many samples are
+# a few MB; to let go of them takes less than a millisecond.
+HELD_SAMPLES = 1 << 20
 
 
 class Track(Protocol):
@@ -27,18 +34,23 @@ class Track(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class StoredTrack:
     """ids: (samples,) in shuffled order, row after row."""
 
     ids: Stored
     canonical_nodes: int
+    _taken: int = 0
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
         """Return the ids at these positions of the line, as it is for so many nodes."""
         found: Ids = self.ids[Line(self.ids.size, self.canonical_nodes, nodes).indices(positions)].astype(
             np.int64
         )
+        self._taken += found.size  # threads may lose a count
+        if self._taken >= HELD_SAMPLES:
+            self._taken = 0
+            let_go_of_pages(self.ids)
         return found
 
 
@@ -56,14 +68,27 @@ class NativeTrack:
 class Tracks:
     """Makes the tracks of a dataset's epochs, and keeps those of the epoch asked for last.
 
-    cache: where stored orders lie in files that the processes of a machine share; None for memory.
+    cache: where stored orders lie in files that the processes of a machine share; None for memory. A copy keeps an
+    epoch of its own, for another thread: what both are at is made once and held once. Not so a pickled one.
     """
 
     def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderCache | None = None) -> None:
         self.table, self.spec = table, spec
         self._cache = cache
+        self._forget()
+
+    def _forget(self) -> None:
         self._held: tuple[int, dict[int | None, Track]] = (-1, {})
         self._runs: dict[int | None, NativeRun] = {}
+        # Those that this one or a copy holds, by epoch and stream.
+        self._stored: WeakValueDictionary[tuple[int, int | None], StoredTrack] = WeakValueDictionary()
+        self._making: SingleFlight[StoredTrack] = SingleFlight()
+
+    def __copy__(self) -> Self:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._held = -1, {}
+        return other
 
     def native_run(self, epoch: int, stream: int | None = None) -> NativeRun:
         """The native order of shards: made once, unless every epoch draws other samples of them."""
@@ -84,7 +109,11 @@ class Tracks:
         return tracks[stream]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": (-1, {}), "_runs": {}}
+        return {"table": self.table, "spec": self.spec, "_cache": self._cache}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
 
     def samples(self, stream: int | None = None) -> int:
         """Samples an epoch takes, of one stream or of all."""
@@ -94,15 +123,24 @@ class Tracks:
         spec = self.spec
         if spec.order == NATIVE:
             return NativeTrack(NativeLine(self.native_run(epoch, stream), spec, epoch))
+        return self._making.do((epoch, stream), partial(self._make_stored, epoch, stream))
+
+    def _make_stored(self, epoch: int, stream: int | None) -> StoredTrack:
+        spec, track = self.spec, self._stored.get((epoch, stream))
+        if track is None:
+            track = self._stored[epoch, stream] = StoredTrack(self._ids(epoch, stream), spec.rows)
+        return track
+
+    def _ids(self, epoch: int, stream: int | None) -> Stored:
+        spec = self.spec
         if self._cache is None:
-            return StoredTrack(ordered_ids(self.table, spec, epoch, stream), spec.rows)
-        ids = self._cache.get(
+            return ordered_ids(self.table, spec, epoch, stream)
+        return self._cache.get(
             f"{epoch}-{'all' if stream is None else stream}",
             self.samples(stream),
             id_type(int(self.table.sizes.sum())),
             lambda out: _order_into(out, self.table, spec, epoch, stream),
         )
-        return StoredTrack(ids, spec.rows)
 
 
 def ordered_ids(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None) -> Stored:
@@ -142,3 +180,4 @@ def _order_into(out: Stored, table: StreamTable, spec: OrderSpec, epoch: int, st
         for first in range(0, out.size, CHUNK_SAMPLES):
             part = out[first : first + CHUNK_SAMPLES]
             part[:] = ids[part]
+            let_go_of_pages(out)

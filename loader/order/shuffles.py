@@ -2,11 +2,12 @@
 
 All but `naive` and `py2s` begin alike: units in an order fixed for the run, cut at the borders of the canonical
 nodes into *spans*, and these shuffled within each node anew every epoch. The generator's draws come one
-after another in a fixed sequence, so a shuffle is always of the whole epoch.
+after another in a fixed sequence, so a shuffle is always of the whole epoch. `py1b` is that of version 0.9.1, the last
+that has it.
 
 Invariants: 1. The same call gives the same array on every machine: equal places in py1e's sort, which numpy's
 leaves open, go by position. 2. Apart from the result, memory is bounded by the block size and `CHUNK_SAMPLES`
-(py2s: by the result once more).
+(py2s: by the result once more); so it is with the result, but for naive and py2s, where that is a mapped file.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import OrderError
+from loader.order.cache import let_go_of_pages
 from loader.order.radix import order_of_places
 from loader.order.spec import STREAMING_ORDERS, Ids, Stored
 from loader.order.streams import CHUNK_SAMPLES, id_type
@@ -80,6 +82,7 @@ class _Spans:
             of = slice(spans[part], spans[part + 1] + 1)
             lengths = np.minimum(ends[of], stop) - np.maximum(ends[of] - self.sizes[of], first)
             ids[first:stop] = np.repeat(offsets[of], np.maximum(lengths, 0)) + np.arange(first, stop)
+            let_go_of_pages(ids)
 
     def nodes(self) -> Iterator[Ids]:
         """The span sizes of each canonical node."""
@@ -119,10 +122,13 @@ def _cut(starts: Ids, sizes: Ids, parts: int) -> tuple[Ids, Ids, Ids]:
 
 def _shuffle_slices(ids: Stored, sizes: Ids, generator: np.random.Generator) -> None:
     """Shuffle consecutive slices of the given sizes, each for itself, in place."""
-    offset = 0
+    offset = held = 0
     for size in sizes.tolist():
         generator.shuffle(ids[offset : offset + size])
         offset += size
+        if offset - held >= CHUNK_SAMPLES:
+            let_go_of_pages(ids)
+            held = offset
 
 
 def _shuffle_py1s(spans: _Spans, generator: np.random.Generator, _block_size: int, ids: Stored) -> None:
@@ -135,8 +141,8 @@ def _shuffle_py1b(spans: _Spans, generator: np.random.Generator, block_size: int
     stop = 0
     for sizes in spans.nodes():
         start, stop = stop, stop + int(sizes.sum())
-        for block in range(start, stop, block_size):
-            generator.shuffle(ids[block : min(block + block_size, stop)])
+        borders = np.append(np.arange(start, stop, block_size), stop)
+        _shuffle_slices(ids[start:stop], np.diff(borders), generator)
 
 
 def _shuffle_py1br(spans: _Spans, generator: np.random.Generator, block_size: int, ids: Stored) -> None:
@@ -153,8 +159,12 @@ def _shuffle_py1br(spans: _Spans, generator: np.random.Generator, block_size: in
             block = max(end - stagger, start), min(end + length - stagger, stop)
             blocks.append(block)
             end += block[1] - block[0]
+        held = start
         for first, last in blocks:
             generator.shuffle(ids[first:last])
+            if last - held >= CHUNK_SAMPLES:
+                let_go_of_pages(ids)
+                held = last
 
 
 def _shuffle_py1e(spans: _Spans, generator: np.random.Generator, block_size: int, ids: Stored) -> None:
@@ -229,6 +239,7 @@ def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size:
             places[:left], samples[:left] = places[:held][kept], samples[:held][kept]
             ids[done : drawn - left] = sorted_samples
             done = drawn - left
+        let_go_of_pages(ids)
 
 
 def _shuffle_py2s(units: Ids, canonical_nodes: int, seed: int, epoch: int, out: Stored) -> None:

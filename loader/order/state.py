@@ -90,7 +90,10 @@ def streaming_position(state: Mapping[str, Any], spec: OrderSpec) -> tuple[int, 
     differences = [f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now]
     if differences:
         raise StateError(f"the StreamingDataset run had another order: {'; '.join(differences)}")
-    return count_of(state, "epoch"), count_of(state, "sample_in_epoch")
+    samples = count_of(state, "sample_in_epoch")
+    if state["epoch"] == -1 and not samples:
+        return 0, 0  # the library's way to say that no epoch has begun
+    return count_of(state, "epoch"), samples
 
 
 def count_of(state: Mapping[str, Any], name: str) -> int:

@@ -17,7 +17,7 @@ from loader.errors import OrderError
 from loader.order.spec import Ids, OrderSpec, Stored, Weight
 
 # Temporary arrays are made for so many samples at a time.
-CHUNK_SAMPLES = 1 << 19
+CHUNK_SAMPLES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)

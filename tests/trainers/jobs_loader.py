@@ -3,6 +3,7 @@
 As a program it is one rank; `jobs_loader_ranks` runs the same functions on two.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 from loader import ElasticBatchSampler, MDSDataset, World
 from loader.collate import collate
 from loader.fast import Loader
+from loader.streaming import StreamingDataLoader, StreamingDataset
 from tests.real_streaming import mend_torchvision
 from tests.trainers.workers import serve
 
@@ -112,7 +114,25 @@ def train_lightning(
     return model.seen, sampler.state_dict() if kind == "DataLoader" else batches.state_dict()
 
 
-FUNCTIONS: dict[str, Any] = {"order": order, "accelerate": accelerate, "lightning": train_lightning}
+def streaming(
+    *, directory: str, workers: int, steps: int | None, state: State | None
+) -> tuple[list[Any], State]:
+    """The same with StreamingDataset's face, for one iteration of it; steps None: to its end."""
+    size = 16 // World.detect().ranks
+    loader = StreamingDataLoader(
+        StreamingDataset(local=directory, shuffle=True, batch_size=size), batch_size=size, num_workers=workers
+    )
+    if state is not None:
+        loader.load_state_dict(state)
+    seen = [batch["id"].tolist() for batch in islice(loader, steps)]
+    found = loader.state_dict()
+    assert found is not None
+    return seen, found
+
+
+FUNCTIONS: dict[str, Any] = {
+    "order": order, "accelerate": accelerate, "lightning": train_lightning, "streaming": streaming,
+}  # fmt: skip
 
 if __name__ == "__main__":
     serve(FUNCTIONS)

@@ -93,6 +93,23 @@ def test_two_ranks_share_each_global_batch_and_continue_in_the_second_epoch_and_
     assert [sorted(ids) for ids in alone] == expected[18:21]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamings_face_moves_between_one_rank_and_two_in_an_epoch_and_at_its_end(
+    trainer: Worker, ranks: Worker, directory: Path, workers: int
+) -> None:
+    arguments = {"directory": str(directory), "workers": workers}
+    whole, end = trainer.call("streaming", steps=None, state=None, **arguments)
+    expected = [sorted(ids) for ids in whole]
+    begun, state = dealt_out(ranks.call("streaming", steps=3, state=None, **arguments))
+    middle, state = trainer.call("streaming", steps=2, state=state, **arguments)
+    answers = ranks.call("streaming", steps=None, state=state, **arguments)
+    rest = [sorted(chain.from_iterable(parts)) for parts in zip(*(seen for seen, _ in answers), strict=True)]
+    assert begun + [sorted(ids) for ids in middle] + rest == expected
+    assert [state for _, state in answers] == [end] * 2
+    after, state = trainer.call("streaming", steps=None, state=end, **arguments)
+    assert (after, state) == ([], end)  # as there: the iteration that a state ends with is over
+
+
 def test_trainers_that_would_deal_out_a_ranks_samples_once_more_are_refused(
     ranks: Worker, directory: Path
 ) -> None:

@@ -41,10 +41,13 @@ def load_library() -> SimpleNamespace:
     logging.getLogger("streaming").setLevel(logging.ERROR)
     from streaming.base.batching import generate_work
     from streaming.base.dataset import StreamingDataset
+    from streaming.base.shuffle import algos
     from streaming.base.stream import Stream
     from streaming.base.world import World
 
-    return SimpleNamespace(work=generate_work, dataset=StreamingDataset, stream=Stream, world=World)
+    return SimpleNamespace(
+        work=generate_work, dataset=StreamingDataset, stream=Stream, world=World, shuffles=tuple(algos)
+    )
 
 
 def library_work(

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import re
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -162,9 +164,11 @@ def test_a_conversion_that_was_cut_short_is_resumed(
 ) -> None:
     file = write_jsonl(tmp_path / "in.jsonl", [*rows(), {"id": "no number"}])
     how = ("convert", "jsonl", file, tmp_path / "out", "--columns", "id:int", "--size-limit", 300)
-    assert "column 'id'" in refused(capsys, *how)
+    told = f"{file}, sample 31: column 'id': a str is no int"
+    assert told in refused(capsys, *how)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert "index.json" not in kept
+    assert told in refused(capsys, *how, "--resume")
     write_jsonl(file, rows())
     assert run(*how, "--resume") == 0
     assert [sample["id"] for sample in MDSDataset(tmp_path / "out")] == list(range(30))
@@ -174,19 +178,82 @@ def test_a_conversion_that_was_cut_short_is_resumed(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"id": 1}\n{"id": 2', "line 2 is not JSON"),
-        ('{"id": 1}\n\n', "line 2 is empty"),
-        ('{"id": 1}\n[2]\n', "line 2 is no JSON object"),
-        ('{"id": 1}\n{"other": 2}\n', "id is null or missing in some rows"),
-        ("", "no row to tell the columns from"),
+        (b'{"id": 1}\n{"id": 2', "line 2 is not JSON"),
+        (b'{"id": 1}\n\n', "line 2 is empty"),
+        (b'{"id": 1}\n[2]\n', "line 2 is no JSON object"),
+        (b'{"id": 1}\n{"other": 2}\n', "id is missing in some rows: name the columns that all rows have"),
+        (b'{"id": 1}\n{"id": null}\n', "id is null in some rows: use --columns id:json"),
+        (b"", "no row to tell the columns from"),
+        (b'{"id": 1}\n{"id": "\xff\xfe"}\n', "line 2: the byte 0xff is not UTF-8: write the file anew"),
+        (b'{"id": 1}\n{"id": ' + b"[" * 200_000, "line 2 is nested too deeply: "),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_lines_that_are_no_rows_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes, told: str
 ) -> None:
-    (tmp_path / "in.jsonl").write_text(text)
-    assert told in refused(capsys, "convert", "jsonl", tmp_path / "in.jsonl", tmp_path / "out")
+    (tmp_path / "in.jsonl").write_bytes(text)
+    said = refused(capsys, "convert", "jsonl", tmp_path / "in.jsonl", tmp_path / "out")
+    assert f"{tmp_path}/in.jsonl" in said
+    assert told in said
     assert not (tmp_path / "out").exists()
+
+
+PACKED = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_a_packed_file_that_is_harmed_is_named_and_never_taken_for_a_shorter_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    lines = [json.dumps({"id": number, "text": os.urandom(20).hex()}) + "\n" for number in range(5000)]
+    path = tmp_path / f"in.jsonl{ending}"
+    halves = [PACKED[ending]("".join(part).encode()) for part in (lines[:2500], lines[2500:])]
+    path.write_bytes(b"".join(halves))  # in two frames, as some tools write
+    assert run("convert", "jsonl", path, tmp_path / "whole") == 0
+    assert len(MDSDataset(tmp_path / "whole")) == 5000
+    for harmed in (
+        halves[0][: len(halves[0]) // 2],
+        halves[0] + halves[1][:-1],
+        b"hello",
+        halves[0] + b"hello",
+    ):
+        path.write_bytes(harmed)
+        said = refused(capsys, "convert", "jsonl", path, tmp_path / "out", "--columns", "id:int", "--resume")
+        assert re.search(
+            rf"{path}, line \d+: \S.*; it is damaged, cut short, or not what its name says", said
+        ), said
+        assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("lines", [[], ["--lines"]])
+def test_a_text_that_is_not_utf8_is_named_with_its_line(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], lines: list[str]
+) -> None:
+    (tmp_path / "in.txt").write_bytes("w1\r\nü\n".encode() + b"w\xe9\n")
+    how = ("--tokenizer", tokenizer, "--end", "", "--length", 0, *lines)
+    said = refused(capsys, "convert", "text", *how, tmp_path / "in.txt", tmp_path / "out")
+    assert f"{tmp_path}/in.txt, line 3: the byte 0xe9 is not UTF-8" in said
+
+
+def test_nulls_go_into_a_column_of_json_and_into_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"jsonl": tmp_path / "in.jsonl", "parquet": tmp_path / "in.parquet"}
+    write_jsonl(files["jsonl"], [{"a": 1, "b": 1}, {"a": None}])
+    pq.write_table(pa.table({"a": [1, None], "b": [1, 2]}), files["parquet"])
+    for kind, file in files.items():
+        how = ("convert", kind, file, tmp_path / kind)
+        assert "a is null" in (said := refused(capsys, *how))
+        assert "--columns" in said
+        assert "a:json" in said
+        assert run(*how, "--columns", "a:json", "--resume") == 0
+        assert list(MDSDataset(tmp_path / kind)) == [{"a": 1}, {"a": None}]
+    how = ("convert", "jsonl", files["jsonl"], tmp_path / "out")
+    assert "line 2: b is missing" in refused(capsys, *how, "--columns", "a:json,b:json")
 
 
 def picture() -> bytes:
@@ -248,6 +315,23 @@ def test_what_is_no_parquet_file_is_named(tmp_path: Path, capsys: pytest.Capture
         capsys, "convert", "parquet", tmp_path / "in.parquet", tmp_path / "out"
     )
     assert "is no file" in refused(capsys, "convert", "parquet", tmp_path / "none.parquet", tmp_path / "out")
+
+
+def test_a_damaged_page_of_parquet_is_named_with_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.parquet"
+    table = pa.table({"a": np.random.default_rng(0).integers(0, 1 << 60, 20_000)})
+    pq.write_table(table, path, row_group_size=10_000, compression="zstd", use_dictionary=False)
+    chunk = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    start, size = chunk.data_page_offset, chunk.total_compressed_size
+    data[start : start + size] = bytes(size)
+    path.write_bytes(data)
+    said = refused(capsys, "convert", "parquet", path, tmp_path / "out")
+    found = re.search(rf"{path}, row (\d+): \S.*; the file is damaged", said)
+    assert found, said
+    assert 9_000 <= int(found[1]) <= 10_000
 
 
 @pytest.mark.parametrize("before", [None, "gz"])

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import DatasetError, EncodingError, MDSDataset, MDSWriter, ShardError, WriterError
-from loader import shard as shard_module
+from loader import DatasetError, EncodingError, MDSDataset, MDSWriter, ShardError, WriterError, shard_files
+from loader.compression import compress, decompress
 from loader.index import read_index
 from loader.shard import ReadOptions, ShardReader
 
@@ -197,14 +197,14 @@ def in_threads(count: int, work: Any) -> list[Any]:
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     """How often each shard's bytes were unpacked; each time takes as long as that of a large one."""
     counted: Counter[bytes] = Counter()
-    real = shard_module.decompress
+    real = shard_files.decompress
 
-    def decompress(name: str, data: bytes) -> bytes:
+    def decompress(name: str, data: bytes, expected_bytes: int) -> bytes:
         counted[data] += 1
         sleep(0.05)
-        return real(name, data)
+        return real(name, data, expected_bytes)
 
-    monkeypatch.setattr(shard_module, "decompress", decompress)
+    monkeypatch.setattr(shard_files, "decompress", decompress)
     return counted
 
 
@@ -245,24 +245,24 @@ def test_a_fork_while_a_shard_is_being_unpacked_does_not_wait_for_it(tmp_path: P
 
 FORK_WHILE_UNPACKING = """
 import os, signal, sys, threading
-from loader import MDSDataset, shard
+from loader import MDSDataset, shard_files
 
-dataset, real = MDSDataset(sys.argv[1]), shard.decompress
+dataset, real = MDSDataset(sys.argv[1]), shard_files.decompress
 begun, end = threading.Event(), threading.Event()
 
-def decompress(name, data):
+def decompress(name, data, expected_bytes):
     begun.set()
     end.wait()
-    return real(name, data)
+    return real(name, data, expected_bytes)
 
-shard.decompress = decompress
+shard_files.decompress = decompress
 thread = threading.Thread(target=dataset.__getitem__, args=(0,))
 thread.start()
 begun.wait()
 child = os.fork()
 if not child:
     signal.alarm(10)
-    shard.decompress = real
+    shard_files.decompress = real
     os._exit(int(dataset[0]["id"] != 0))
 status = os.waitpid(child, 0)[1]
 end.set()
@@ -416,8 +416,21 @@ def test_garbage_of_the_right_size_is_an_error(tmp_path: Path, compression: str 
     dataset = MDSDataset(write(tmp_path, compression=compression))
     path = next(tmp_path.glob("shard.00001.*"))
     path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(ShardError, match=r"shard\.00001"):
+    with pytest.raises(ShardError, match=r"shard\.00001") as caught:
         dataset[int(dataset.shard_sizes[0])]
+    assert ": ." not in str(caught.value)  # a cause is given
+
+
+@pytest.mark.parametrize("expected_bytes", [1000, 0, 2**32 - 1])
+@pytest.mark.parametrize("head", [b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f", b""])
+def test_a_snappy_shard_that_claims_too_much_is_refused_before_there_is_memory_for_it(
+    head: bytes, expected_bytes: int
+) -> None:
+    """Its library takes what the first bytes claim, and ends the process where there is not so much."""
+    good = compress("snappy", os.urandom(1000))
+    assert len(decompress("snappy", good, 1000)) == len(decompress("snappy", good, 0)) == 1000
+    with pytest.raises(ValueError, match=r"its head (claims \d+ bytes|is damaged)"):
+        decompress("snappy", head + good[5:] if head else b"", expected_bytes)
 
 
 def test_a_shard_truncated_while_open_is_an_error(tmp_path: Path) -> None:
@@ -572,6 +585,21 @@ def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
     data = (tmp_path / "shard.00000.mds.zstd").read_bytes()
     assert shard["zip_data"]["hashes"]["sha1"] == hashlib.sha1(data).hexdigest()
     assert set(shard["raw_data"]["hashes"]) == {"sha1", "xxh64", "xxh3_128"}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_hash_of_which_nothing_is_known_names_the_shard(tmp_path: Path, compression: str | None) -> None:
+    write(tmp_path, compression=compression, hashes=["sha1"])
+    index = (tmp_path / "index.json").read_text()
+    (tmp_path / "index.json").write_text(index.replace('"sha1": ', '"no_such": '))
+    with pytest.raises(ShardError, match=r"shard\.00000.*'no_such' is unknown.*without check_hashes"):
+        MDSDataset(tmp_path, check_hashes=True)[0]
+
+
+@pytest.mark.parametrize("name", ["no_such", "shake_128", ""])
+def test_a_writer_refuses_a_hash_that_it_does_not_know(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WriterError, match=rf"the hash '{name}' is unknown: choose one of .*sha256.*xxh64"):
+        MDSWriter(tmp_path, FIXED, hashes=[name])
 
 
 def test_importing_the_loader_is_quick_and_needs_no_torch() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import zlib
 from decimal import Decimal
 from io import BytesIO
 from typing import Any
@@ -13,8 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image, ImageChops
 
-from loader.encodings import DTYPE_CODES, SCALARS, column_bytes, decoder, encoder, sample_decoder
-from loader.errors import EncodingError
+from loader.encodings import (
+    DTYPE_CODES,
+    SCALARS,
+    blob_decoder,
+    column_bytes,
+    decoder,
+    encoder,
+    sample_decoder,
+)
+from loader.errors import EncodingError, UnmetNeedError
 from tests.real_streaming import import_streaming
 
 JSON = st.recursive(
@@ -52,6 +61,23 @@ def jpeg_bytes() -> bytes:
     out = BytesIO()
     picture().save(out, format="JPEG")
     return out.getvalue()
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def huge_png() -> bytes:
+    """More pixels than PIL opens by itself, in a few bytes: only its head is looked at."""
+    out = BytesIO()
+    Image.new("1", (8, 8)).save(out, format="PNG")
+    data = bytearray(out.getvalue())
+    data[16:24] = struct.pack(">II", 20_000, 20_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +216,10 @@ def test_a_pickle_is_refused_unless_allowed() -> None:
         ("pil", np.zeros((2, 2))),
         ("list[png]", picture()),
         ("jpeg_array", [3]),
+        ("json", nested(100_000)),
+        ("pkl", nested(100_000)),
     ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_value_that_does_not_fit_is_an_error(encoding: str, value: Any) -> None:
     with pytest.raises(EncodingError):
@@ -221,12 +250,57 @@ def test_an_unknown_encoding_is_an_error(encoding: str) -> None:
         ("pil", b"\x01"),
         ("list[png]", struct.pack("<III", 0, 1, 9)),
         ("jpeg_array", struct.pack("<I", 1 << 30)),
+        ("json", b"[" * 200_000),
+        ("pil", struct.pack("<III", 2**31 - 1, 2**31 - 1, 3) + b"RGB"),
+        ("pil", struct.pack("<III", 60_000, 60_000, 3) + b"RGB"),
+        ("pkl", b"("),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_damaged_bytes_are_an_error_that_names_the_column(encoding: str, data: bytes) -> None:
-    decode = sample_decoder(["it"], [encoding], [0], allow_pickle=False)
-    with pytest.raises(EncodingError, match=r"'it'|sample has"):
-        decode(bytearray(struct.pack("<I", len(data)) + data))
+    for at_once in (False, True):
+        with pytest.raises(EncodingError, match=r"^column 'it' does not decode: \S"):
+            decode_alone(data, encoding, at_once=at_once)
+
+
+def decode_alone(data: bytes, encoding: str, *, at_once: bool) -> Any:
+    """Decode a sample's only value. at_once: read by itself, as large ones are, where there is a way to."""
+    blob = blob_decoder(["it"], [encoding], [0], allow_pickle=True) if at_once else None
+    if blob is not None:
+        return blob[2](data, bytearray())
+    decode = sample_decoder(["it"], [encoding], [0], allow_pickle=True)
+    return decode(bytearray(struct.pack("<I", len(data)) + data))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "told"),
+    [
+        ("png", huge_png(), r"raise PIL\.Image\.MAX_IMAGE_PIXELS"),
+        ("list[png]", struct.pack("<III", 0, 1, len(huge_png())) + huge_png(), r"MAX_IMAGE_PIXELS"),
+        ("pkl", b"cno_such_module\nThing\n.", r"no_such_module.*install the package"),
+        ("pkl", b"cos\nno_such_name\n.", r"no_such_name.*install the package"),
+    ],
+    ids=["png", "list", "module", "class"],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_sound_value_that_needs_what_is_not_here_says_what(
+    encoding: str, data: bytes, told: str, *, at_once: bool
+) -> None:
+    with pytest.raises(UnmetNeedError, match=rf"^column 'it'.*{told}"):
+        decode_alone(data, encoding, at_once=at_once)
+
+
+def test_an_image_that_pil_finds_too_large_opens_where_its_limit_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400_000_000)
+    assert decoder("png")(huge_png(), 0, len(huge_png())).size == (20_000, 20_000)
+
+
+def test_a_sample_that_ends_in_the_sizes_of_its_values_says_so() -> None:
+    decode = sample_decoder(["a", "b"], ["str", "str"], [0, 0], allow_pickle=False)
+    with pytest.raises(EncodingError, match="the sample has 7 bytes, its values' sizes alone take 8"):
+        decode(bytearray(7))
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,8 +1,11 @@
 """The fast path: batches in order whoever reads them, exact states, errors where they belong, nothing left behind."""
 
+import contextlib
 import copy
+import gc
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -216,6 +219,60 @@ def test_a_shard_that_cannot_be_read_is_an_error_at_its_batch_after_all_before_i
     wait_until_no_thread_is_left()
 
 
+def open_files(directory: Path) -> list[str]:
+    """The files below a directory that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.startswith(f"{directory}/")]
+
+
+class Interrupting(MDSDataset):
+    """Has the main thread interrupted as it waits for what begins at sample 160, and answers once that is over."""
+
+    is_over = threading.Event()
+
+    def __getitems__(self, which: Any) -> Any:
+        if which[0] == 160:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert self.is_over.wait(20)
+        return super().__getitems__(which)
+
+
+@pytest.mark.parametrize("where", ["a shard", "the loop", "an interrupt while it waits"])
+def test_a_loader_that_failed_has_closed_its_shards_once_it_is_let_go_of(tmp_path: Path, where: str) -> None:
+    """By reference counts alone: a garbage collection comes much later, and a mount with open files stays busy."""
+    write(tmp_path)
+
+    def fail() -> None:
+        if where == "a shard":
+            os.truncate(tmp_path / "shard.00003.mds", 2000)
+        dataset = Interrupting(tmp_path) if where == "an interrupt while it waits" else MDSDataset(tmp_path)
+        loader = Loader(dataset, sampler_of(dataset, order="sequential", canonical_nodes=1))
+        try:
+            for number, _ in enumerate(loader):
+                if number == 2:
+                    assert open_files(tmp_path)
+                    if where == "the loop":
+                        raise ShardError("truncated")
+        finally:
+            Interrupting.is_over.set()
+
+    expected = KeyboardInterrupt if where == "an interrupt while it waits" else ShardError
+    Interrupting.is_over.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(expected):
+            fail()
+            raise AssertionError("nothing was raised")
+        wait_until_no_thread_is_left()
+        assert not open_files(tmp_path)
+    finally:
+        gc.enable()
+
+
 def test_a_shard_that_shrinks_while_it_is_open_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
     write(tmp_path)
     dataset = MDSDataset(tmp_path)
@@ -271,6 +328,36 @@ def test_samples_of_all_kinds_come_through_a_collate_of_the_callers(tmp_path: Pa
         for sample in found
         for number in [sample["id"]]
     )
+
+
+def test_an_iteration_that_goes_on_in_a_forked_process_is_an_error_and_a_new_one_there_is_none(
+    directory: Path, tmp_path: Path
+) -> None:
+    loader = loader_of(directory)
+    batches = iter(loader)
+    given = [next(batches)["id"].tolist() for _ in range(3)]
+    told = tmp_path / "told"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)  # the threads that it would wait for are its parent's
+            with contextlib.suppress(StopIteration):
+                try:
+                    next(batches)
+                except LoaderError as problem:
+                    told.write_text(json.dumps([str(problem), ids_of(loader)]))
+                    status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    message, again = json.loads(told.read_text())
+    assert f"belongs to process {os.getpid()}" in message
+    assert f"process {child} was forked" in message
+    whole = list(sampler_of(MDSDataset(directory)))
+    assert again == whole  # as an iteration does that is begun instead of another one
+    assert given + [batch["id"].tolist() for batch in batches] == whole
 
 
 @pytest.mark.parametrize("workers", [0, 2])

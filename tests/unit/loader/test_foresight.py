@@ -1,8 +1,14 @@
 """What a machine reads, planned ahead: the batches of its ranks, as shards and as bytes."""
 
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +19,7 @@ from loader import course
 from loader.dataset import MDSDataset
 from loader.errors import OrderError
 from loader.foresight import GAP_BYTES, behind, sample_uses, shard_uses, table_bytes
-from loader.order import NATIVE, OrderSpec, Weight
+from loader.order import NATIVE, OrderSpec, Weight, epochs
 from loader.sampler import ElasticBatchSampler
 from loader.world import World
 from loader.writer import MDSWriter
@@ -93,6 +99,41 @@ def test_a_course_has_the_batches_of_all_ranks_of_the_machine(run: dict) -> None
             finally:
                 course.BLOCK_SAMPLES = before
             assert found == expected[first:]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_course_and_its_sampler_hold_the_order_of_an_epoch_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cached: bool
+) -> None:
+    made: list[int] = []
+    real, meeting = epochs.shuffle_units, Barrier(2)
+
+    def shuffle(order: str, units: Any, rows: int, seed: int, epoch: int, *rest: Any) -> Any:
+        made.append(epoch)
+        with suppress(BrokenBarrierError):
+            meeting.wait(0.2)  # of two that make an order at a time
+        return real(order, units, rows, seed, epoch, *rest)
+
+    monkeypatch.setattr(epochs, "shuffle_units", shuffle)
+    sampler = ElasticBatchSampler(
+        np.full(40, 25), global_batch_size=20, world=World(), cache_folder=tmp_path if cached else None
+    )
+    ahead = sampler.course
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(lambda: next(ahead.ids(0, 1)))
+        mine = next(iter(sampler))
+        assert sorted(first.result()[1].ravel().tolist()) == sorted(mine)
+    assert made == [0]
+    held = weakref.ref(ahead.tracks.get(0))
+    next(ahead.ids(ahead.steps, 1))  # the course goes ahead to the next epoch
+    assert made == [0, 1]
+    assert held() is not None
+    sampler.set_epoch(1)
+    next(iter(sampler))
+    assert made == [0, 1]
+    assert held() is None  # nobody is at the first epoch any more
+    again = pickle.loads(pickle.dumps(sampler))
+    assert list(again) == batches(sampler, 1)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from loader import ElasticBatchSampler, OrderError, World
-from loader.order import OrderCache
+from loader.order import OrderCache, OrderSpec, StreamTable, Tracks
 from loader.order.spec import Stored
 
 SIZES = np.full(40, 25, np.int64)
@@ -74,6 +75,59 @@ def test_who_does_not_write_waits_for_the_file(tmp_path: Path) -> None:
 def test_who_waits_in_vain_makes_the_order_himself(tmp_path: Path) -> None:
     lonely = OrderCache(tmp_path, "x", writes=False, wait_seconds=0.1)
     assert lonely.get("0-all", 10, np.uint32, fill).tolist() == list(range(10))[::-1]
+
+
+def mapped_bytes(path: Path) -> int:
+    """What this process has of a file in its own page table."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.endswith(str(path)))
+    return int(next(line for line in lines[at:] if line.startswith("Rss:")).split()[1]) * 1024
+
+
+def test_who_maps_an_order_does_not_keep_what_was_read_of_it(tmp_path: Path) -> None:
+    sizes = np.full(400, 20_000, np.int64)
+    spec = OrderSpec("sequential", canonical_nodes=8)
+    tracks = Tracks(StreamTable.of(sizes, [sizes.size], spec), spec, OrderCache(tmp_path, "x"))
+    track = tracks.get(0)
+    (file,) = tmp_path.iterdir()
+    most = 0
+    for first in range(0, 8_000_000, 1 << 18):
+        positions = np.arange(first, min(first + (1 << 18), 8_000_000))
+        assert np.array_equal(track.at(positions), positions % 8 * 1_000_000 + positions // 8)
+        most = max(most, mapped_bytes(file))
+    assert file.stat().st_size == 32_000_000
+    assert 0 < most < 16_000_000
+
+
+@pytest.mark.parametrize("order", ["py1e", "py1br", "py1b", "py1s"])
+def test_who_writes_an_order_has_little_of_it_at_a_time(tmp_path: Path, order: str) -> None:
+    sizes = np.full(1600, 5000, np.int64)
+    spec = OrderSpec(order, canonical_nodes=2, block_size=20_000)
+    table = StreamTable.of(sizes, [sizes.size], spec)
+    seen: list[int] = []
+
+    class Looking(OrderCache):
+        """Looks, now and then, at how much of the file this process has in its page table."""
+
+        def get(self, name: str, samples: int, dtype: Any, fill: Callable[[Stored], None]) -> Stored:
+            done = threading.Event()
+
+            def look() -> None:
+                while not done.wait(0.01):
+                    with suppress(StopIteration, ValueError):
+                        (file,) = tmp_path.iterdir()
+                        seen.append(mapped_bytes(file))
+
+            with ThreadPoolExecutor(1) as looking:
+                looking.submit(look)
+                try:
+                    return super().get(name, samples, dtype, fill)
+                finally:
+                    done.set()
+
+    ids = Tracks(table, spec, Looking(tmp_path, "x")).get(0).at(np.arange(1000))
+    assert np.array_equal(ids, Tracks(table, spec).get(0).at(np.arange(1000)))
+    assert 0 < max(seen) < 16_000_000
 
 
 def test_two_threads_of_a_process_make_an_order_once(tmp_path: Path) -> None:

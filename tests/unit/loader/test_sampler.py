@@ -308,6 +308,15 @@ def test_the_very_end_of_an_epoch_is_the_next_one_also_past_an_incomplete_batch(
         assert (sampler.epoch, sampler.remaining_batches) == (1, len(sampler))
 
 
+def test_the_librarys_state_before_its_first_epoch_is_the_beginning() -> None:
+    (sampler,) = samplers(1, 1)
+    sampler.set_epoch(3)
+    sampler.load_state_dict(streaming_state(0, epoch=-1))
+    assert (sampler.epoch, sampler.remaining_batches) == (0, len(sampler))
+    with pytest.raises(StateError, match="epoch of the saved state is -1"):
+        sampler.load_state_dict(streaming_state(GLOBAL_BATCH, epoch=-1))
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_the_librarys_end_of_an_epoch_counts_the_repeats_of_its_ranks(
     drop_last: bool,  # noqa: FBT001 -- pytest passes it

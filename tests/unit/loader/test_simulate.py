@@ -65,5 +65,8 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert main(["simulate", str(tmp_path), *arguments[2:]]) == 1
     assert main([*arguments, "--epochs", "0"]) == 1
+    for size in ("nan", "inf", "-5"):
+        assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 1
+        assert f"--cache-bytes {size} is no number of bytes" in capsys.readouterr().err
     assert main([*arguments, "--png", str(tmp_path / "nowhere" / "run.png")]) == 1
     assert "nowhere" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,88 @@ def test_each_rank_and_worker_reads_what_the_librarys_does(
         of_rank = work[rank // ranks_per_node, rank % ranks_per_node]  # (workers, batches, batch)
         expected = of_rank.transpose(1, 0, 2).ravel()
         assert delivered == expected[expected >= 0].tolist()
+
+
+GLOBAL_BATCH = 12
+
+
+def rank_loaders(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, **options: Any
+) -> list[StreamingDataLoader]:
+    """Each rank's loader; workers by `num_workers` and `persistent_workers`."""
+    found = []
+    for rank in range(ranks):
+        set_rank(monkeypatch, rank, ranks)
+        size = GLOBAL_BATCH // ranks
+        dataset = StreamingDataset(local=str(directory / "a"), shuffle=True, batch_size=size)
+        found.append(StreamingDataLoader(dataset, batch_size=size, **options))
+    return found
+
+
+def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int, ranks: int) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", ranks)):
+        monkeypatch.setenv(name, str(value))
+
+
+def taken(loaders: list[StreamingDataLoader], steps: int | None) -> list[set[int]]:
+    """The union over ranks of each step of an iteration, up to so many; no rank has more steps than another."""
+    parts = zip(*(islice(loader, steps) for loader in loaders), strict=True)
+    return [set(chain.from_iterable(part["id"].tolist() for part in step)) for step in parts]
+
+
+def state_of(monkeypatch: pytest.MonkeyPatch, loaders: list[StreamingDataLoader]) -> dict[str, Any]:
+    """The state that all ranks agree on, as a checkpoint keeps it."""
+    states = []
+    for rank, loader in enumerate(loaders):
+        set_rank(monkeypatch, rank, len(loaders))
+        states.append(json.dumps(loader.state_dict()))
+    assert len(set(states)) == 1
+    found: dict[str, Any] = json.loads(states[0])
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_moves_to_other_numbers_of_ranks_in_an_epoch_and_between_two(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    (alone,) = rank_loaders(directory, monkeypatch, 1)
+    whole = [taken([alone], None) for _ in range(4)]
+    steps = len(whole[0])
+    assert steps == 17  # the last has 11 samples, which fill 12 places
+    expected = list(chain.from_iterable(whole))
+    seen: list[set[int]] = []
+    state = state_of(monkeypatch, rank_loaders(directory, monkeypatch, 2))  # saved before the first step
+    # ranks, then where each iteration ends; a whole epoch's state is its end, which an empty iteration follows.
+    for ranks, stops in (
+        (2, [5]), (1, [4]), (2, [steps - 10]), (3, [None]), (2, [None, 3]), (3, [None]), (2, [None, 1]), (1, [None]),
+    ):  # fmt: skip
+        loaders = rank_loaders(
+            directory, monkeypatch, ranks, num_workers=workers, persistent_workers=workers > 0
+        )
+        for loader in loaders:
+            loader.load_state_dict(state)
+        assert state_of(monkeypatch, loaders)["sample_in_epoch"] == state["sample_in_epoch"]
+        for stop in stops:
+            seen += taken(loaders, stop)
+        state = state_of(monkeypatch, loaders)
+        assert seen == expected[: len(seen)]
+    assert len(seen) == 3 * steps
+
+
+def test_a_state_loaded_into_a_loader_that_has_delivered_is_the_one_that_it_says(directory: Path) -> None:
+    dataset = StreamingDataset(local=str(directory / "a"), shuffle=True, batch_size=8)
+    loader = StreamingDataLoader(dataset, batch_size=8)
+    assert len(list(islice(loader, 5))) == 5
+    state = loader.state_dict()
+    assert len(list(islice(loader, 3))) == 3
+    assert state is not None
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+
+
+def test_an_order_that_is_not_the_librarys_is_refused_as_its_states_do_not_tell_it(directory: Path) -> None:
+    with pytest.raises(LoaderError, match=r"'native'.*ElasticBatchSampler"):
+        StreamingDataset(local=str(directory / "a"), shuffle=True, shuffle_algo="native")
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

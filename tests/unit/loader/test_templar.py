@@ -6,8 +6,10 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,59 @@ def test_tokens_are_made_once_and_kept_for_every_process(root: Path, tmp_path: P
     assert sorted(path.name for path in root.iterdir()) == ["CC-1", "CC-2", METADATA_NAME, SIZES_NAME]
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_two_threads_that_want_a_page_tokenise_it_once(root: Path, tmp_path: Path, *, is_kept: bool) -> None:
+    meeting, letters = Barrier(2), Letters()
+
+    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+        with suppress(BrokenBarrierError):
+            meeting.wait(0.2)  # of two that tokenise at a time
+        return letters(texts)
+
+    dataset = TemplarDataset(
+        root,
+        tokenizer=tokenizer,
+        tokenizer_name="letters",
+        cache_folder=tmp_path / "pages" if is_kept else None,
+    )
+    page = dataset.pages(1, 1)[0]
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(dataset.tokens, [page, page])
+    assert letters.calls == 1
+    assert [row.tolist() for row in one] == [row.tolist() for row in other]
+    one[0][0] = -1
+    assert other[0][0] != -1  # each has memory of its own
+
+
+def test_threads_that_want_another_page_do_not_wait_for_it(root: Path) -> None:
+    meeting, letters = Barrier(2), Letters()
+
+    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+        meeting.wait(20)
+        return letters(texts)
+
+    dataset = TemplarDataset(root, tokenizer=tokenizer)
+    pages = [Page("CC-1/000.parquet", 0, 0), Page("CC-1/000.parquet", 1, 0)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(dataset.tokens, pages))
+    assert [len(page) for page in found] == [100, 100]
+
+
+def test_a_tokenizer_that_fails_does_so_once_more_when_asked_again(root: Path, tmp_path: Path) -> None:
+    letters, answers = Letters(), [[[1]], None]
+
+    def tokenizer(texts: list[str]) -> Any:
+        return answers.pop(0) or letters(texts)
+
+    dataset = TemplarDataset(
+        root, tokenizer=tokenizer, tokenizer_name="letters", cache_folder=tmp_path / "pages"
+    )
+    page = dataset.pages(1, 1)[0]
+    with pytest.raises(LoaderError, match="1 lists of tokens"):
+        dataset.tokens(page)
+    assert len(dataset.tokens(page)) == len(dataset.texts(page))
+
+
 @pytest.mark.parametrize(
     "harm", [lambda data: data[:-5], lambda data: data[:40] + b"?" + data[41:], lambda data: b""]
 )
@@ -212,6 +267,21 @@ def test_threads_that_miss_the_same_file_at_once_all_get_it(tmp_path: Path) -> N
         thread.join()
     assert found == [str(tmp_path / "key.mds")] * 8
     assert [path.name for path in tmp_path.iterdir()] == ["key.mds"]
+
+
+def test_processes_of_the_same_number_do_not_write_into_each_others_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, names, replace = UnpackedFolder(tmp_path, 1 << 20), set(), os.replace
+
+    def note(source: Path, target: Path) -> None:
+        names.add(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", note)
+    for _ in range(2):
+        Path(folder.path("key", 0, lambda: b"content")).unlink()
+    assert len(names) == 2
 
 
 def test_its_shards_are_a_parquet_dataset_too(root: Path) -> None:

@@ -1,6 +1,8 @@
 """`python -m loader ls`, `head`, `stats`, `verify`, `merge`."""
 
+import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +78,70 @@ def test_one_of_a_thing_is_said_in_the_singular(tmp_path: Path, capsys: pytest.C
     assert "1 shard, 1 sample: all is well" in told
     assert "1 of 1 sample\n" in told
     assert not re.search(r"\b1 (shard|sample|byte)s", told)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "told"),
+    [
+        ("json", b"[" * 200_000, "column 'a' does not decode: "),
+        ("pkl", b"cno_such_module\nThing\n.", "no_such_module"),
+        ("str", None, "the sample has 2 bytes, its values' sizes alone take 4"),
+    ],
+    ids=["nested", "class", "cut"],
+)
+def test_a_value_that_does_not_decode_is_told_of_by_each_tool_that_decodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoding: str, data: bytes | None, told: str
+) -> None:
+    sample = b"no" if data is None else struct.pack("<I", len(data)) + data
+    shard = write_by_hand(tmp_path, encoding, sample)
+    for command in ("head", "verify"):
+        assert main([command, "--allow-pickle", str(tmp_path)]) == 1
+        said = capsys.readouterr().err
+        assert f"{shard} (shard 0): sample 0, number 0 of the shard: " in said
+        assert told in said
+        assert ("The shard is damaged" in said) == (encoding != "pkl")
+
+
+def write_by_hand(directory: Path, encoding: str, sample: bytes) -> Path:
+    """A dataset of one sample with one column, `a`; the index does not say how many bytes there are."""
+    shard = {
+        "samples": 1, "raw_data": {"basename": "shard.00000.mds"}, "zip_data": None,
+        "column_names": ["a"], "column_encodings": [encoding], "column_sizes": [None],
+    }  # fmt: skip
+    (directory / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    path = directory / "shard.00000.mds"
+    path.write_bytes(struct.pack("<III", 1, 12, 12 + len(sample)) + sample)
+    return path
+
+
+def test_stats_name_a_sample_that_is_too_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = write_by_hand(tmp_path, "str", b"no")
+    assert main(["stats", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{shard} (shard 0): sample 0: the sample has 2 bytes, its values' sizes alone take 4" in said
+    assert "python -m loader verify" in said
+
+
+def test_head_takes_no_negative_count(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["head", "-n", "-3", str(directory)]) == 1
+    told = capsys.readouterr()
+    assert "--samples -3 is negative" in told.err
+    assert told.out == ""
+
+
+def test_verify_names_the_shard_of_a_hash_that_is_unknown(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = (directory / "index.json").read_text()
+    (directory / "index.json").write_text(index.replace('"sha1": ', '"no_such": '))
+    assert main(["verify", str(directory)]) == 1
+    said = capsys.readouterr().err
+    shard = min(directory.glob("shard.*"))
+    assert (
+        f"{shard} (shard 0): the index has a hash that cannot be checked: the hash 'no_such' is unknown"
+        in said
+    )
+    assert "--quick" in said
 
 
 def test_a_quick_verify_looks_at_sizes_alone(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,93 @@ def test_nodes_with_different_numbers_of_tasks_are_an_error_that_says_what_to_pa
         World.detect(environment=TASK | {"SLURM_TASKS_PER_NODE": tasks})
 
 
+CYCLIC = r"dealt out to nodes in turn.*-m block.*world="
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        # -m cyclic on 2 nodes: ranks 1, 3, 5, 7 are tasks 0 to 3 of node 1
+        ({"SLURM_LOCALID": "2", "SLURM_NODEID": "1"}, CYCLIC),
+        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}, CYCLIC),
+        # rank 0 is where it would be anyhow, and must not wait for the others
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_DISTRIBUTION": "cyclic:block"}, CYCLIC),
+        # -m plane=2: ranks 4, 5 are tasks 2, 3 of node 0
+        ({"SLURM_PROCID": "4", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}, CYCLIC),
+        # though LOCAL_WORLD_SIZE says how many
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_TASKS_PER_NODE": "", "SLURM_LOCALID": "2"}, CYCLIC),
+        ({"SLURM_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_TASKS": "7"}, r"'2\(x3\),1'.* world="),
+    ],
+)
+def test_tasks_that_slurm_has_not_put_in_blocks_of_one_size_are_an_error_that_says_what_to_do(
+    changes: dict[str, str], told: str
+) -> None:
+    environment = TASK | {"SLURM_TASKS_PER_NODE": "4(x2)"} | changes
+    with pytest.raises(OrderError, match=told):
+        World.detect(environment=environment)
+    # what it says: all as one node
+    ranks = int(environment["SLURM_STEP_NUM_TASKS"])
+    rank = int(environment["SLURM_PROCID"])
+    assert World.detect(environment=environment | {"LOCAL_WORLD_SIZE": str(ranks)}) == World(rank, ranks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "world"),
+    [
+        ({"SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_DISTRIBUTION": "block:cyclic"}, World(5, 8, 4)),
+        # numbered anew, node by node, by who set RANK
+        (
+            {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_DISTRIBUTION": "cyclic",
+             "RANK": "4", "WORLD_SIZE": "8"},
+            World(4, 8, 4),
+        ),
+        # one task a node, or one node: in turn and in blocks are the same
+        (
+            {"SLURM_TASKS_PER_NODE": "1(x8)", "SLURM_LOCALID": "0", "SLURM_DISTRIBUTION": "cyclic"},
+            World(5, 8, 1),
+        ),
+        (
+            {"SLURM_TASKS_PER_NODE": "8", "SLURM_LOCALID": "5", "SLURM_NODEID": "0", "SLURM_DISTRIBUTION": "cyclic"},
+            World(5, 8, 8),
+        ),
+        # torchrun in each of two tasks says all by itself
+        (
+            {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "2",
+             "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_DISTRIBUTION": "cyclic", "RANK": "9", "WORLD_SIZE": "16",
+             "LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "2"},
+            World(9, 16, 8),
+        ),
+    ],
+)  # fmt: skip
+def test_tasks_that_slurm_has_put_in_blocks_are_the_ranks_of_their_nodes(
+    changes: dict[str, str], world: World
+) -> None:
+    assert World.detect(environment=TASK | {"SLURM_TASKS_PER_NODE": "4(x2)"} | changes) == world
+
+
+def test_mpiruns_ranks_dealt_out_to_nodes_in_turn_are_an_error() -> None:
+    environment = {
+        "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    }  # fmt: skip
+    with pytest.raises(OrderError, match=r"dealt out to nodes in turn.*--map-by slot"):
+        World.detect(environment=environment)
+    assert World.detect(environment=environment | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}) == World(5, 8, 4)
+
+
+@pytest.mark.parametrize(("rank", "local"), [(0, 4), (5, 2), (7, 2)])
+def test_torchruns_of_different_numbers_of_processes_are_an_error_on_each(rank: int, local: int) -> None:
+    """4, 2 and 2: of 8 ranks each node's number is a part, so that ranks would believe different things."""
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_WORLD_SIZE": "3",
+    }
+    with pytest.raises(OrderError, match=rf"3 nodes of {local} ranks.* world="):
+        World.detect(environment=environment)
+
+
 def test_data_parallel_ranks_replace_all_ranks() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
     assert World.detect(dp_rank=2, dp_size=4, environment=environment) == World(2, 4, 2, replica=1)
