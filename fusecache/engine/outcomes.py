@@ -63,7 +63,7 @@ class Outcomes:
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
         self.conflicts: dict[str, str] = {}
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_conflict: Callable[[str, str, int, str], None] = lambda _key, _kept_as, _size, _error: None
+        self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
         self.on_published: Callable[[str], None] = lambda _key: None
         # A version (key, ETag) is no longer there.
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
@@ -178,7 +178,7 @@ class Outcomes:
         if isinstance(item, Generation):
             key = item.record.key
             copy_key = self._free_conflict_key(key, item.sequence)
-            self._note_conflict(key, copy_key, item.size, error)
+            self._note_conflict(key, copy_key, item.size, error, item.sequence)
             self._owed.remove(item, published=True)
             self._preparer.restart(item)
             record = item.go(FileState.SEALED, key=copy_key, base_etag=None)
@@ -215,7 +215,9 @@ class Outcomes:
             copy_key = _conflict_key(prefix, path, f"{sequence}-{count}")
         return copy_key
 
-    def _note_conflict(self, key: str, copy_key: str, size: int, error: FusecacheError) -> None:
+    def _note_conflict(
+        self, key: str, copy_key: str, size: int, error: FusecacheError, number: int = 0
+    ) -> None:
         if copy_key:
             log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
         else:
@@ -224,7 +226,7 @@ class Outcomes:
         self.conflicts[key] = copy_key
         for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
             del self.conflicts[oldest]
-        self.on_conflict(key, copy_key, size, str(error))
+        self.on_conflict(key, copy_key, size, str(error), number)
 
     async def _reject(self, item: Item, error: FusecacheError) -> None:
         """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
@@ -278,6 +280,9 @@ class Outcomes:
                 item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
             )
             self._contents.on_key_changed(item)
+        elif item.record.base_etag is not None and node.published_etag(key) is None:
+            # It took the place of a removal: from now on only the node knows what the bucket shows.
+            node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
         newer = next((each for each in self._owed.for_key(key_now) if _is_content(each, node)), None)
         if newer is None:
             newer = node.generation if node.generation is not item else None

@@ -22,6 +22,8 @@ from fusecache.policy.rotation import Rotation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# A directory in which more names than this are written again has none that speaks of the others.
+_REWRITTEN_MOST = 256
 _ROLES = {
     OperationKind.DELETE: Role.REMOVAL,
     OperationKind.MKDIR: Role.NEW,
@@ -144,8 +146,9 @@ class Owed:
         return list(self._by_key.get(key, ()))
 
     def rewritten_in(self, folder: str) -> list[str]:
-        """Return the keys right in a directory of which several changes are queued."""
-        return list(self._rewritten.get(folder, ()))
+        """Return the keys right in a directory of which several changes are queued; none if there are very many."""
+        keys = self._rewritten.get(folder, ())
+        return list(keys) if len(keys) <= _REWRITTEN_MOST else []
 
     def removals_behind(self, key: str) -> list[Operation]:
         """Return the queued removals of names whose newer, unpublished content went to `key`."""

@@ -277,7 +277,7 @@ class Tree:
         now = trio.current_time()
         if gone:
             tombstone.gone = now
-        elif tombstone.pending == 0:
+        elif tombstone.pending == 0 and tombstone.gone == float("-inf"):
             del self._tombstones[key]
         if len(self._tombstones) > 1000:
             self._purge_tombstones(now)

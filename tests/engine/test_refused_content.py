@@ -178,6 +178,31 @@ async def test_a_refused_file_that_was_renamed_stays_before_its_older_version_af
     assert bucket.shows() == {"b": b"22"}
 
 
+@pytest.mark.parametrize("way_on", ["renamed", "written again"])
+async def test_refused_content_that_took_the_place_of_a_removal_knows_what_the_bucket_shows(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, way_on: str
+) -> None:
+    store = Refusing(bucket)
+    async with running_node(store, cache) as user:
+        await user.write("a", b"1")
+        assert await user.drained() == "durable"
+        store.keys.add("a")
+        await user.unlink("a")
+        await user.write("a", b"22")
+        assert await user.drained() == "error"
+        assert bucket.shows() == {"a": b"1"}
+        store.keys.clear()
+        if way_on == "renamed":
+            await user.rename("a", "b")
+            assert await user.tree() == {"b": b"22"}
+            assert await bring_back(user) == "b"
+        else:
+            await user.write("a", b"22")
+        await nothing_is_staged(user, cache)
+        assert user.fs.publisher.conflicts == []
+    assert bucket.shows() == {"b" if way_on == "renamed" else "a": b"22"}
+
+
 # ---- renamed while the request was under way
 
 

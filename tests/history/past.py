@@ -153,6 +153,16 @@ class Past:
         entries = self.files.get(path)
         return entries[_index(entries, step)].values if entries else NOTHING
 
+    def entry(self, path: str, step: int) -> Entry:
+        """Return what a name held right after a promise, and since when."""
+        entries = self.files.get(path)
+        return entries[_index(entries, step)] if entries else _first()
+
+    def next_entry(self, path: str, step: int) -> Entry | None:
+        """Return what a name held next after what it held right after a promise; None: nothing else."""
+        entries = self.files.get(path, [])
+        return next(iter(entries[_index(entries, step) + 1 :]), None)
+
     def since(self, path: str, step: int) -> Values:
         """Return all that a name held from right after a promise on."""
         entries = self.files.get(path)

@@ -6,6 +6,7 @@
 3. A removed file's object goes after every earlier write of the whole mount.
 4. A rename never leaves neither name; what a directory's rename moves appears in its original order.
 5. A file under a temporary name stays away for 60 seconds after its close.
+6. A version that was written over need not show if an older file beside it or below was removed and never showed.
 New files that are none of these may come in any order. The position of an overwrite is that of the oldest change of
 its name that the bucket lacks, as newer content takes the place of the older.
 """
@@ -95,6 +96,23 @@ class Rules:
             entry.step, ("",), {key}, writes_only=True
         )
 
+    def _is_skipped(self, path: str, step: int) -> bool:
+        """Say whether what a name held need never show: it was written again, and may speak of what was removed since.
+
+        That is a file beside it or below, older, that the bucket never showed.
+        """
+        held, newer = self._past.entry(path, step), self._past.next_entry(path, step)
+        if newer is None or newer.values == NOTHING:
+            return False
+        for other, entries in self._past.files.items():
+            if other == path or not other.startswith(_folder(path)):
+                continue
+            unseen = entries[self._matched.get(other, 0) + 1 :]
+            was_written = any(entry.values != NOTHING and entry.step < held.step for entry in unseen)
+            if was_written and any(entry.values == NOTHING and newer.step < entry.step for entry in unseen):
+                return True
+        return False
+
     def _before(
         self, step: int, folders: tuple[str, ...], exempt: set[str], *, writes_only: bool = False
     ) -> str:
@@ -109,7 +127,7 @@ class Rules:
                 # Removed since: what it held is dropped, and its DELETE has a place of its own. Or made again since:
                 # its DELETE collapses into the request that puts the new content in its place.
                 continue
-            if self.shown.get(path) not in since:
+            if self.shown.get(path) not in since and not self._is_skipped(path, step - 1):
                 return f"promise {step}, but {path} still shows what it held before"
         return ""
 
