@@ -183,7 +183,7 @@ class Changes(DirectoryMoves):
             self._tree.hide(key)
         changes += self._contents.places.queue_removals(key)
         for item in left:
-            changes += self._rotating.note_left(item.sequence, key)
+            changes += self._rotating.note_gone(item.sequence, key)
 
     def _collapse_rmdir(self, key: str, changes: list[Change]) -> None:
         for item in self._owed.for_key(key):

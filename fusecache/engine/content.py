@@ -23,7 +23,7 @@ from fusecache.engine.processes import thread_group
 from fusecache.engine.promises import Promises, is_killed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutAttributes, PutFile
-from fusecache.model.errors import FusecacheError, NoSpace, ObjectChanged, ObjectMissing, TooLarge
+from fusecache.model.errors import FusecacheError, NoSpace, NotFound, ObjectChanged, ObjectMissing, TooLarge
 from fusecache.model.nouns import MIB, ObjectInfo
 from fusecache.model.records import FileRecord, PosixAttributes
 from fusecache.model.states import FileState
@@ -324,6 +324,8 @@ class Contents(Promises):
                 if keep:
                     await self._fill(node, generation, old, keep)
                     generation.size = keep
+                if not self._tree.is_linked(node) and not node.handles:
+                    raise NotFound(f"{node.name}: it was removed meanwhile")
             except BaseException:
                 self._abandon(generation)
                 raise
@@ -332,6 +334,7 @@ class Contents(Promises):
                 dropped = self.drop(old)
             elif (
                 old is not None
+                and old.state is not FileState.DROPPED
                 and not self._tree.is_linked(node)
                 and not old.in_flight
                 and old not in self._owed

@@ -22,8 +22,6 @@ from fusecache.policy.rotation import Rotation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A directory in which more names than this are written again has none that speaks of the others.
-_REWRITTEN_MOST = 256
 _ROLES = {
     OperationKind.DELETE: Role.REMOVAL,
     OperationKind.MKDIR: Role.NEW,
@@ -55,7 +53,7 @@ class Owed:
         # In order, until the next change.
         self._sorted: list[Item] | None = []
         self._by_key: dict[str, list[Item]] = {}
-        # Keys of which several items are queued, by directory.
+        # Keys that tell of others, and of which several items are queued, by directory.
         self._rewritten: dict[str, dict[str, None]] = {}
         # Removals of names whose newer content went to a key, by that.
         self._behind: dict[str, list[Operation]] = {}
@@ -93,7 +91,7 @@ class Owed:
         for key in item.changed_keys():
             same_key = self._by_key.setdefault(key, [])
             insort(same_key, item, key=_sequence)
-            if len(same_key) == 2:
+            if len(same_key) == 2 and self.tells(key):
                 self._rewritten.setdefault(_folder(key), {})[key] = None
         if isinstance(item, Operation) and change.moved_to:
             self._behind.setdefault(change.moved_to, []).append(item)
@@ -113,7 +111,7 @@ class Owed:
             same_key = self._by_key[key]
             was_first = same_key[0] is item
             same_key.remove(item)
-            if len(same_key) == 1:
+            if len(same_key) == 1 and self.tells(key):
                 rewritten = self._rewritten[_folder(key)]
                 del rewritten[key]
                 if not rewritten:
@@ -146,9 +144,8 @@ class Owed:
         return list(self._by_key.get(key, ()))
 
     def rewritten_in(self, folder: str) -> list[str]:
-        """Return the keys right in a directory of which several changes are queued; none if there are very many."""
-        keys = self._rewritten.get(folder, ())
-        return list(keys) if len(keys) <= _REWRITTEN_MOST else []
+        """Return the keys right in a directory that tell of others, and of which several changes are queued."""
+        return list(self._rewritten.get(folder, ()))
 
     def removals_behind(self, key: str) -> list[Operation]:
         """Return the queued removals of names whose newer, unpublished content went to `key`."""

@@ -38,8 +38,8 @@ class Rotating:
             return False
         return not self._owed.is_aside(item)
 
-    def note_left(self, sequence: int, key: str) -> list[Change]:
-        """What had a place in the queue has none there any more: have nobody believe that it was published."""
+    def note_gone(self, sequence: int, key: str) -> list[Change]:
+        """What was queued for a key is dropped: have nobody believe that it was published."""
         changes: list[Change] = []
         folder = key.rpartition("/")[0]
         while True:
@@ -48,6 +48,11 @@ class Rotating:
             if not folder:
                 break
             folder = folder.rpartition("/")[0]
+        return [*changes, *self.note_left(sequence, key)]
+
+    def note_left(self, sequence: int, key: str) -> list[Change]:
+        """What was queued for a key has that place no longer: removals that waited for it wait for what came since."""
+        changes: list[Change] = []
         for number in self._owed.rotation.relying_on(sequence, key):
             removal = self._owed.get(number)
             if isinstance(removal, Operation) and not removal.in_flight and self._is_last(removal):

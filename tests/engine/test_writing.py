@@ -455,3 +455,38 @@ async def test_an_unlinked_file_can_be_written_and_read_until_it_is_closed(
         await user.close(handle)
         await assert_nothing_is_left(user, cache)
     assert bucket.shows() == {}
+
+
+@pytest.mark.parametrize("state", ["queued", "published"])
+async def test_a_file_that_is_removed_while_it_is_cut_is_gone(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, state: str
+) -> None:
+    """truncate(2) has no handle, and copies what it keeps."""
+
+    class SlowDisk(InlineOffload):
+        async def disk(self, call, *args):  # type: ignore[no-untyped-def,override]
+            if call.__name__ == "copy_from" or (call.__name__ == "write" and state == "published"):
+                await trio.sleep(5)
+            return await super().disk(call, *args)
+
+    async with running_node(bucket, cache, offload=SlowDisk()) as user:
+        bucket.takes_nothing = state == "queued"
+        await user.write("file", b"content")
+        if state == "published":
+            assert await user.drained() == "durable"
+            user.fs.contents._pace.is_quick = lambda: False  # type: ignore[method-assign]
+        node = await user.fs.resolve("file")
+        async with trio.open_nursery() as nursery:
+
+            async def cut() -> None:
+                with pytest.raises(NotFound, match="removed meanwhile"):
+                    await user.fs.contents.truncate(node, 3)
+
+            nursery.start_soon(cut)
+            await trio.sleep(1)
+            await user.unlink("file")
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.tree() == {}
+    assert bucket.shows() == {}
+    assert not list((cache / "staging").iterdir())
