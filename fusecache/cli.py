@@ -10,15 +10,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fusecache import __version__
+from fusecache import __version__, cache_commands
 from fusecache.config import FIELDS, add_flags, load_options
-from fusecache.control_client import Mount, ask, converse
+from fusecache.control_client import ask
 from fusecache.model.errors import FusecacheError, MountError
-from fusecache.model.texts import count_text, nearest_text, size_text
+from fusecache.model.texts import nearest_text
 from fusecache.mounting import (
     READY,
     MountState,
@@ -34,8 +34,8 @@ from fusecache.mounting import (
     start_in_background,
 )
 from fusecache.recover_command import recover
-from fusecache.report import ProgressView, StepView, pending_text, show_check, show_warm_up
-from fusecache.status_view import status_view, warm_text
+from fusecache.report import ProgressView, pending_text
+from fusecache.status_view import status_view
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -90,14 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(mount)
     mount.set_defaults(run=_mount, parser=mount)
 
-    unmount = _add(commands, "unmount", "upload what is left, then unmount")
+    unmount = _add(
+        commands,
+        "unmount",
+        "upload what is left, carry out removals that delete_delay puts off, then unmount",
+    )
     unmount.add_argument("mountpoint", type=Path, nargs="?", help="where the bucket is mounted")
     unmount.add_argument("--config", type=Path, metavar="FILE", help="the file that names the mountpoint")
     unmount.add_argument("--timeout", type=float, metavar="SECONDS", help="give up uploading after this long")
     unmount.add_argument(
         "--force",
         action="store_true",
-        help="do not wait for uploads: the next mount goes on with them; a mount in use still stays",
+        help="do not wait for uploads, nor for requests under way: the next mount goes on with them; a mount in use "
+        "still stays",
     )
     unmount.add_argument("--if-dead", action="store_true", help="only clean up a mount whose daemon is gone")
     unmount.set_defaults(run=_unmount, parser=unmount)
@@ -150,11 +155,11 @@ def _add_cache_commands(commands: Any) -> None:
     )
     warm.add_argument("paths", nargs="+", metavar="PATH", help="of a mount")
     warm.add_argument("--wait", action="store_true", help="show progress until all is there; Ctrl-C stops it")
-    warm.set_defaults(run=_warm, parser=warm)
+    warm.set_defaults(run=cache_commands.warm, parser=warm)
 
     evict = _add(commands, "evict", "drop what is cached of files and directories")
     evict.add_argument("paths", nargs="+", metavar="PATH", help="of a mount; what is not uploaded stays")
-    evict.set_defaults(run=_evict, parser=evict)
+    evict.set_defaults(run=cache_commands.evict, parser=evict)
 
     check = _add(
         commands,
@@ -164,7 +169,7 @@ def _add_cache_commands(commands: Any) -> None:
     )
     check.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
     check.add_argument("--json", action="store_true", help="for programs")
-    check.set_defaults(run=_check, parser=check, error_status=2)
+    check.set_defaults(run=cache_commands.check, parser=check, error_status=2)
 
 
 def _add_recover(commands: Any) -> None:
@@ -181,7 +186,11 @@ def _add_recover(commands: Any) -> None:
         "--restore", nargs="+", type=int, default=[], metavar="ID",
         help="make it a file again, as NAME.recovered-1; a refused one is uploaded again",
     )  # fmt: skip
-    recover.add_argument("--to", metavar="PATH", help="where it comes back; outside the mount: a copy")
+    recover.add_argument(
+        "--to",
+        metavar="PATH",
+        help="where it comes back, from the working directory or absolute; outside the mount: a copy",
+    )
     recover.add_argument("--delete", nargs="+", type=int, default=[], metavar="ID", help="free its room")
     recover.add_argument("--yes", action="store_true", help="really delete")
     recover.add_argument("--json", action="store_true", help="the listing, for programs")
@@ -271,9 +280,10 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show)
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])
     if status:
-        _say_error(
-            f"{arguments.path}: {answer.result}: {answer.message or pending_text(answer.progress) + ' left'}"
-        )
+        words = [answer.message] if answer.message else []
+        if answer.result == "timeout" or not words:
+            words.append(f"{pending_text(answer.progress)} left")
+        _say_error(f"{arguments.path}: {answer.result}: {', '.join(words)}")
     elif answer.message:
         _say(answer.message)
     return status
@@ -292,74 +302,6 @@ def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return 0
 
 
-def _warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    failed = False
-    for mount, paths in _by_mount(arguments.paths).items():
-        request = {"command": "warm", "paths": paths, "wait": arguments.wait}
-        with StepView(sys.stderr, verb="warming") as view:
-            row = converse(
-                mount,
-                request,
-                on_report=lambda row: show_warm_up(view, row["warm"]) if arguments.wait else None,
-            )
-        job = row.get("warm")
-        if job is None:
-            raise MountError(f"{mount.root}: {row.get('message')}")
-        for line in job["failures"]:
-            _say_error(line)
-        if job["files_failed"] > len(job["failures"]):
-            _say_error(f"and {count_text(job['files_failed'] - len(job['failures']), 'other file')}")
-        if row["result"] != "ok":
-            _say_error(f"not all is cached: {row['message'] or warm_text(job)}")
-            failed = True
-        elif arguments.wait:
-            _tell(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
-        elif job["state"] == "counting":
-            _tell("counting goes on in the background; see `fusecache status`")
-        else:
-            _tell(f"{warm_text(job)}; what is left goes on in the background, see `fusecache status`")
-    return int(failed)
-
-
-def _evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    freed = left = 0
-    for mount, paths in _by_mount(arguments.paths).items():
-        facts = _facts(mount, converse(mount, {"command": "evict", "paths": paths}), "evict")
-        freed += facts["freed_bytes"]
-        left += facts["left_bytes"]
-    _tell(f"freed {size_text(freed)}" + (f"; {size_text(left)} stay, as they are in use" if left else ""))
-    return 0
-
-
-def _check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mount, inner = reach(arguments.path or mount_of_this_node(Path.cwd()))
-    cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
-    with StepView(sys.stderr, verb="checking") as view:
-        row = converse(
-            mount,
-            {"command": "check", "paths": [inner]},
-            on_report=lambda row: show_check(view, row["check"], cached_bytes),
-        )
-    facts = _facts(mount, row, "check")
-    if arguments.json:
-        _tell(json.dumps(facts, indent=2))
-        return int(_is_bad(facts))
-    for path in facts["damaged"]:
-        _tell(f"damaged in the cache, dropped: {path}")
-    if facts["damaged_files"] > len(facts["damaged"]):
-        _tell(f"and {count_text(facts['damaged_files'] - len(facts['damaged']), 'other file')}")
-    for each in facts["unusable"]:
-        _tell(f"no path can name the key {each['key']!r}: {each['why']}")
-    if facts["unusable_keys"] > len(facts["unusable"]):
-        _tell(f"and {count_text(facts['unusable_keys'] - len(facts['unusable']), 'other key')}")
-    _tell(
-        f"{count_text(facts['blocks'], 'cached block')}, {size_text(facts['bytes'])} read: "
-        f"{count_text(facts['damaged_files'], 'damaged file')}; "
-        f"{count_text(facts['keys'], 'key')} listed: {facts['unusable_keys']} unusable"
-    )
-    return int(_is_bad(facts))
-
-
 def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return recover(
         arguments.place,
@@ -371,34 +313,9 @@ def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     )
 
 
-def _is_bad(facts: Mapping[str, Any]) -> bool:
-    return bool(facts["damaged_files"] or facts["unusable_keys"])
-
-
-def _facts(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what a command answered. Raises MountError if it failed."""
-    if row.get("result") != "ok":
-        raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
-    facts: dict[str, Any] = row[name]
-    return facts
-
-
-def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
-    """Return the mounts of paths, with the paths inside each."""
-    found: dict[Mount, list[str]] = {}
-    for path in paths:
-        mount, inner = reach(path)
-        found.setdefault(mount, []).append(inner)
-    return found
-
-
 def _version(_: argparse.Namespace, __: Sequence[str]) -> int:
     sys.stdout.write(f"fusecache {__version__}\n")
     return 0
-
-
-def _tell(text: str) -> None:
-    sys.stdout.write(text + "\n")
 
 
 def _say(text: str) -> None:

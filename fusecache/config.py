@@ -126,17 +126,21 @@ class MountOptions:
         as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
     )
     temp_names: tuple[str, ...] = _option(
-        as_names, "names under which programs write before renaming", unit="list", default=TEMP_NAMES
+        as_names,
+        "names under which programs write before renaming; yours stand instead of these, not beside them",
+        unit="list",
+        default=TEMP_NAMES,
     )
     order_last: tuple[str, ...] = _option(
         as_names,
-        "names published only after everything older in their directory",
+        "names published only after everything older in their directory; yours stand instead of these, not beside them",
         unit="list",
         default=ORDER_LAST,
     )
     delete_delay: float = _option(
         number(0, 86400 * 7),
-        "how long removed objects stay in the bucket, for programs that remove before they write",
+        "how long removed objects stay in the bucket, for programs that remove before they write; an unmount waits for "
+        "none of that and removes them",
         unit="seconds",
         default=0.0,
     )
@@ -170,6 +174,9 @@ class MountOptions:
         return f"{inner}/" if inner else ""
 
 
+# Said elsewhere in a status, or nobody's business who only sees the mount.
+_NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile"})
+
 FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
 
 
@@ -188,6 +195,31 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             )
         else:
             parser.add_argument(flag, dest=name, metavar=name.rsplit("_", 1)[-1].upper(), help=text)
+
+
+def shown_options(options: MountOptions) -> dict[str, Any]:
+    """Return what a status says: `options` in force, as plain values, and those of them that are no defaults.
+
+    What is found out at the start, as the size of the cache, counts as its default.
+    """
+    found = {name: _plain(name, getattr(options, name)) for name in FIELDS if name not in _NOT_SHOWN}
+    found["read_only"] = options.read_only
+    changed = {
+        name: value
+        for name, value in found.items()
+        if name != "read_only"
+        and FIELDS[name].default is not dataclasses.MISSING
+        and getattr(options, name) != FIELDS[name].default
+    }
+    return {"options": found, "options_changed": changed}
+
+
+def _plain(name: str, value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    return _shown(value, "octal") if FIELDS[name].metadata["unit"] == "octal" else value
 
 
 def load_options(
@@ -294,7 +326,11 @@ def _read_file(path: Path) -> dict[str, object]:
         raise ConfigError(f"cannot read the configuration {path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not TOML: {exc}") from exc
-    for name in content:
+    for name, value in content.items():
+        if name not in FIELDS and isinstance(value, dict):
+            raise ConfigError(
+                f'{path}: [{name}] is a table: options stand at the top of the file, without one (source = "s3://…")'
+            )
         if name not in FIELDS:
             raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, tuple(FIELDS))}")
     return content

@@ -36,23 +36,30 @@ _PAUSE_FACTOR = 20
 _LONGEST_PAUSE_SECONDS = 10.0
 # Some ten thousand paths, as a shell's glob gives them.
 _LONGEST_REQUEST = MIB
-# The first two change what the daemon does at its end. What is evicted, others have paid for with their time: everybody
-# may ask for more to be cached, but not take it away from the others.
-_OWNERS_COMMANDS = {"drain", "abandon", "evict", "bring-back", "delete"}
+# The first three change what the daemon does at its end. What is evicted, others have paid for with their time:
+# everybody may ask for more to be cached, but not take it away from the others.
+_OWNERS_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
 # Who does not wait for a warm-up waits so long to hear whether the cache can hold it.
 _COUNT_SECONDS = 3.0
 
 
 class ControlServer:
-    """Answers on a unix socket: what `fusecache` asks, and `abandon` (end at once)."""
+    """Answers on a unix socket: what `fusecache` asks, `abandon` (end at once), and `carry-on` (not so)."""
 
     def __init__(
-        self, filesystem: FileSystem, path: str, facts: dict[str, Any], *, on_abandon: Callable[[], None]
+        self,
+        filesystem: FileSystem,
+        path: str,
+        facts: dict[str, Any],
+        *,
+        on_abandon: Callable[[], None],
+        on_carry_on: Callable[[], None],
     ) -> None:
         self._fs = filesystem
         self._path = path
         self._facts = facts
         self._on_abandon = on_abandon
+        self._on_carry_on = on_carry_on
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; the socket is removed at the end."""
@@ -101,8 +108,8 @@ class ControlServer:
                 case "drain":
                     with self._fs.publisher.draining():
                         await self._wait(stream, "", timeout, drains=True)
-                case "abandon":
-                    self._on_abandon()
+                case "abandon" | "carry-on":
+                    (self._on_abandon if command == "abandon" else self._on_carry_on)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case "hint":
                     await self._hint(stream, request, rest)

@@ -3,6 +3,7 @@
 Invariant: whatever fails before `ready` leaves nothing mounted and nothing lost.
 """
 
+import configparser
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +22,7 @@ import trio
 
 from fusecache import __version__
 from fusecache.cache_disk import check_disk, shortage_text
-from fusecache.config import MountOptions
+from fusecache.config import MountOptions, shown_options
 from fusecache.control_server import ControlServer
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.filesystem import EngineOptions, FileSystem
@@ -32,7 +33,7 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, FusecacheError, MountError, RemoteError, Unavailable
+from fusecache.model.errors import AccessDenied, FusecacheError, MountError, Unavailable
 from fusecache.mounting import check_mountpoint
 from fusecache.notify import notify
 from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport, choose_endpoint
@@ -122,6 +123,17 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
     return Remote([reader], writer)
 
 
+def _keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
+    """Return where the keys are read from: `environment`, the path of a file, or "" for another link of the chain."""
+    if profile is None and "AWS_ACCESS_KEY_ID" in environ:
+        return "environment"
+    path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
+    profiles = configparser.RawConfigParser()
+    profiles.read(path)
+    section = profile or environ.get("AWS_PROFILE", "default")
+    return path if profiles.has_option(section, "aws_access_key_id") else ""
+
+
 class _Daemon:
     def __init__(self, options: MountOptions, remote: Remote, ready: Callable[[str], None]) -> None:
         self._options = options
@@ -173,11 +185,15 @@ class _Daemon:
             "source": options.source,
             "mountpoint": str(options.mountpoint),
             "read_only": options.read_only,
+            "keys_from": _keys_from(options.profile, os.environ),
+            **shown_options(options),
             "state": "ok",
             "kernel": {"applied": [], "refused": []},
         }
         socket_path = _socket_path(options.cache_dir)
-        server = ControlServer(filesystem, socket_path, facts, on_abandon=self._abandon)
+        server = ControlServer(
+            filesystem, socket_path, facts, on_abandon=self._abandon, on_carry_on=self._carry_on
+        )
         statistics: Callable[[], dict[str, Any]] = server.status
         operations = Operations(
             filesystem,
@@ -204,6 +220,9 @@ class _Daemon:
                     filesystem.end_waiting()
                     await self._drain(filesystem)
                     offload.abandon_reads()
+                    if self._is_in_a_hurry():
+                        # As a kill would: what a request did that nobody heard of is found out by the next mount.
+                        offload.abandon_writes()
                     nursery.cancel_scope.cancel()
             finally:
                 # Only when no handler runs any more: one that replied through a closed session would crash.
@@ -269,7 +288,9 @@ class _Daemon:
             denied_seconds = self._denied_seconds(filesystem)
             if denied_seconds and trio.current_time() >= reloaded + CREDENTIALS_SECONDS:
                 reloaded = trio.current_time()
-                await trio.to_thread.run_sync(self._ask_with_new_keys)
+                await trio.to_thread.run_sync(self._remote.reload)
+                # Also a reader that nobody uses just now is asked, so that its state is known.
+                await filesystem.try_again()
                 denied_seconds = self._denied_seconds(filesystem)
                 if denied_seconds >= DENIED_SECONDS:
                     log.warning(
@@ -283,15 +304,16 @@ class _Daemon:
         writes = self._remote.writes_denied.seconds() if len(filesystem.owed) else 0.0
         return max(self._remote.reads_denied.seconds(), writes)
 
-    def _ask_with_new_keys(self) -> None:
-        """Run in a thread: a reader that nobody uses just now is asked, so that its state is known."""
-        self._remote.reload()
-        with suppress(RemoteError):
-            self._remote.list_page(self._options.prefix, limit=1)
-
     def _abandon(self) -> None:
         """Leave what is not uploaded to the next mount."""
         self._abandoned = True
+
+    def _carry_on(self) -> None:
+        """The mount does not end after all."""
+        self._abandoned = False
+
+    def _is_in_a_hurry(self) -> bool:
+        return self._abandoned or self._signals > 1
 
     async def _drain(self, filesystem: FileSystem) -> None:
         """Publish what is left, saying how far it is; a second signal leaves it to the next mount."""

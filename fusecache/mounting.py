@@ -251,7 +251,12 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
     if forced:
         ask(mount, "abandon")
     try:
-        _detach(mountpoint, lazy=False)
+        try:
+            _detach(mountpoint, lazy=False)
+        except MountError:
+            if forced:
+                ask(mount, "carry-on")  # it stays mounted: its own end is to upload all again
+            raise
         if handle is None:
             return True
         waiter = select.poll()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fusecache.control_client import Mount, converse
 from fusecache.model.errors import AlreadyExists, FusecacheError, MountError, NotFound
 from fusecache.model.texts import count_text, size_text
-from fusecache.mount_table import check_answers
+from fusecache.mount_table import check_answers, root_of
 from fusecache.mounting import mount_of_this_node, reach
 
 _COPY_BYTES = 16 << 20
@@ -76,7 +76,8 @@ def recover(
         check_answers(path)
     if to is not None and len(restore) > 1 and not os.path.isdir(to):
         raise MountError(f"{to}: several things come back: name a directory that exists")
-    directory = Path(place) if place is not None else None
+    # A mount whose daemon is gone answers nothing, and `reach` says what to do about it.
+    directory = Path(place) if place is not None and root_of(place) is None else None
     if directory is not None and (directory / "fusecache.json").exists():
         from fusecache.engine.cold import ColdCache  # the other commands do without the engine
 
@@ -97,17 +98,20 @@ def _run(
 ) -> int:
     found = source.listing()
     if not restore and not delete:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else listing_text(found))
+        is_mounted = isinstance(source, LiveMount)
+        sys.stdout.write(
+            json.dumps(found, indent=2) + "\n" if as_json else listing_text(found, is_mounted=is_mounted)
+        )
         return 0
     failed = False
     for number in restore:
         failed |= not _try(lambda number=number: _restore(source, found, number, to))
     for number in delete:
         if confirmed:
-            failed |= not _try(lambda number=number: _delete(source, number))
+            failed |= not _try(lambda number=number: _delete(source, _row_of(found, number)))
         else:
             row = _row_of(found, number)
-            _tell(f"{number}: would remove {_name_of(row)}, {size_text(row['bytes'])}, for good")
+            _tell(f"{number}: would {_loss_of(row)}")
     if delete and not confirmed:
         raise MountError("nothing was removed: say it again with --yes")
     return int(failed)
@@ -160,10 +164,30 @@ def copy_out(source: Path, target: Path) -> None:
                 raise
     except FileExistsError as exc:
         raise AlreadyExists(f"{target}: exists; give another path") from exc
+    except FileNotFoundError as exc:
+        if target.parent.is_dir():
+            raise
+        raise NotFound(
+            f"{target}: there is no directory {os.path.abspath(target.parent)}; --to is a path as everywhere, from "
+            "the working directory: one on the mount begins with the mountpoint"
+        ) from exc
 
 
-def _delete(source: Source, number: int) -> str:
-    return f"{number}: removed, {size_text(source.delete(number))} freed"
+def _delete(source: Source, row: Row) -> str:
+    number = int(row["id"])
+    freed = source.delete(number)
+    if row["kind"] != "conflict":
+        return f"{number}: removed, {size_text(freed)} freed"
+    if row["kept_as"]:
+        return f"{number}: our version {row['kept_as']}, {size_text(row['bytes'])}, is removed; theirs stays"
+    return f"{number}: taken off the list"
+
+
+def _loss_of(row: Row) -> str:
+    """Return what deleting a thing would do."""
+    if row["kind"] == "conflict" and not row["kept_as"]:
+        return f"take {_name_of(row)} off the list"
+    return f"remove {row.get('kept_as') or _name_of(row)}, {size_text(row['bytes'])}, for good"
 
 
 def _row_of(found: Row, number: int) -> Row:
@@ -176,7 +200,7 @@ def _row_of(found: Row, number: int) -> Row:
 # ---- the listing
 
 
-def listing_text(found: Row) -> str:
+def listing_text(found: Row, *, is_mounted: bool) -> str:
     """Return a listing for people: two lines a thing, the newest last, then what can be done."""
     things = found["things"]
     if not things:
@@ -190,11 +214,12 @@ def listing_text(found: Row) -> str:
         lines.append(f"        {_words_of(row)}")
     if found["count"] > len(things):
         lines.append(f"and {count_text(found['count'] - len(things), 'older thing')}")
-    lines.append(f"{count_text(found['count'], 'thing')}, {size_text(found['bytes'])}")
-    return "\n".join([*lines, *_ways_out(things)]) + "\n"
+    here = f", {size_text(found['bytes'])} on this disk" if found["bytes"] else ""
+    lines.append(count_text(found["count"], "thing") + here)
+    return "\n".join([*lines, *_ways_out(things, is_mounted=is_mounted)]) + "\n"
 
 
-def _ways_out(things: Sequence[Row]) -> Iterator[str]:
+def _ways_out(things: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
     """Yield what can be done about the things of a listing; nobody shall remove what only waits for its upload."""
     waiting = sum(row["kind"] == "waiting" for row in things)
     if waiting:
@@ -203,9 +228,21 @@ def _ways_out(things: Sequence[Row]) -> Iterator[str]:
             f"{count_text(waiting, 'file')} {wait} for upload: mount the bucket again with this cache directory, "
             f"which uploads {them}; a copy: --restore ID… --to PATH"
         )
-    if any(row["kind"] not in _NOT_DELETED for row in things):
+    if any(row["kind"] not in {*_NOT_DELETED, "conflict"} for row in things):
         what = " (not of those that wait)" if waiting else ""
-        yield f"bring back: --restore ID… [--to PATH]; free the room{what}: --delete ID… --yes"
+        to = "[--to PATH]" if is_mounted else "--to PATH"
+        yield f"bring back: --restore ID… {to}; free the room{what}: --delete ID… --yes"
+    copies = {bool(row["kept_as"]) for row in things if row["kind"] == "conflict"}
+    if copies and not is_mounted:
+        yield "in conflict: mount the bucket again to see to it"
+        return
+    if True in copies:
+        yield (
+            "in conflict: rename our version: --restore ID --to PATH, or mv it over the name; "
+            "remove it, theirs stays: --delete ID… --yes"
+        )
+    if False in copies:
+        yield "in conflict without a copy: make the change again, or take it off the list: --delete ID… --yes"
 
 
 def _name_of(row: Row) -> str:

@@ -53,6 +53,13 @@ def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     up = seconds_text(float(status.get("uptime_seconds", 0)))
     yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
     yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}"
+    changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
+    if changed:
+        yield "options", ", ".join(changed)
+
+
+def _option_text(value: Any) -> str:
+    return "[" + " ".join(value) + "]" if isinstance(value, list) else str(value)
 
 
 def _there(there: Mapping[str, Any]) -> str:
@@ -68,6 +75,9 @@ def _there(there: Mapping[str, Any]) -> str:
     for name, noun in (("failed_files", "failed"), ("conflict_files", "in conflict")):
         if there.get(name):
             words.append(f"{there[name]} {noun}")
+    if there.get("local_only_files"):
+        files = count_text(there["local_only_files"], "file")
+        words.append(f"{files}, {size_text(there['local_only_bytes'])} local only")
     return f" ({'; '.join(words)})" if words else ""
 
 
@@ -144,8 +154,8 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
     if not files:
         return
     for each in status["uploading"][:_MOST_LINES]:
-        under_way = f", {size_text(each['under_way'])} under way" if each.get("under_way") else ""
-        yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} there{under_way}"
+        under_way = f", {size_text(each['under_way'])} in requests now" if each.get("under_way") else ""
+        yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
     if len(status["uploading"]) > _MOST_LINES:
         yield "", f"and {count_text(len(status['uploading']) - _MOST_LINES, 'other file')}"
 
@@ -153,9 +163,8 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
 def _requested_text(status: Mapping[str, Any]) -> str:
     """Return what is in requests that the bucket has not answered yet."""
     words = f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} under way now"
-    # A file in one piece says nothing until the bucket has all of it: what grows is the time.
     seconds = status.get("requested_seconds", 0)
-    return words + (f", the longest in one piece for {seconds_text(seconds)}" if seconds else "")
+    return words + (f", the longest request for {seconds_text(seconds)}" if seconds else "")
 
 
 def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -201,18 +210,31 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
     problems = list(_problem_lines(status))
-    if status.get("state") == "auth-failed":
-        problems.insert(
-            0,
-            "the bucket refuses the keys: renew them where the daemon reads them, each 30 s; nothing is dropped",
-        )
-    if status.get("unanswered_seconds"):
+    if status.get("state") == "auth-failed" or status.get("refused_seconds"):
+        problems.insert(0, _refused_text(status))
+    elif status.get("unanswered_seconds"):
         silence = seconds_text(status["unanswered_seconds"])
         problems.insert(
             0, f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost"
         )
     for index, line in enumerate(problems):
         yield "problems" if index == 0 else "", line
+
+
+def _refused_text(status: Mapping[str, Any]) -> str:
+    seconds = status.get("refused_seconds")
+    since = f", for {seconds_text(seconds)} now" if seconds else ""
+    source = status.get("keys_from")
+    if source == "environment":
+        renewal = (
+            "they are those of the daemon's environment: `fusecache unmount --force`, and mount with others, "
+            "which uploads what waits"
+        )
+    else:
+        renewal = (
+            f"renew them {f'in {source}' if source else 'where the daemon reads them'}, each 30 s it looks"
+        )
+    return f"the bucket refuses the keys{since}: what is known is shown, saves go on, nothing is dropped; {renewal}"
 
 
 def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:

@@ -43,9 +43,13 @@ class Conflicts:
         """Return one, or None."""
         return self._records.get(number)
 
-    def note(self, key: str, kept_as: str, size: int, error: str) -> None:
-        """Another client changed `key` first; kept_as: where our version of `size` bytes is, "" if nowhere."""
-        number = self._journal.next_number()
+    def note(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
+        """Another client changed `key` first; kept_as: where our version of `size` bytes is, "" if nowhere.
+
+        number: the one in the copy's name, 0 if it has none.
+        """
+        if not number or number in self._records:  # the copy's own name may be taken, too
+            number = self._journal.next_number()
         record = ConflictRecord(number, key, kept_as, size, time.time(), error)
         self._journal.submit(PutConflict(record))
         self._enter(record)

@@ -44,7 +44,7 @@ from fusecache.engine.warming import Warmer
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
-from fusecache.model.errors import NotFound, StateError, Unavailable
+from fusecache.model.errors import AccessDenied, CredentialsMissing, NotFound, StateError, Unavailable
 from fusecache.model.names import unusable_name
 from fusecache.model.texts import count_text, size_text
 from fusecache.remote.store import Store
@@ -105,7 +105,7 @@ class FileSystem:
         )
         self.owed = Owed(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
-        self._requests = requests = Requests(store, offload, self.cache.limit)
+        self._requests = requests = Requests(store, offload, self.cache.limit, prefix=options.prefix)
         self.names = Names(
             self.tree, self._listings, requests, self._journal_rows, fresh_seconds=options.fresh_seconds
         )
@@ -141,6 +141,7 @@ class FileSystem:
         )
         self._uploads.on_failing = self.publisher.note_failing
         self._uploads.on_well = self.publisher.note_well
+        requests.on_granted = self._end_pauses
         self._pins = Pins(self.cache, requests, options.pin, self.tree.relative)
         self.publisher.on_gone = self._pins.note_gone
         self._fsync = Fsync(
@@ -259,18 +260,27 @@ class FileSystem:
             f"{self.options.directory}`, or mount with another --cache-dir"
         )
 
+    async def try_again(self) -> None:
+        """Look whether the bucket takes our keys, which may be others now, and have all that waits tried at once."""
+        await self._requests.try_keys()
+        self._end_pauses()
+
+    def _end_pauses(self) -> None:
+        self.publisher.end_pauses()
+        self._uploads.end_pauses()
+
     # ---- looking
 
     async def look_up(self, path: str) -> Node:
         """Return the node at a path for who only looks, and does not wait for a bucket that is silent.
 
-        Raises NotFound, or Unavailable after SILENT_SECONDS if the bucket alone could tell.
+        Raises NotFound; if the bucket alone could tell, Unavailable after SILENT_SECONDS, or how it refuses the keys.
         """
         patience = _SILENT_STILL_SECONDS if self._requests.is_struggling else SILENT_SECONDS
         try:
             return await self.resolve(path, patience_seconds=patience)
-        except Unavailable as exc:
-            raise Unavailable(f"{path}: nothing is known of it here, and {exc}") from exc
+        except (Unavailable, AccessDenied, CredentialsMissing) as exc:
+            raise type(exc)(f"{path}: nothing is known of it here, and {exc}") from exc
 
     async def resolve(self, path: str, *, patience_seconds: float = float("inf")) -> Node:
         """Return the node at a path below the mountpoint ("" is its root).
@@ -328,4 +338,5 @@ class FileSystem:
             "hints": self.hinting.statistics(),
             "closes_waiting": self._backpressure.facts(self.tree.path),
             "unanswered_seconds": round(self._requests.struggling_seconds, 1),
+            "refused_seconds": round(self._requests.refused_seconds, 1),
         }

@@ -18,6 +18,7 @@ from fusecache.engine.publisher import Publisher
 from fusecache.engine.tree import Tree
 from fusecache.engine.waiting import Barrier
 from fusecache.model.causes import PERSONS, code_of, way_out
+from fusecache.model.errors import Throttled
 from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
 from fusecache.model.texts import count_text, seconds_text, size_text
@@ -29,6 +30,7 @@ NAMED = 50
 # Items looked at between two checkpoints: a millisecond or two.
 _AT_ONCE = 1000
 _SAMPLE_SECONDS = 1.0
+_FRESH_SAMPLE_SECONDS = 0.25
 # A queue that is too long to be counted whenever somebody asks for its numbers is counted so often.
 _COUNT_SECONDS = 5.0
 
@@ -41,7 +43,7 @@ class Pending:
 
     left_bytes: those that were not sent yet. oldest_seconds: since the oldest of it was closed. uploading: at most
     NAMED of those under way, stuck: of those that an error holds up. requested_files, requested_bytes: those whose
-    requests wait for an answer now; requested_seconds: the longest of those that send a file whole.
+    requests wait for an answer now; requested_seconds: the longest of them.
     """
 
     files: int = 0
@@ -84,6 +86,7 @@ class Looking:
         self._store = store
         self._resolve = resolve
         self._rate = Rate()
+        self._sampled, self._sent = float("-inf"), 0
         self._counted = Pending()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -91,15 +94,25 @@ class Looking:
         task_status.started()
         counted = float("-inf")
         while True:
-            now, written = trio.current_time(), self._store.statistics().bytes_written
-            if len(self._owed):
-                self._rate.note(now, written)
-            else:
-                self._rate.reset(now, written)
+            self._sample(now := trio.current_time())
             if len(self._owed) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
                 counted = now
                 self._counted = await self.count()
             await trio.sleep(_SAMPLE_SECONDS)
+
+    def _sample(self, now: float) -> None:
+        sent, is_still = self._store.statistics().bytes_sent, self._rate.per_second() == 0
+        if is_still and sent <= self._sent:
+            self._rate.reset(now, sent)  # a rest before it begins says nothing of the pace
+        else:
+            self._rate.note(now, sent)
+        self._sampled, self._sent = now, sent
+
+    def _pace(self) -> float:
+        """Return the bytes a second of now, also of what has just begun; 0 if nothing waits."""
+        if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
+            self._sample(now)
+        return self._rate.per_second()
 
     # ---- the queue
 
@@ -122,7 +135,7 @@ class Looking:
         dirty_bytes = sum(generation.size for generation in dirty)
         refused = self._publisher.rejected
         refused_bytes = sum(item.size for item in refused if isinstance(item, Generation))
-        rate = self._rate.per_second()
+        rate = self._pace()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflicts.open())
         local = list(self._contents.local)
@@ -150,8 +163,10 @@ class Looking:
 
     def progress(self, pending: Pending) -> dict[str, Any]:
         """Return one report to somebody who waits for `pending`."""
-        stuck = pending.stuck[0].error if pending.stuck else self._publisher.failure
-        left = None if stuck is not None else seconds_left(pending.left_bytes, self._rate.per_second())
+        # To be told to ask less often is no news to who waits: that is done, and the rest goes on.
+        errors = (item.error for item in pending.stuck if not isinstance(item.error, Throttled))
+        stuck = next(errors, self._publisher.failure)
+        left = None if stuck is not None else seconds_left(pending.left_bytes, self._pace())
         return {
             "pending_files": pending.files,
             "pending_bytes": pending.bytes,
@@ -159,7 +174,7 @@ class Looking:
             "seconds_left": left,
             "waiting_for": str(stuck) if stuck is not None and pending.files else "",
             "uploading": [
-                f"{self._path_of(item)} {item.sent_bytes}/{item.size}" for item in pending.uploading
+                f"{self._path_of(item)} {item.moved_bytes}/{item.size}" for item in pending.uploading
             ],
         }
 
@@ -169,7 +184,7 @@ class Looking:
         waiting = f", waiting: {failure}" if failure is not None else ""
         if not pending.files:
             return "everything is in the bucket" + waiting
-        rate = self._rate.per_second()
+        rate = self._pace()
         left = seconds_left(pending.left_bytes, rate)
         pace = f", {size_text(rate)}/s" if rate else ""
         pace += f", about {seconds_text(left)} left" if left is not None and failure is None else ""
@@ -193,16 +208,19 @@ class Looking:
             if node.generation is not None and self._contents.is_local(node):
                 return {"path": path, "state": "local-only", **self._facts(Pending())}
         pending = await self.count(path)
+        local = self._local_at(key)
         dirty = self._dirty(path)
         failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
         return {
             "path": path,
-            "state": self._word(pending, dirty, failed, conflicts),
+            "state": self._word(pending, dirty, failed, conflicts, is_local=bool(local)),
             **self._facts(pending),
             "dirty_files": len(dirty),
             "dirty_bytes": sum(generation.size for generation in dirty),
             "failed_files": len(failed),
             "conflict_files": len(conflicts),
+            "local_only_files": len(local),
+            "local_only_bytes": sum(generation.size for generation in local),
         }
 
     async def path_state(self, path: str) -> str:
@@ -210,7 +228,13 @@ class Looking:
         return str((await self.look(path))["state"])
 
     def _word(
-        self, pending: Pending, dirty: list[Generation], failed: list[Item], conflicts: list[ConflictRecord]
+        self,
+        pending: Pending,
+        dirty: list[Generation],
+        failed: list[Item],
+        conflicts: list[ConflictRecord],
+        *,
+        is_local: bool,
     ) -> str:
         if conflicts:
             return "conflict"
@@ -222,7 +246,9 @@ class Looking:
             return "dirty"
         if pending.uploading:
             return f"uploading:{pending.bytes - pending.left_bytes}/{pending.bytes}"
-        return "queued" if pending.files else "clean"
+        if pending.files:
+            return "queued"
+        return "local-only" if is_local else "clean"
 
     def _facts(self, pending: Pending) -> dict[str, Any]:
         return {
@@ -237,7 +263,7 @@ class Looking:
                 {
                     "path": self._tree.relative(item.record.key),
                     "bytes": item.size,
-                    "sent": item.sent_bytes,
+                    "sent": item.moved_bytes,
                     "under_way": item.bytes_under_way,
                 }
                 for item in pending.uploading
@@ -269,9 +295,10 @@ class Looking:
         if refused:
             return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
         # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
-        conflict = next((each for each in self._conflicts.open() if _key_is_at(each.key, key)), None)
-        if conflict is not None:
-            return Durability("conflict", self._words_of_conflict(conflict))
+        conflicts = [each for each in self._conflicts.open() if _key_is_at(each.key, key)]
+        if conflicts:
+            conflicts.sort(key=lambda record: record.key)
+            return Durability("conflict", self._words_of_conflicts(conflicts))
         return Durability("durable", await self._not_covered(path))
 
     async def _not_covered(self, path: str) -> str:
@@ -297,6 +324,15 @@ class Looking:
         if temporary is not None:
             return f"{self._path_of(temporary)} has a temporary name: it is published 60 s after its close"
         return "uploads are still under way"
+
+    def _words_of_conflicts(self, records: list[ConflictRecord]) -> str:
+        words, more = self._words_of_conflict(records[0]), len(records) - 1
+        if not more:
+            return words
+        names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
+            ", …" if more > 3 else ""
+        )
+        return f"{words}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
 
     def _words_of_conflict(self, record: ConflictRecord) -> str:
         name = self._tree.relative(record.key)
@@ -341,6 +377,12 @@ class Looking:
         contents = (node.generation for node in self._written_at(path))
         return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
 
+    def _local_at(self, key: str) -> list[Generation]:
+        """Return the content at or below a key that is never published, also while it is written."""
+        written = (node.generation for node in self._contents.writing if self._contents.is_local(node))
+        found = {*self._contents.local, *(each for each in written if each is not None)}
+        return [each for each in found if _key_is_at(each.record.key, key)]
+
     def _refused_at(self, key: str) -> list[Item]:
         return [
             item
@@ -369,7 +411,7 @@ class _Tally:
             self._files += 1
             if isinstance(item, Generation):
                 self._bytes += item.size
-                self._sent += min(item.sent_bytes, item.size)
+                self._sent += item.moved_bytes
                 age = _age(item, self._now, self._wall)
                 if item.in_flight or item.record.upload_id:
                     self._add_uploading(item)
@@ -383,10 +425,13 @@ class _Tally:
     def _add_uploading(self, item: Generation) -> None:
         if len(self._uploading) < NAMED:
             self._uploading.append(item)
-        under_way = item.bytes_under_way
-        self._requested_bytes += under_way
-        self._requested_files += bool(under_way) or item.asking_since <= self._now
-        self._requested_seconds = max(self._requested_seconds, self._now - item.asking_since)
+        self._requested_bytes += item.bytes_under_way
+        requests = item.requests
+        if requests:
+            self._requested_files += 1
+            self._requested_seconds = max(
+                self._requested_seconds, self._now - min(each.since for each in requests)
+            )
 
     def pending(self) -> Pending:
         """Return the sums."""

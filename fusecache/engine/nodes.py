@@ -21,6 +21,7 @@ from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import MUTABLE, FileState, check_transition
 from fusecache.policy.parts import PartTable, first_ready_at
+from fusecache.remote.store import Sent
 
 # Inode numbers from here on are those of listings' rows: in chunks, of which one page of a listing takes one at most.
 LISTED_NUMBERS = 1 << 40
@@ -254,8 +255,8 @@ class Generation:
     growing_since: float = float("inf")
     upload: "Upload | None" = None
     sent_bytes: int = 0
-    # Loop time since which the one request that sends it whole is under way.
-    asking_since: float = float("inf")
+    # The one request that sends it whole, or completes its upload.
+    asked: Sent | None = None
     # The refused version that this one replaces once it is promised.
     replaces: "Generation | None" = None
     # Newer content of the same file for which this one was dropped: who waits for this one waits for that.
@@ -298,7 +299,18 @@ class Generation:
         """How many of its bytes are in requests that have not been answered."""
         if self.upload is not None:
             return self.upload.parts.under_way_bytes(self.size)
-        return self.size if self.asking_since != float("inf") and not self.record.upload_id else 0
+        return self.size if self.asked is not None and not self.record.upload_id else 0
+
+    @property
+    def requests(self) -> tuple[Sent, ...]:
+        """How far each request is that sends some of it, or publishes it, and has not been answered."""
+        parts = () if self.upload is None else tuple(self.upload.sending.values())
+        return parts if self.asked is None else (*parts, self.asked)
+
+    @property
+    def moved_bytes(self) -> int:
+        """How many of its bytes the bucket has, or the network has taken."""
+        return min(self.size, self.sent_bytes + sum(each.bytes for each in self.requests))
 
     def note_written(self, start: int, stop: int) -> bool:
         """Bytes [start, stop) were written; return whether another part may be sent now."""
@@ -341,8 +353,8 @@ class Upload:
 
     key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it. ready: so many
     parts, from the first, may be sent. attributes: what its object's metadata will say. attempts: requests under way.
-    is_failing: whether one of them tries again after a failure. failure: why it cannot go on. stopped: set when nobody
-    wants it any more. changed: set, and made anew, when an attempt ended.
+    sending: how far those are, by part. is_failing: whether one of them tries again after a failure. failure: why it
+    cannot go on. stopped: set when nobody wants it any more. changed: set, and made anew, when an attempt ended.
     """
 
     key: str
@@ -353,6 +365,7 @@ class Upload:
     is_sealed: bool = False
     ready: int = 0
     attempts: int = 0
+    sending: dict[int, Sent] = field(default_factory=dict)
     is_failing: bool = False
     failure: FusecacheError | None = None
     stopped: trio.Event = field(default_factory=trio.Event)

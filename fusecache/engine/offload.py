@@ -3,7 +3,8 @@
 Invariants:
 1. Every call has a bound: each kind of work has its own limiter, so that slow uploads never starve reads.
 2. A call in a thread cannot be cancelled: a cancelled caller waits until the thread is done (so that the
-memory and files which the thread uses stay its own), but of `ask`; every remote call ends by its own time-out.
+memory and files which the thread uses stay its own), but of `ask`, and at the process's end; every remote call ends
+by its own time-out.
 """
 
 import logging
@@ -84,18 +85,28 @@ class ThreadOffload:
         self._asked = trio.CapacityLimiter(math.inf)
         self._token = trio.lowlevel.current_trio_token()
         self._reads: set[trio.CancelScope] = set()
+        self._writes: set[trio.CancelScope] = set()
+        self._writes_end = False
         self._direct = _DirectReader()
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads bytes from the bucket."""
+        return await self._run(self._network, self._reads, call, *args)
+
+    async def _run(
+        self,
+        limiter: trio.CapacityLimiter,
+        scopes: set[trio.CancelScope],
+        call: Callable[..., T],
+        *args: object,
+    ) -> T:
+        """Run what can be left behind at the process's end, and not before."""
         with trio.CancelScope(shield=True) as scope:
-            self._reads.add(scope)
+            scopes.add(scope)
             try:
-                return await trio.to_thread.run_sync(
-                    call, *args, limiter=self._network, abandon_on_cancel=True
-                )
+                return await trio.to_thread.run_sync(call, *args, limiter=limiter, abandon_on_cancel=True)
             finally:
-                self._reads.discard(scope)
+                scopes.discard(scope)
         await trio.sleep_forever()  # abandoned: our own cancellation is about to come
 
     async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
@@ -120,13 +131,27 @@ class ThreadOffload:
         for scope in self._reads:
             scope.cancel()
 
+    def abandon_writes(self) -> None:
+        """At the process's end: do not wait for what changes the bucket either, and begin nothing of the kind.
+
+        Every such request has its record in the journal, or does no harm done twice.
+        """
+        self._writes_end = True
+        for scope in self._writes:
+            scope.cancel()
+
     async def upload(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that changes the bucket."""
-        return await trio.to_thread.run_sync(call, *args, limiter=self._upload)
+        return await self._write(self._upload, call, *args)
 
     async def publish(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that makes something visible and sends few bytes."""
-        return await trio.to_thread.run_sync(call, *args, limiter=self._publish)
+        return await self._write(self._publish, call, *args)
+
+    async def _write(self, limiter: trio.CapacityLimiter, call: Callable[..., T], *args: object) -> T:
+        if self._writes_end:
+            await trio.sleep_forever()
+        return await self._run(limiter, self._writes, call, *args)
 
     async def disk(self, call: Callable[..., T], *args: object) -> T:
         """Run file I/O on the node's disk."""

@@ -13,7 +13,7 @@ from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing,
 from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
 from fusecache.model.nouns import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
-from fusecache.remote.store import Condition, FileSlice, Store
+from fusecache.remote.store import Condition, FileSlice, Sent, Store
 
 _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
 
@@ -33,8 +33,8 @@ class Publishing:
         self._store = store
         self._empty_file = empty_file
 
-    def publish_file(self, record: FileRecord, path: str) -> ObjectInfo:
-        """Make a file's content visible under its key; return the version.
+    def publish_file(self, record: FileRecord, path: str, sent: Sent | None = None) -> ObjectInfo:
+        """Make a file's content visible under its key; return the version. sent: told how far it is.
 
         Raises ObjectChanged if the key shows something that is neither the base nor ours, and the store's errors.
         """
@@ -42,7 +42,7 @@ class Publishing:
         condition = Condition(record.base_etag)
 
         def put() -> str:
-            body = FileSlice(str(path), 0, record.size)
+            body = FileSlice(str(path), 0, record.size, sent=sent)
             return self._store.put(record.key, body, metadata=metadata, condition=condition)
 
         def complete() -> str:

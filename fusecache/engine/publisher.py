@@ -45,11 +45,13 @@ from fusecache.model.errors import (
     ReadOnly,
     RemoteError,
     StateError,
+    Throttled,
     Unavailable,
 )
 from fusecache.model.states import FileState
 from fusecache.policy.backoff import Outage, RequestLimit, backoff_seconds
 from fusecache.policy.parts import choose_part_bytes
+from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -130,10 +132,10 @@ class Publisher:
         self._failing: dict[Item, FusecacheError] = {}
         self._stopped: FusecacheError | None = None
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_conflict: Callable[[str, str, int, str], None] = lambda _key, _kept_as, _size, _error: None
+        self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
         self.on_published: Callable[[str], None] = lambda _key: None
         outcomes.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
-        outcomes.on_conflict = lambda key, kept_as, size, error: self.on_conflict(key, kept_as, size, error)
+        outcomes.on_conflict = lambda *facts: self.on_conflict(*facts)
         outcomes.on_published = lambda key: self.on_published(key)
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
         outcomes.on_gone = lambda key, etag: self.on_gone(key, etag)
@@ -168,13 +170,22 @@ class Publisher:
         """Why something is not published, if an error is the reason: one that a person can mend first."""
         if self._stopped is not None:
             return self._stopped
-        errors = list(self._failing.values())
+        # One that is asked to slow down does so, and goes on; three in a row are an outage.
+        is_on = self._outage.is_on
+        errors = [each for each in self._failing.values() if is_on or not isinstance(each, Throttled)]
         mendable = (error for error in errors if not isinstance(error, Unavailable))
         return next(mendable, errors[0] if errors else None)
 
     def wake(self) -> None:
         """Look at the queue again."""
         self._wake.set()
+
+    def end_pauses(self) -> None:
+        """Whatever made requests fail may be over: try again now what pauses."""
+        self._outage.try_now()
+        self._turns.end_pauses()
+        self._turns.hurry(trio.current_time(), is_draining=self._draining > 0)
+        self.wake()
 
     @contextmanager
     def draining(self) -> Iterator[None]:
@@ -406,7 +417,8 @@ class Publisher:
             self._turns.note_written(item, trio.current_time())
             self._asking += 1
             if isinstance(item, Generation):
-                item.asking_since = trio.current_time()
+                item.asked = Sent(trio.current_time())
+                args = (*args, item.asked)
             try:
                 send = self._offload.upload if sends_bytes else self._offload.publish
                 answer = await send(call, *args)
@@ -417,7 +429,7 @@ class Publisher:
             finally:
                 self._asking -= 1
                 if isinstance(item, Generation):
-                    item.asking_since = float("inf")
+                    item.asked = None
         now = trio.current_time()
         self._turns.note_written(item, now)
         self._limit.on_success(now)

@@ -49,7 +49,7 @@ from fusecache.policy.parts import (
     choose_part_bytes,
     ready_parts,
 )
-from fusecache.remote.store import FileSlice, Store
+from fusecache.remote.store import FileSlice, Sent, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -100,6 +100,7 @@ class PartUploads:
         # Parts that are being read for their digests.
         self._digesting = 0
         self._active: dict[Generation, Upload] = {}
+        self._pauses: set[trio.CancelScope] = set()
         self.nursery: trio.Nursery | None = None
 
     def grow(self, generation: Generation) -> None:
@@ -173,6 +174,11 @@ class PartUploads:
         """Have the bucket forget an upload of an earlier run."""
         if self.nursery is not None:
             self.nursery.start_soon(self._aborts.carry_out, key, upload_id, name=f"abort {key}")
+
+    def end_pauses(self) -> None:
+        """Whatever made requests fail may be over: try again now what pauses."""
+        for scope in self._pauses:
+            scope.cancel()
 
     # ---- deciding
 
@@ -339,9 +345,13 @@ class PartUploads:
         now = trio.current_time()
         self._pace.note_digested(now, now - began)
         self._pump()
-        body = FileSlice(str(path), attempt.offset, attempt.size, md5)
+        sent = upload.sending[attempt.index] = Sent(now)
+        body = FileSlice(str(path), attempt.offset, attempt.size, md5, sent)
         put, number = self._store.upload_part, attempt.index + 1
-        return await self._offload.upload(put, upload.key, upload.upload_id, number, body), checksums
+        try:
+            return await self._offload.upload(put, upload.key, upload.upload_id, number, body), checksums
+        finally:
+            del upload.sending[attempt.index]
 
     def _fail(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
         """An upload cannot go on: who waits for it hears why; one that nobody waits for yet is begun anew later."""
@@ -403,8 +413,12 @@ class PartUploads:
         """Wait before the next attempt, unless nobody wants the upload any more."""
         pause = backoff_seconds(attempt, random.random())
         log.warning("upload waits key=%s attempt=%d seconds=%.1f error=%s", upload.key, attempt, pause, error)
-        with trio.move_on_after(pause):
-            await upload.stopped.wait()
+        with trio.move_on_after(pause) as scope:
+            self._pauses.add(scope)
+            try:
+                await upload.stopped.wait()
+            finally:
+                self._pauses.discard(scope)
 
     def _row(self, generation: Generation) -> Iterator[PutFile]:
         """Yield the row to be journaled.

@@ -12,6 +12,7 @@ from fusecache.model.errors import (
     ReadOnly,
     Refused,
     StateError,
+    Throttled,
     TooLarge,
     Unavailable,
 )
@@ -25,6 +26,7 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
     (AccessDenied, "auth-failed", _RENEW),
     (CredentialsMissing, "auth-failed", _RENEW),
     (BucketMissing, "bucket-missing", "make the bucket again: uploads wait for it"),
+    (Throttled, "unavailable", "nothing to do: it is asked less often, and goes on by itself"),
     (Unavailable, "unavailable", "nothing to do if the bucket comes back: it is asked again for ever"),
     (ObjectChanged, "conflict", "compare both versions; `fusecache recover` names ours"),
     (TooLarge, "too-large", "cut the file in pieces"),

@@ -81,6 +81,10 @@ class Outage:
             self._probes += 1
             self.quiet_until = now + min(PROBE_SECONDS, backoff_seconds(self._probes, chance))
 
+    def try_now(self) -> None:
+        """Something else tells that the bucket may be well: the next try need not wait."""
+        self.quiet_until = float("-inf")
+
     def on_success(self, now: float) -> bool:
         """A request was answered; return whether that ends an outage."""
         was_on = self.is_on

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from typing import Self
 
 from fusecache.model.errors import LocalDiskError
@@ -20,9 +21,12 @@ class SliceBody:
     Raises LocalDiskError if the file cannot be read or is shorter than the slice.
     """
 
-    def __init__(self, file_slice: FileSlice) -> None:
+    def __init__(self, file_slice: FileSlice, on_sent: Callable[[int], None] = lambda _count: None) -> None:
+        """on_sent: told how many bytes more, or less if it is sent again, the network has taken."""
         self._slice = file_slice
         self._position = 0
+        self._sent = 0
+        self._on_sent = on_sent
         try:
             self._descriptor = os.open(file_slice.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -32,9 +36,10 @@ class SliceBody:
         """Return the stream."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close the file."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the file. With an error nothing of it was taken, else all."""
         os.close(self._descriptor)
+        self._note_sent(self._slice.size if kind is None else 0)
 
     def __len__(self) -> int:
         """Return the size in bytes of the whole slice: the Content-Length."""
@@ -65,7 +70,17 @@ class SliceBody:
 
     def file_range(self, seconds: float) -> FileRange:
         """Return the slice as what a connection can send, within so many seconds. Valid in the `with` block only."""
-        return FileRange(self._descriptor, self._slice.offset, self._slice.size, seconds)
+        return FileRange(
+            self._descriptor, self._slice.offset, self._slice.size, seconds, on_sent=self._note_sent
+        )
+
+    def _note_sent(self, total: int) -> None:
+        """So many bytes, from the first, are on their way."""
+        more, self._sent = total - self._sent, total
+        if self._slice.sent is not None:
+            self._slice.sent.bytes = total
+        if more:
+            self._on_sent(more)
 
     @property
     def path(self) -> str:

@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ _INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d")
 PATIENCE_SECONDS = 0.2
 # What one call sends from the page cache, and through a buffer, which should stay in the L2 cache.
 SEND_BYTES = 8 * 1024 * 1024
+# A call ends when the kernel has taken all of it: on a slow link it is to be told in between how far it is.
+FIRST_SEND_BYTES, LEAST_SEND_BYTES = 1024 * 1024, 128 * 1024
+QUICK_SEND_SECONDS, SLOW_SEND_SECONDS = 0.1, 0.5
 PIECE_BYTES = 512 * 1024
 
 
@@ -54,12 +58,16 @@ class ShortFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """The body of a PUT: bytes [offset, offset + size) of an open file, to be sent within so many seconds."""
+    """The body of a PUT: bytes [offset, offset + size) of an open file, to be sent within so many seconds.
+
+    on_sent: told now and then how many of them, from the first, the kernel has taken.
+    """
 
     descriptor: int
     offset: int
     size: int
     seconds: float
+    on_sent: Callable[[int], None] = lambda _total: None
 
 
 class Connection:
@@ -271,17 +279,29 @@ class ConnectionPool:
 
 def _send_pages(sock: socket.socket, body: FileRange) -> None:
     """Send from the page cache: no byte passes through this process."""
-    offset, stop, deadline = body.offset, body.offset + body.size, time.monotonic() + body.seconds
+    offset, stop, began = body.offset, body.offset + body.size, time.monotonic()
+    deadline, most = began + body.seconds, FIRST_SEND_BYTES
     while offset < stop:
         try:
-            count = os.sendfile(sock.fileno(), body.descriptor, offset, min(stop - offset, SEND_BYTES))
+            count = os.sendfile(sock.fileno(), body.descriptor, offset, min(stop - offset, most))
         except BlockingIOError:
             raise TimeoutError("timed out: the peer takes nothing") from None
         if count == 0:
             raise ShortFile(f"the file ends at {offset}, not at {stop}")
         offset += count
-        if offset < stop and time.monotonic() > deadline:
+        body.on_sent(offset - body.offset)
+        now = time.monotonic()
+        if offset < stop and now > deadline:
             raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
+        most = _next_send_bytes(most, now - began)
+        began = now
+
+
+def _next_send_bytes(last: int, seconds: float) -> int:
+    """Return how much the next call sends: much where it is quick, little where somebody waits to see it go on."""
+    if seconds < QUICK_SEND_SECONDS:
+        return min(2 * last, SEND_BYTES)
+    return max(last // 2, LEAST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
 
 
 def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
@@ -295,6 +315,7 @@ def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
             raise ShortFile(f"the file ends at {offset}, not at {stop}")
         sock.sendall(view[:count])
         offset += count
+        body.on_sent(offset - body.offset)
         if offset < stop and time.monotonic() > deadline:
             raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
 

@@ -167,6 +167,7 @@ class MemoryStore:
         with self._request("puts"):
             self._check(key, condition)
             self._counter.add("bytes_written", body.size)
+            self._counter.add("bytes_sent", body.size)
             return self._store(key, data, hashlib.md5(data, usedforsecurity=False).hexdigest(), metadata)
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
@@ -185,6 +186,7 @@ class MemoryStore:
                 raise Refused(f"part {number} of {key} is not within 1..10 000")
             self._find_upload(key, upload_id).parts[number] = data
             self._counter.add("bytes_written", body.size)
+            self._counter.add("bytes_sent", body.size)
             return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def complete_multipart(

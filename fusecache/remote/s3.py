@@ -181,7 +181,10 @@ class S3Store:
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
         """Store part `number` (from 1); return its ETag."""
         access = self._access
-        with SliceBody(body) as stream, self._requests.named(f"PUT PART {number}", key, "parts") as what:
+        with (
+            SliceBody(body, self._count_sent) as stream,
+            self._requests.named(f"PUT PART {number}", key, "parts") as what,
+        ):
             etag = self._put_short(access, Put(what, key, {}, part_query(upload_id, number)), stream)
             if etag is None:
                 answer = access.client.upload_part(
@@ -302,11 +305,14 @@ class S3Store:
     def _count_read(self, count: int) -> None:
         self._counter.add("bytes_read", count)
 
+    def _count_sent(self, count: int) -> None:
+        self._counter.add("bytes_sent", count)
+
     def _put(self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]) -> str:
         access = self._access
         encoded = encode_metadata(metadata)
         headers = {**condition_headers(condition), **metadata_headers(encoded)}
-        with SliceBody(body) as stream, self._requests.named("PUT", key, "puts") as what:
+        with SliceBody(body, self._count_sent) as stream, self._requests.named("PUT", key, "puts") as what:
             etag = self._put_short(access, Put(what, key, headers), stream)
             if etag is None:
                 answer = access.client.put_object(

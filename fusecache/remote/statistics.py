@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Calls made to the bucket so far, whether they succeeded or not; bytes are those of bodies that did."""
+    """Calls made to the bucket so far, whether they succeeded or not; bytes are those of bodies that did.
+
+    bytes_sent: also those that the network has taken of bodies under way; what fails is taken off again.
+    """
 
     lists: int = 0
     heads: int = 0
@@ -22,6 +25,7 @@ class StoreStatistics:
     errors: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_sent: int = 0
 
     @property
     def class_a(self) -> int:

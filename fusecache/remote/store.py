@@ -12,7 +12,7 @@ Invariants:
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
@@ -39,17 +39,29 @@ class ListPage:
     next_token: str | None
 
 
+@dataclass(eq=False, slots=True)
+class Sent:
+    """How far one body is: bytes that the network has taken. Set by the thread that sends, read by the loop.
+
+    since: the loop's time when it was begun.
+    """
+
+    since: float
+    bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class FileSlice:
     """Bytes [offset, offset + size) of a local file: the body of a PUT. size 0 is a zero-byte object.
 
-    md5: of these bytes, if it is known; else the store reads them once more for it.
+    md5: of these bytes, if it is known; else the store reads them once more for it. sent: told how far it is.
     """
 
     path: str
     offset: int
     size: int
     md5: bytes = b""
+    sent: Sent | None = field(default=None, compare=False)
 
 
 class Interruption:

@@ -3,6 +3,8 @@
 import hashlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.nouns import MIB
 from fusecache.remote.s3 import S3Store
-from fusecache.remote.store import FileSlice
+from fusecache.remote.store import FileSlice, Sent
 from tests.s3server import Fault, FaultAction, S3Server
 
 PART = 5 * MIB
@@ -74,6 +76,33 @@ def test_what_was_sent_is_counted(server: S3Server, store: S3Store, path: Path) 
     upload(store, "model", path)
     after = store.statistics()
     assert (after.parts, after.bytes_written) == (before.parts + 3, before.bytes_written + len(DATA))
+    assert after.bytes_sent == before.bytes_sent + len(DATA)
+    sent = Sent(0.0)
+    with pytest.raises(UploadLost):
+        store.upload_part("model", "no-such-upload", 1, replace(part(path, 1), sent=sent))
+    assert (store.statistics().bytes_sent, sent.bytes) == (
+        after.bytes_sent,
+        0,
+    )  # what failed is taken off again
+
+
+def test_how_far_a_part_is_is_told_while_it_is_sent(server: S3Server, store: S3Store, path: Path) -> None:
+    upload_id = store.create_multipart("model", metadata={})
+    store.upload_part("model", upload_id, 1, part(path, 1))  # what comes next goes the short way
+    before = store.statistics().bytes_sent
+    told: list[tuple[int, int]] = []
+    sent = Sent(0.0)
+    server.control.set(upload_bandwidth=20 * MIB)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(store.upload_part, "model", upload_id, 2, replace(part(path, 2), sent=sent))
+        while not answer.done():
+            told.append((sent.bytes, store.statistics().bytes_sent - before))
+            time.sleep(0.01)
+    server.control.set(upload_bandwidth=None)
+    between = [each for each in told if 0 < each[0] < PART]
+    assert between
+    assert all(0 <= total <= PART for _, total in told)
+    assert (sent.bytes, store.statistics().bytes_sent - before) == (PART, PART)
 
 
 ANSWERS: list[tuple[int, str, type[FusecacheError]]] = [

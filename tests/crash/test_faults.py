@@ -246,6 +246,7 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
 
     try:
         (daemon.path / "file").write_bytes(b"1")
+        assert os.listdir(daemon.path) == ["file"]
         server.control.revoke(server.access_key)
         wait_until(lambda: refusals(server, 403), "a refusal")
         assert state() == "ok"
@@ -255,11 +256,15 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
         assert status["state"] == "error:auth-failed", status
         assert (daemon.path / "file").read_bytes() == b"1"
         (daemon.path / "file").write_bytes(b"2")  # writers go on
+        (daemon.path / "new").write_bytes(b"3")
+        (daemon.path / "step").mkdir()
+        (daemon.path / "step" / "model").write_bytes(b"4")
+        assert "those of the daemon's environment" in daemon.command("status", daemon.path).stdout
     finally:
         server.control.add_account(Account(server.access_key, server.secret_key))
     assert daemon.sync() == 0
     wait_until(lambda: state() == "ok", "the state ok")
-    assert shows(server) == {"file": b"2"}
+    assert shows(server) == {"file": b"2", "new": b"3", "step/": b"", "step/model": b"4"}
 
 
 # A daemon for which a minute is two seconds, and which takes a bucket for silent after half a second.

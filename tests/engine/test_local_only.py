@@ -48,6 +48,28 @@ async def test_they_are_read_and_written_here_and_never_published(
     assert files_in(bucket.shows()) == {}
 
 
+async def test_a_directory_with_one_of_them_says_so_unless_something_graver_is_in_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with node(bucket, cache) as user:
+        await user.mkdir("tmp")
+        await user.write("tmp/large", b"12345")
+        await user.write("other", b"1")
+        assert await user.drained() == "durable"
+        there = await user.fs.looking.look("tmp")
+        assert (there["state"], there["local_only_files"], there["local_only_bytes"]) == ("local-only", 1, 5)
+        assert await user.fs.path_state("other") == "clean"
+        bucket.takes_nothing = True
+        await user.write("other2", b"1")
+        assert await user.fs.path_state("") == "queued"
+        bucket.come_back()
+        handle = await user.open("tmp/written")
+        await user.fs.contents.write(handle, 0, b"123")
+        assert (await user.fs.looking.look("tmp"))["local_only_bytes"] == 8
+        await user.close(handle)
+        assert await user.drained() == "durable"
+
+
 @pytest.mark.parametrize("size", [1, LARGE], ids=["small", "large"])
 async def test_a_rename_out_publishes_without_a_copy(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int

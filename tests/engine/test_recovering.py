@@ -328,6 +328,7 @@ async def test_a_conflict_is_said_at_every_sync_and_start_until_somebody_has_see
         assert (await only(user))["kept_as"] == copy
         answer = await user.fs.wait_durable("file", None)
         assert (answer.result, copy in answer.message) == ("conflict", True)
+        assert "and" not in answer.message.partition(": compare")[0]
         assert await user.fs.path_state("file") == "conflict"
         assert await user.fs.path_state(copy) == "clean"
         assert (await user.fs.wait_durable(copy, None)).result == "durable"
@@ -355,6 +356,25 @@ async def test_who_writes_the_name_again_has_settled_it_and_the_copy_stays_liste
         assert await user.fs.recovering.delete(thing["id"]) == 0
         assert (await user.drained(), await things(user)) == ("durable", [])
     assert bucket.shows() == {"file": b"both"}
+
+
+async def test_a_sync_names_every_conflict_and_the_copy_has_the_number_of_the_list(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        names = ["a", "b", "c"]
+        for name in names:
+            await user.write(name, b"ours")
+            bucket.memory.put_bytes(name, b"theirs")
+        bucket.come_back()
+        await user.drained()
+        message = (await user.fs.wait_durable("", None)).message
+        assert message.startswith("a: ")
+        assert message.endswith("; and 2 others (b, c): `fusecache recover` lists them")
+        assert [each["kept_as"].rpartition("-")[2] for each in await things(user)] == [
+            str(each["id"]) for each in await things(user)
+        ]
 
 
 async def test_a_change_that_was_given_up_is_on_the_list_until_it_is_made_again_or_taken_off(

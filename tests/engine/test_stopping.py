@@ -30,10 +30,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass
 class Control:
-    """A running control server; abandoned: how often it was asked to end the mount."""
+    """A running control server; abandoned: what it was asked, whether to end the mount at once."""
 
     user: User
-    abandoned: list[None] = field(default_factory=list)
+    abandoned: list[bool] = field(default_factory=list)
 
     async def ask(self, request: bytes, *, user: int | None = None) -> list[dict[str, Any]]:
         """Return all answers to one line, sent by another user if one is named."""
@@ -74,7 +74,13 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
     """Run a node and its control server."""
     async with running_node(bucket, cache, settle_seconds=0.05) as user, trio.open_nursery() as nursery:
         control = Control(user)
-        server = ControlServer(user.fs, "socket", {}, on_abandon=lambda: control.abandoned.append(None))
+        server = ControlServer(
+            user.fs,
+            "socket",
+            {},
+            on_abandon=lambda: control.abandoned.append(True),
+            on_carry_on=lambda: control.abandoned.append(False),
+        )
         await nursery.start(server.run)
         yield control
         nursery.cancel_scope.cancel()
@@ -135,7 +141,7 @@ async def test_no_request_ends_the_mount(bucket: Bucket, cache: Path, request_li
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 async def test_only_the_owner_may_end_the_mount(bucket: Bucket, cache: Path) -> None:
     async with controlled(bucket, cache) as control:
-        for command in ("drain", "abandon"):
+        for command in ("drain", "abandon", "carry-on"):
             result, message = await control.result(command, user=NOBODY)
             assert (result, "only root and the user who mounted" in message) == ("error", True)
         assert control.abandoned == []
@@ -143,7 +149,8 @@ async def test_only_the_owner_may_end_the_mount(bucket: Bucket, cache: Path) -> 
         assert (await control.result("sync", user=NOBODY))[0] == "durable"
         assert (await control.result("drain"))[0] == "durable"
         assert (await control.result("abandon"))[0] == "ok"
-        assert control.abandoned == [None]
+        assert (await control.result("carry-on"))[0] == "ok"
+        assert control.abandoned == [True, False]
 
 
 async def test_sync_tells_that_publishing_has_stopped_and_the_mount_goes_on(

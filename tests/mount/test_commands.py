@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,7 +229,8 @@ def test_a_check_names_damage_and_unusable_keys_and_ends_with_1(mount, full: Buc
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("warm", 1), ("evict", 1), ("check", 2), ("status", 1), ("sync", 2)]
+    ("command", "status"),
+    [("warm", 1), ("evict", 1), ("check", 2), ("status", 1), ("sync", 2), ("recover", 1)],
 )
 def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
     mount, full: Bucket, tmp_path: Path, command: str, status: int
@@ -235,9 +238,10 @@ def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
     done = fusecache(command, tmp_path, status=status)
     assert done.stderr == f"fusecache: error: {tmp_path} is not in a fusecache mount\n"
     one: Mount = mount()
-    missing = fusecache(command, one.path / "nothing" / "here", status=status)
-    assert "no such file" in missing.stderr
-    assert missing.stderr.count("\n") == 1
+    if command != "recover":  # it is about the mount, whatever the path in it
+        missing = fusecache(command, one.path / "nothing" / "here", status=status)
+        assert "no such file" in missing.stderr
+        assert missing.stderr.count("\n") == 1
     os.kill(one.pid, signal.SIGKILL)
     wait_until(lambda: not one.is_alive(), "the daemon's end")
     for path in (one.path, one.path / "nothing" / "here"):
@@ -324,7 +328,43 @@ def test_status_for_people_fits_a_terminal(mount, full: Bucket):
     (one.path / "other").read_bytes()
     lines = fusecache("status", one.path).stdout.splitlines()
     assert len(lines) <= 14
-    assert [line.split()[0] for line in lines[:3]] == ["mount", "daemon", "cache"]
+    assert [line.split()[0] for line in lines[:4]] == ["mount", "daemon", "options", "cache"]
+
+
+def test_a_large_file_on_a_slow_link_shows_its_pace_and_a_forced_unmount_waits_for_none_of_it(
+    mount, bucket: Bucket, expect_log
+):
+    expect_log("stopped before everything was uploaded")
+    expect_log("recovered files=")
+    one: Mount = mount("--delete-delay", "1")
+    content = pattern(70 * MIB, seed=3)
+    bucket.control.set(upload_bandwidth=2 * MIB)
+    try:
+        (one.path / "model").write_bytes(content)
+
+        def moving() -> dict[str, Any] | None:
+            said = one.status()
+            is_seen = said["uploading"] and 0 < said["uploading"][0]["sent"] < 64 * MIB
+            return said if is_seen and said["upload_bytes_per_second"] else None
+
+        said = wait_until(moving, "bytes that move")
+        assert not any(entry.status == 200 for entry in bucket.requests("UploadPart"))
+        assert 0 < said["seconds_left"] < 600
+        assert said["left_bytes"] < said["pending_bytes"] == 70 * MIB
+        assert said["requested_seconds"] > 0
+        assert said["options"]["delete_delay"] == 1
+        began = time.monotonic()
+        done = fusecache("unmount", "--force", one.path)
+        assert "still ending" not in done.stderr
+        assert time.monotonic() < began + 5
+        wait_until(lambda: not one.is_alive(), "the daemon's end")
+    finally:
+        bucket.control.set(upload_bandwidth=None)
+    expect_log.seen += one.new_alarms()
+    one.start()
+    one.sync()
+    assert bucket.get("model") == content
+    assert bucket.uploads() == []
 
 
 def test_df_shows_what_is_cached_as_used_and_as_available(mount, full: Bucket):

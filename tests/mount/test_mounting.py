@@ -1,6 +1,7 @@
 """Starting and ending a mount: options that must show, and mistakes that must be told in one line."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -299,6 +300,17 @@ def test_a_mount_in_use_is_not_unmounted(mount, bucket):
         assert done.returncode == 1
         assert "busy" in done.stderr
     assert (one.path / "file").read_bytes() == b"1"
+
+
+def test_a_mount_in_use_that_was_to_end_at_once_uploads_all_at_its_end(mount, bucket):
+    one: Mount = mount("--settle-seconds", "30")
+    (one.path / "written").write_bytes(b"1")
+    with open(one.path / "written"):
+        done = run(FUSECACHE, "unmount", "--force", one.path, check=False)
+        assert "busy" in done.stderr
+    os.kill(one.pid, signal.SIGTERM)
+    wait_until(lambda: not one.is_alive(), "the end of the daemon")
+    assert bucket.get("written") == b"1"
 
 
 def test_in_the_foreground_it_ends_with_a_signal(bucket, tmp_path):

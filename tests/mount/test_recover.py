@@ -142,6 +142,7 @@ def test_a_conflict_ends_sync_with_3_until_somebody_has_seen_to_it(
         assert "compare them, then remove or rename the copy" in done.stderr
     (thing,) = things(one.path)
     copy = one.path / thing["kept_as"]
+    assert copy.name.endswith(f"-{thing['id']}")  # one number for both
     first = fusecache("status", one.path / "file").stdout.splitlines()[0]
     assert first.split(maxsplit=1) == ["file", "conflict (1 in conflict)"]
     fusecache("sync", copy)
@@ -172,7 +173,7 @@ def test_sync_that_runs_out_of_time_ends_with_1(mount: Callable[..., Mount], buc
     one = mount("--settle-seconds", "30")
     (one.path / "file").write_bytes(b"1")
     done = fusecache("sync", one.path / "file", "--timeout", "1", status=1)
-    assert "timeout: uploads are still under way" in done.stderr
+    assert done.stderr.endswith("timeout: uploads are still under way, 1 file, 1 B left\n")
     said = fusecache("status", one.path / "file").stdout
     assert re.match(r"file +queued \(1 change, 1 B not in the bucket yet, the oldest for", said)
     one.unmount()

@@ -154,7 +154,8 @@ def test_sync_says_how_it_ended_by_its_exit_status(
     assert served.requests == [{"command": "sync", "path": "run", "timeout_seconds": 2.5}]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "fusecache: uploading: 2 files, 3.0 MiB left"
-    failed = f"fusecache: error: {root / 'run'}: {result}: because of this"
+    left = ", 0 files, 0 B left" if result == "timeout" else ""
+    failed = f"fusecache: error: {root / 'run'}: {result}: because of this{left}"
     assert lines[1:] == ["fusecache: because of this" if status == 0 else failed]
 
 
@@ -293,6 +294,8 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
                 "dirty_files": 2,
                 "failed_files": 1,
                 "conflict_files": 3,
+                "local_only_files": 1,
+                "local_only_bytes": 190 << 20,
             },
             "conflicts": [{"path": "run/b", "kept_as": "run/b.conflict-host-3"}],
             "orphans": 1,
@@ -302,14 +305,14 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
     ).splitlines()
     assert shown[0] == (
         "run/a       queued (1 change, 4 B not in the bucket yet, the oldest for 1 min; 2 files being written; "
-        "1 failed; 3 in conflict)"
+        "1 failed; 3 in conflict; 1 file, 190.0 MiB local only)"
     )
     assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
         "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
-        "of these 2 files, 4.0 MiB under way now, the longest in one piece for 3.2 s",
+        "of these 2 files, 4.0 MiB under way now, the longest request for 3.2 s",
         "1.0 MiB/s, about 4.0 s left",
         "6.0 MiB, with what is being written, refused, or local only",
-        "run/a: 1.0 MiB of 4.0 MiB there, 3.0 MiB under way",
+        "run/a: 1.0 MiB of 4.0 MiB sent, 3.0 MiB in requests now",
         "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
         "run/a waits: no network: wait",
         "run/b: another client changed it first; ours is kept as run/b.conflict-host-3",
@@ -319,6 +322,29 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
         "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; root may set it, "
         "see the log",
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "renewal"),
+    [
+        ("/home/u/.aws/credentials", "renew them in /home/u/.aws/credentials, each 30 s it looks"),
+        ("", "renew them where the daemon reads them, each 30 s it looks"),
+        ("environment", "`fusecache unmount --force`, and mount with others, which uploads what waits"),
+    ],
+)
+def test_refused_keys_are_named_as_the_cause_and_where_to_renew_them(source: str, renewal: str) -> None:
+    status = {**STATUS, "unanswered_seconds": 130.0, "refused_seconds": 120.0, "keys_from": source}
+    problem = next(line for line in status_view(status).splitlines() if line.startswith("problems"))
+    assert "the bucket refuses the keys, for 2 min now" in problem
+    assert "does not answer" not in problem
+    assert problem.endswith(renewal)
+
+
+def test_options_that_are_no_defaults_are_one_line() -> None:
+    changed = {"fsync": "remote", "delete_delay": 600.0, "local_only": ["tmp/", "*.bak"]}
+    lines = status_view({**STATUS, "options": {}, "options_changed": changed}).splitlines()
+    assert lines[2] == "options     fsync=remote, delete_delay=600.0, local_only=[tmp/ *.bak]"
+    assert not any(line.startswith("options") for line in status_view({**STATUS, "options_changed": {}}))
 
 
 def test_what_is_kept_aside_is_not_said_to_wait_for_its_upload() -> None:
@@ -349,7 +375,8 @@ def test_a_listing_never_offers_to_remove_what_waits_for_its_upload() -> None:
             {"id": number, "kind": kind, "bytes": 1, "when": 0, "path": "a", "words": "", "place": "/p"}
             for number, kind in enumerate(kinds)
         ]
-        things = listing_text({"things": rows, "count": len(rows), "bytes": len(rows)})
+        listing = {"things": rows, "count": len(rows), "bytes": len(rows)}
+        things = listing_text(listing, is_mounted="waiting" not in kinds)
         return things.splitlines()[2 * len(rows) + 1 :]
 
     waits = "2 files wait for upload: mount the bucket again with this cache directory, which uploads them; a copy: "
@@ -566,12 +593,56 @@ def test_what_was_left_behind_is_listed_with_what_can_be_done(
         "     9  conflict        4 B  some time  run/latest",
         "        another client changed it first; ours is run/latest.conflict-a-9",
         "and 1 198 older things",
-        "1 200 things, 3.0 MiB",
+        "1 200 things, 3.0 MiB on this disk",
         "bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes",
+        "in conflict: rename our version: --restore ID --to PATH, or mv it over the name; "
+        "remove it, theirs stays: --delete ID… --yes",
     ]
     assert served.requests == [{"command": "recover"}]
     assert main(["recover", str(root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
+
+
+def test_a_conflict_is_offered_what_can_be_done_about_it_and_said_to_free_nothing_here(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_up = {**CONFLICT, "id": 10, "kept_as": ""}
+    found = {"things": [CONFLICT, given_up], "count": 2, "bytes": 0}
+    daemon(done("ok", recover=found, freed_bytes=0))
+    assert main(["recover", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4] == "2 things"
+    assert [line.split(":")[0] for line in lines[5:]] == ["in conflict", "in conflict without a copy"]
+    assert main(["recover", str(root), "--delete", "9", "10"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "9: would remove run/latest.conflict-a-9, 4 B, for good",
+        "10: would take run/latest off the list",
+    ]
+    assert main(["recover", str(root), "--delete", "9", "10", "--yes"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "9: our version run/latest.conflict-a-9, 4 B, is removed; theirs stays",
+        "10: taken off the list",
+    ]
+    assert listing_text(found, is_mounted=False).splitlines()[5:] == [
+        "in conflict: mount the bucket again to see to it"
+    ]
+
+
+def test_a_place_to_come_back_to_that_is_not_there_says_from_where_it_is_looked_for(
+    root: Path,
+    daemon: Callable[..., FakeDaemon],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    here = {**ORPHAN, "place": str(tmp_path / "bytes")}
+    Path(here["place"]).write_bytes(b"x")
+    daemon(done("ok", recover={"things": [here], "count": 1, "bytes": 0}))
+    monkeypatch.chdir(tmp_path)
+    assert main(["recover", str(root), "--restore", "7", "--to", "checkpoints/x"]) == 1
+    said = capsys.readouterr().err
+    assert f"no directory {tmp_path / 'checkpoints'}" in said
+    assert "begins with the mountpoint" in said
 
 
 def test_nothing_is_deleted_without_a_second_word(

@@ -2,17 +2,20 @@
 
 import argparse
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from fusecache.config import (
     FIELDS,
+    ORDER_LAST,
     MountOptions,
     add_flags,
     default_cache_dir,
     free_bytes_at,
     load_options,
+    shown_options,
 )
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.model.errors import ConfigError
@@ -220,6 +223,31 @@ def test_what_is_missing_is_named() -> None:
 def test_an_unknown_key_of_the_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'cachesize': did you mean 'cache_size'"):
         load(*MOUNT, file="cachesize = 1", folder=tmp_path)
+
+
+def test_a_table_in_the_file_is_refused_with_where_options_stand(tmp_path: Path) -> None:
+    path = tmp_path / "data.toml"
+    path.write_text('[mount]\nsource = "s3://b"\n')
+    with pytest.raises(ConfigError, match=r"\[mount\] is a table: options stand at the top"):
+        load_options({}, {}, config_path=path)
+
+
+def test_a_status_shows_the_options_in_force_and_which_are_no_defaults(tmp_path: Path) -> None:
+    flags = {"source": "s3://b", "mountpoint": "/m", "cache_dir": str(tmp_path), "cache_size": "1GiB"}
+    plain = shown_options(load_options(flags, {}))
+    assert plain["options_changed"] == {}
+    assert {name: plain["options"][name] for name in ("fsync", "umask", "read_only", "cache_size")} == {
+        "fsync": "ordered",
+        "umask": "022",
+        "read_only": False,
+        "cache_size": 1 << 30,
+    }
+    assert plain["options"]["order_last"] == list(ORDER_LAST)
+    other = {**flags, "fsync": "remote", "local_only": "tmp/", "read_only": True, "profile": "mine"}
+    shown = shown_options(load_options(other, {}))
+    assert shown["options_changed"] == {"fsync": "remote", "local_only": ["tmp/"]}
+    assert "profile" not in shown["options"]
+    json.dumps(shown)
 
 
 def test_a_number_as_umask_is_refused_because_its_base_is_unknown(tmp_path: Path) -> None:

@@ -36,6 +36,16 @@ def test_help_shows_sizes_as_people_write_them(capsys: pytest.CaptureFixture[str
     assert "268435456" not in said
 
 
+def test_help_says_that_lists_of_names_stand_instead_of_the_defaults_and_what_an_unmount_removes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["mount", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("yours stand instead of these, not beside them") == 2
+    assert "an unmount waits for none of that and removes them" in said
+
+
 def test_counts_are_words() -> None:
     assert [count_text(count, "file") for count in (0, 1, 12345)] == ["0 files", "1 file", "12 345 files"]
     assert nearest_text("nothing like it", ["a", "b"]) == ""
