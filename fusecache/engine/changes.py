@@ -156,13 +156,10 @@ class Changes(DirectoryMoves):
                 or self._rotating.is_relied_on(item)
             ):
                 continue
-            left.append(item)
+            if not self._owed.is_aside(item):  # for what is aside nobody waits by its place
+                left.append(item)
             if isinstance(item, Generation):
-                if node.handles and item is node.generation:
-                    self._owed.remove(item)
-                    changes.append(disowned(item))
-                else:
-                    changes += self._contents.drop(item)
+                changes += self._contents.take_out(item)
             else:
                 self._owed.remove(item)
                 changes.append(DropOperation(item.sequence))

@@ -65,6 +65,14 @@ class Endings:
         self.on_dropped(generation)
         return [disowned(generation), *self.drop_replaced(generation)]
 
+    def take_out(self, generation: Generation) -> list[Change]:
+        """Have what is queued published no more: it ends now, or with the last handle that has it open."""
+        node = generation.node
+        if node is None or not node.handles or node.generation is not generation:
+            return self.drop(generation)
+        self._owed.remove(generation)
+        return [disowned(generation)]
+
     def drop_replaced(self, generation: Generation) -> list[Change]:
         """The version that the bucket refused is not wanted any more, unless it was offered to it again."""
         refused, generation.replaces = generation.replaces, None

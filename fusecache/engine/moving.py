@@ -11,7 +11,7 @@ from fusecache.engine.content import Contents
 from fusecache.engine.endings import disowned
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.names import Names
-from fusecache.engine.nodes import Generation, Item, Node, Operation, attributes_of
+from fusecache.engine.nodes import Generation, Item, Node, Operation, attributes_of, in_use
 from fusecache.engine.owed import Owed, base_of
 from fusecache.engine.requests import Requests
 from fusecache.engine.rotating import Rotating
@@ -43,7 +43,7 @@ class Moving:
         self._owed = owed
         self._journal = journal
         self._requests = requests
-        self._rotating = Rotating(owed, contents.drop, self._to_the_end)
+        self._rotating = Rotating(owed, contents.take_out, self._to_the_end)
         self.on_removed: Callable[[str], None] = lambda _key: None
         self.on_moved: Callable[[str, str], None] = lambda _before, _now: None
 
@@ -61,7 +61,8 @@ class Moving:
                 changes += self._contents.drop_replaced(target.generation)
                 if target.generation.state in {FileState.LOCAL, FileState.REJECTED}:
                     changes.append(disowned(target.generation))  # ends with its last handle
-            self._tree.detach(target)
+            with in_use(new_parent):  # or it goes with its only child
+                self._tree.detach(target)
         places = self._places_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
@@ -126,22 +127,23 @@ class Moving:
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
-    def _places_of(self, nodes: list[tuple[Node, str]]) -> dict[str, tuple[int, str]]:
-        """Return the first place in the queue of any of the nodes, and its key, by the directory of their keys."""
-        first: dict[str, tuple[int, str]] = {}
+    def _places_of(self, nodes: list[tuple[Node, str]]) -> dict[str, list[tuple[int, str]]]:
+        """Return the places in the queue that the nodes have, and their keys, in order, by the directory of these."""
+        found: dict[str, list[tuple[int, str]]] = {}
         for node, key in nodes:
-            places = [(item.sequence, key) for item in self._owed.for_key(key) if item.node is node]
-            folder = key.rpartition("/")[0]
-            if places:
-                first[folder] = min(places[0], first.get(folder, places[0]))
-        return first
+            for item in self._owed.for_key(key):
+                if item.node is node and not self._owed.is_aside(item):
+                    found.setdefault(key.rpartition("/")[0], []).append((item.sequence, key))
+        return {folder: sorted(places) for folder, places in found.items()}
 
-    def _note_left(self, places: dict[str, tuple[int, str]], changes: list[Change]) -> None:
+    def _note_left(self, places: dict[str, list[tuple[int, str]]], changes: list[Change]) -> None:
         """Nodes have moved that had these places before."""
-        for sequence, key in places.values():
-            item = self._owed.get(sequence)
-            if item is None or key not in item.changed_keys():
-                changes += self._rotating.note_left(sequence, key)
+        for in_folder in places.values():
+            for sequence, key in in_folder:
+                item = self._owed.get(sequence)
+                if item is None or key not in item.changed_keys():
+                    changes += self._rotating.note_left(sequence, key)
+                    break
 
     def _to_the_end(self, removal: Operation, changes: list[Change]) -> None:
         self._requeue(removal, removal.record.base_etag, changes)

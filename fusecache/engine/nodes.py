@@ -387,7 +387,7 @@ class Operation:
     """One change of names that the bucket is owed. queued_at: loop time.
 
     in_flight: the request may have been sent, by this daemon or by the one before it. readers: the removed file, which
-    somebody may still have open.
+    somebody may still have open. delays: how often a removal was given a later place while it was the oldest.
     """
 
     record: OperationRecord
@@ -395,6 +395,7 @@ class Operation:
     in_flight: bool = False
     readers: Node | None = None
     error: FusecacheError | None = None
+    delays: int = 0
     queued_at: float = field(default_factory=trio.current_time)
 
     @property

@@ -34,12 +34,18 @@ class Places:
     """Gives promised content its place in the queue. drop: ends content that is not needed any more."""
 
     def __init__(
-        self, tree: Tree, owed: Owed, journal: JournalWriter, drop: Callable[[Generation], list[Change]]
+        self,
+        tree: Tree,
+        owed: Owed,
+        journal: JournalWriter,
+        drop: Callable[[Generation], list[Change]],
+        take_out: Callable[[Generation], list[Change]],
     ) -> None:
         self._tree = tree
         self._owed = owed
         self._journal = journal
         self._drop = drop
+        self._take_out = take_out
 
     def new(self, node: Node, generation: Generation, key: str) -> tuple[int, str | None]:
         """Return sequence and base for new content of `key`, behind what is queued of it."""
@@ -62,7 +68,7 @@ class Places:
         last = queued[-1] if queued else None
         if isinstance(last, Generation) and last.is_hollow and not last.in_flight and not last.awaited:
             last.successor = generation
-            return self._drop(last)
+            return self._take_out(last)
         if _is_delete(last) and not last.in_flight:
             self._owed.remove(last)  # what it knew of the bucket passes on
             self._tree.unhide(key, gone=False)

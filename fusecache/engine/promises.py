@@ -54,7 +54,7 @@ class Promises(Endings):
         super().__init__(tree, cache, staging, journal, owed)
         self._offload = offload
         self._boot_id = boot_id
-        self.places = Places(tree, owed, journal, self.drop)
+        self.places = Places(tree, owed, journal, self.drop, self.take_out)
         # Closed, and perhaps not by the last that holds them.
         self._flushed: set[Generation] = set()
         # Of these, those that the last look of `settle` found held for too long.

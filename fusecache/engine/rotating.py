@@ -13,21 +13,24 @@ from fusecache.index.journal import Change
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
+# So often the oldest removal is put off: it comes at last, whatever goes on beside it.
+_DELAYS_MOST = 16
+
 
 class Rotating:
     """Keeps the order true when content goes, or moves, before it was published.
 
-    drop: ends content that is not needed any more. requeue: gives an operation the last place of the queue.
+    take_out: has content published no more. requeue: gives an operation the last place of the queue.
     """
 
     def __init__(
         self,
         owed: Owed,
-        drop: Callable[[Generation], list[Change]],
+        take_out: Callable[[Generation], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
         self._owed = owed
-        self._drop = drop
+        self._take_out = take_out
         self._requeue = requeue
 
     def is_relied_on(self, item: Item) -> bool:
@@ -55,7 +58,8 @@ class Rotating:
         changes: list[Change] = []
         for number in self._owed.rotation.relying_on(sequence, key):
             removal = self._owed.get(number)
-            if isinstance(removal, Operation) and not removal.in_flight and self._is_last(removal):
+            if isinstance(removal, Operation) and self._may_wait(removal):
+                removal.delays += self._owed.rotation.is_oldest_removal(number, removal.record.key)
                 self._requeue(removal, changes)
         return changes
 
@@ -69,13 +73,21 @@ class Rotating:
             if not isinstance(next_one, Generation) or item.state is not FileState.SEALED:
                 continue
             if next_one.state is FileState.SEALED:
-                changes += self._drop(item)
+                item.successor = next_one
+                changes += self._take_out(item)
             else:
                 item.is_hollow = True
         return changes
 
-    def _is_last(self, removal: Operation) -> bool:
-        return self._owed.for_key(removal.record.key)[-1] is removal
+    def _may_wait(self, removal: Operation) -> bool:
+        """Say whether a removal may come later than it was asked for: nothing is mixed up by that."""
+        key = removal.record.key
+        if removal.in_flight or removal.delays >= _DELAYS_MOST:
+            return False
+        if self._owed.for_key(key)[-1] is not removal or self._owed.for_key(key + "/"):
+            return False  # something else has, or gets, that name
+        # What says that all the rest is there must go before the rest is written anew.
+        return not (self._owed.tells(key) and self._owed.rotation.is_written_since(removal.sequence, key))
 
 
 def _is_symlink(item: Operation) -> bool:

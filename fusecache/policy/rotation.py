@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right, insort
 
 from fusecache.policy.publish_order import Gate
 
+_NEVER = float("inf")
+
 
 class _Beside:
     """What is queued beside one directory. newest: of negative sequences: its lowest is that of the newest write."""
@@ -37,12 +39,15 @@ class Rotation:
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._besides: dict[str, _Beside] = {}
+        # Of negative sequences: what was written right in a directory.
+        self._newest: dict[str, Gate] = {}
 
     def add_write(self, sequence: int, key: str) -> None:
         """A write of `key` is queued."""
         beside = self._besides.setdefault(self._path(key), _Beside())
         beside.writes.add(sequence)
         beside.newest.add(-sequence)
+        self._newest.setdefault(_folder(key), Gate()).add(-sequence)
 
     def add_removal(self, sequence: int, key: str) -> None:
         """A removal of `key` is queued."""
@@ -60,6 +65,11 @@ class Rotation:
         else:
             beside.writes.discard(sequence)
             beside.newest.discard(-sequence)
+            newest = self._newest.get(_folder(key))
+            if newest is not None:
+                newest.discard(-sequence)
+                if newest.lowest == _NEVER:
+                    del self._newest[_folder(key)]
         if not beside.writes and not beside.removals:
             del self._besides[path]
 
@@ -73,14 +83,26 @@ class Rotation:
         )
 
     def relying_on(self, sequence: int, key: str) -> list[int]:
-        """Return the removals beside a write that wait for it, and would not wait for all that was written since."""
+        """Return the removals beside a write that wait for it, unless all of them wait for all that came since."""
         beside = self._besides.get(self._path(key))
         if beside is None:
             return []
-        first = bisect_right(beside.removals, sequence)
-        return beside.removals[first : bisect_left(beside.removals, beside.newest_write)]
+        removals = beside.removals[bisect_right(beside.removals, sequence) :]
+        return removals if removals and removals[0] < beside.newest_write else []
+
+    def is_oldest_removal(self, sequence: int, key: str) -> bool:
+        """Return whether a removal of `key` is the oldest beside it."""
+        return self._besides[self._path(key)].removals[0] == sequence
+
+    def is_written_since(self, sequence: int, key: str) -> bool:
+        """Return whether something right in the directory of `key` was written after a change of it."""
+        newest = self._newest.get(_folder(key))
+        return newest is not None and sequence < -newest.lowest
 
     def _path(self, key: str) -> str:
-        folder = key.removeprefix(self._prefix).rpartition("/")[0]
-        above = folder.rpartition("/")[0]
-        return above or folder
+        folder = _folder(key.removeprefix(self._prefix))
+        return _folder(folder) or folder
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]

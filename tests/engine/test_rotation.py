@@ -166,3 +166,143 @@ async def test_a_directory_that_is_removed_while_it_goes_up_goes_up_no_further(
         assert await user.drained() == "durable"
         assert not [key for method, key in bucket.requests if method == "put"]
     assert bucket.shows() == {"run/": b""}
+
+
+# ---- what goes on beside a rotation
+
+
+async def write_beside(user: User, files: dict[str, bytes]) -> None:
+    for path, data in files.items():
+        await user.write(path, data)
+
+
+async def test_what_says_that_all_is_there_goes_before_the_rest_is_written_anew(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        await user.mkdir("run/last")
+        await write_beside(user, {"run/last/shard": b"old", "run/last/.metadata": b"old"})
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await write_beside(user, {"run/big": content(1), "run/log.part": b"log"})
+        await user.unlink("run/last/.metadata")
+        await user.write("run/last/shard", b"new")
+        await user.rename("run/log.part", "run/log")
+        await user.write("run/other", b"")
+        await user.unlink("run/big")
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert state["run/last/shard"] == b"old" or "run/last/.metadata" not in state
+
+
+async def test_removals_that_come_later_keep_their_order(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        for folder in ("run", "run/0", "run/1", "run/2"):
+            await user.mkdir(folder)
+        await write_beside(user, {"run/0/shard": b"s", "run/0/.metadata": b"m", "run/z": b"z"})
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("run/1/a", content(0))
+        await user.unlink("run/z")
+        await user.write("run/1/b", content(1))
+        await user.unlink("run/0/.metadata")
+        await user.write("run/2/c", content(2))
+        await user.unlink("run/0/shard")
+        await user.unlink("run/1/b")
+        assert await user.drained() == "durable"
+    assert all("run/0/shard" in state for state in bucket.states if "run/0/.metadata" in state)
+
+
+async def test_a_pointer_that_is_passed_over_is_still_read_by_who_has_it_open(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        await write_beside(user, {"run/latest": b"0", "run/step-0": content(0)})
+        assert await user.drained() == "durable"
+        await user.write("run/step-1", content(1))
+        await user.unlink("run/step-0")
+        await write_beside(user, {"run/step-2": content(2), "run/latest": b"2"})
+        reader = user.fs.contents.open(await user.fs.resolve("run/latest"), writable=False, pid=0)
+        await user.write("run/step-3", content(3))
+        await point_by_rename(user, 3)
+        await user.unlink("run/step-2")
+        assert bytes(await user.fs.contents.read(reader, 0, 10)) == b"2"
+        await user.fs.contents.release(reader)
+        assert await user.drained() == "durable"
+    assert bucket.shows()["run/latest"] == b"3"
+
+
+async def test_sync_of_a_pointer_that_is_passed_over_waits_for_the_newer_one(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        await write_beside(user, {"run/latest": b"0", "run/step-0": content(0)})
+        assert await user.drained() == "durable"
+        await user.write("run/step-1", content(1))
+        await user.unlink("run/step-0")
+        await write_beside(user, {"run/step-2": content(2), "run/latest": b"2"})
+        shown = []
+
+        async def sync() -> None:
+            assert (await user.fs.wait_durable("run/latest", None)).result == "durable"
+            shown.append(bucket.shows()["run/latest"])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sync)
+            await trio.sleep(0.1)
+            await write_beside(user, {"run/step-3": content(3), "run/latest": b"3"})
+            await user.unlink("run/step-2")
+        assert shown == [b"3"]
+
+
+class SlowBucket(Uplink):
+    """Requests of few bytes take a second, too."""
+
+    async def publish(self, call, *args):  # type: ignore[no-untyped-def,override]
+        await trio.sleep(1)
+        return await self.network(call, *args)
+
+
+async def test_an_old_checkpoint_waits_for_a_new_one_that_is_renamed_on_its_way(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=SlowBucket()) as user:
+        await user.mkdir("run")
+        await user.mkdir("run/0")
+        await write_beside(user, {"run/0/model": b"0", "run/0/optimizer": b"0"})
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.mkdir("run/1")
+        await write_beside(user, {"run/1/model": b"1", "run/1/optimizer": content(1) * 2})
+        await trio.sleep(1.4)
+        assert [item.in_flight for item in user.fs.owed.items()] == [True, True, False]
+        await user.unlink("run/0/model")
+        await user.unlink("run/0/optimizer")
+        await user.rename("run/1", "run/final")
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert {"run/0/model", "run/0/optimizer"} <= set(state) or {
+            key.rpartition("/")[2] for key in files_in(state) if not key.startswith("run/0/")
+        } == {"model", "optimizer"}
+
+
+@pytest.mark.parametrize("name", ["log.tmp", "log"])
+async def test_removals_come_whatever_is_written_and_renamed_beside_them(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        await user.write("run/old", b"old")
+        assert await user.drained() == "durable"
+        await user.write(f"run/0-{name}", b"log")
+        await user.unlink("run/old")
+        for number in range(1, 60):
+            await user.write(f"run/{number}-{name}", content(1)[:100])
+            await user.rename(f"run/{number - 1}-{name}", f"run/{number - 1}")
+            await trio.sleep(1)
+        assert "run/old" not in bucket.shows()

@@ -23,9 +23,22 @@ def test_removals_that_relied_on_what_left_are_told_until_they_wait_for_the_newe
     queue.add_removal(4, "run/step-1")
     queue.add_write(5, "run/step-3")
     queue.add_removal(6, "run/step-2")
-    assert queue.relying_on(1, "run/step-1") == [2, 4]
-    assert queue.relying_on(3, "run/step-2") == [4]
+    assert queue.relying_on(1, "run/step-1") == [2, 4, 6], "all, so that they keep their order"
+    assert queue.relying_on(3, "run/step-2") == [4, 6]
     assert queue.relying_on(5, "run/step-3") == []
+    assert queue.is_oldest_removal(2, "run/step-0")
+    assert not queue.is_oldest_removal(4, "run/step-1")
+
+
+def test_what_is_written_anew_in_a_directory_is_known() -> None:
+    queue = Rotation()
+    queue.add_removal(1, "run/last/.metadata")
+    queue.add_write(2, "run/log")
+    assert not queue.is_written_since(1, "run/last/.metadata")
+    queue.add_write(3, "run/last/shard")
+    assert queue.is_written_since(1, "run/last/.metadata")
+    queue.remove(3, "run/last/shard")
+    assert not queue.is_written_since(1, "run/last/.metadata")
 
 
 def test_only_what_lies_beside_counts() -> None:
