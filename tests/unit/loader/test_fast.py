@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -235,7 +236,13 @@ class Interrupting(MDSDataset):
 
     def __getitems__(self, which: Any) -> Any:
         if which[0] == 160:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            main = threading.main_thread().ident or 0
+            until = time.monotonic() + 20
+            # Not before it waits: in a destructor an interrupt would be lost.
+            while sys._current_frames()[main].f_code.co_filename != threading.__file__:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
             assert self.is_over.wait(20)
         return super().__getitems__(which)
 
