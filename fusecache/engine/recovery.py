@@ -298,16 +298,18 @@ def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:
 def _put_removals_off(found: Recovered) -> None:
     """Take out of the queue the removals of what stays until something is published where its newer content went."""
     refused = {each.record.key for each in found.rejected}
-    latest: dict[str, int] = {}
+    places: dict[str, list[int]] = {}
     for each in found.generations:
-        latest[each.record.key] = max(each.sequence, latest.get(each.record.key, 0))
+        places.setdefault(each.record.key, []).append(each.sequence)
     changed = Counter(each.key for each in found.operations)
     changed.update(each.target for each in found.operations if each.kind is OperationKind.RENAME)
     for record in list(found.operations):
         if record.kind is not OperationKind.DELETE or not record.target:
             continue
-        is_first = record.key not in latest and changed[record.key] == 1
-        if is_first and (record.target in refused or latest.get(record.target, 0) > record.sequence):
+        is_first = record.key not in places and changed[record.key] == 1
+        # What was moved was refused, or was, and newer content is to be there; else it is queued before the removal.
+        there = places.get(record.target, [])
+        if is_first and (record.target in refused or (there and min(there) > record.sequence)):
             found.operations.remove(record)
             found.put_off.append(record)
 

@@ -89,20 +89,23 @@ def test_what_was_sent_is_counted(server: S3Server, store: S3Store, path: Path) 
 def test_how_far_a_part_is_is_told_while_it_is_sent(server: S3Server, store: S3Store, path: Path) -> None:
     upload_id = store.create_multipart("model", metadata={})
     store.upload_part("model", upload_id, 1, part(path, 1))  # what comes next goes the short way
+    size = 32 * MIB  # more than the sockets' buffers take at once
+    path.write_bytes(bytes(size))
+    large = FileSlice(str(path), 0, size, hashlib.md5(bytes(size)).digest())
     before = store.statistics().bytes_sent
     told: list[tuple[int, int]] = []
     sent = Sent(0.0)
-    server.control.set(upload_bandwidth=20 * MIB)
+    server.control.set(upload_bandwidth=32 * MIB)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(store.upload_part, "model", upload_id, 2, replace(part(path, 2), sent=sent))
+        answer = pool.submit(store.upload_part, "model", upload_id, 2, replace(large, sent=sent))
         while not answer.done():
             told.append((sent.bytes, store.statistics().bytes_sent - before))
             time.sleep(0.01)
     server.control.set(upload_bandwidth=None)
-    between = [each for each in told if 0 < each[0] < PART]
+    between = [each for each in told if 0 < each[0] < size]
     assert between
-    assert all(0 <= total <= PART for _, total in told)
-    assert (sent.bytes, store.statistics().bytes_sent - before) == (PART, PART)
+    assert all(0 <= total <= size for _, total in told)
+    assert (sent.bytes, store.statistics().bytes_sent - before) == (size, size)
 
 
 ANSWERS: list[tuple[int, str, type[FusecacheError]]] = [

@@ -143,6 +143,28 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             id="a file published while its directory is read",
         ),
         pytest.param(
+            [("mkdir", "d"), ("checkpoint", "d/f", 5000), ("checkpoint", "d/f", 150000), ("remove_all", "d/f")],
+            [Moment(FILE, 22, "after")],
+            id="a checkpoint that is removed before it is there",
+        ),
+        pytest.param(
+            [("checkpoint", "d", 100), ("rename", "d/a", "d/b")],
+            [],
+            id="a shard renamed over another of its checkpoint",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("mkdir", "d/f"), ("save", "d/f/.metadata", LARGE), ("wait", 1.2),
+             ("save", "d/c.tmp", 5000), ("remove_all", "d/f"), ("checkpoint", "d", LARGE), ("unlink", "d/c.tmp")],
+            [],
+            id="a temporary file removed beside a removal",
+        ),
+        pytest.param(
+            [("mkdir", "d"), ("save", "d/c.tmp", 5000), ("drain",), ("save", "d/c.tmp", 100),
+             ("rename", "d/c.tmp", "latest"), ("checkpoint", "d", 7)],
+            [Moment(FILE, 19, "before")],
+            id="a removal behind moved content that is written again",
+        ),
+        pytest.param(
             [("mkdir", "e"), ("save", "latest", 1), ("wait", 1.2), ("rename", "latest", "e/b"),
              ("save", "latest", 5000)],
             [],
