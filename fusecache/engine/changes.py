@@ -148,14 +148,7 @@ class Changes(DirectoryMoves):
         key = self._tree.key(node)
         published = self._shown(node)
         left: list[Item] = []
-        for item in self._owed.for_key(key):
-            if (
-                item.node is not node
-                or item.in_flight
-                or is_rename(item)
-                or self._rotating.is_relied_on(item)
-            ):
-                continue
+        for item in self._to_take_back(node, key):
             if not self._owed.is_aside(item):  # for what is aside nobody waits by its place
                 left.append(item)
             if isinstance(item, Generation):
@@ -181,6 +174,21 @@ class Changes(DirectoryMoves):
         changes += self._contents.places.queue_removals(key)
         for item in left:
             changes += self._rotating.note_gone(item.sequence, key)
+
+    def _to_take_back(self, node: Node, key: str) -> list[Item]:
+        """Return what is queued of a node that is removed, and is not to be published for anything else."""
+        queued = self._owed.for_key(key)
+        # What is before a rename of ours away from here has come back by another: they need it.
+        leaves = [item.sequence for item in queued if is_rename(item) and item.changed_keys()[0] == key]
+        return [
+            item
+            for item in queued
+            if item.node is node
+            and not item.in_flight
+            and not is_rename(item)
+            and item.sequence > max(leaves, default=0)
+            and not self._rotating.is_relied_on(item)
+        ]
 
     def _collapse_rmdir(self, key: str, changes: list[Change]) -> None:
         for item in self._owed.for_key(key):

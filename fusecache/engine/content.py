@@ -397,6 +397,7 @@ class Contents(Promises):
         if generation.node is not None:
             self._tree.unpin(generation.node)
         self._cache.release_staging(generation.reserved)
+        generation.reserved = 0
         generation.file.delete()
 
     def _check_size(self, node: Node, size: int) -> None:

@@ -174,7 +174,8 @@ class Moving:
         """
         if any(item.in_flight or is_rename(item) for item in queued):
             return None
-        if (shown is not None or len(queued) > 1) and any(_is_held(item) for item in queued):
+        held = next((item for item in queued if _is_held(item)), None)
+        if held is not None and self._owed.exists_before(held, key, shown):
             return None
         removals = self._owed.removals_behind(key) if queued else []
         followers = [each for each in removals if not each.in_flight and self._owed.ends_with(each)]

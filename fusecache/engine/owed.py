@@ -162,10 +162,20 @@ class Owed:
             return base_etag is not None and key not in self._put_off
         return leaves_object(queued[-1], key)
 
-    def base_for(self, key: str, base_etag: str | None) -> str | None:
-        """Return the base of a new item of `key`: `base_etag` if it is the first, else not known yet (None)."""
-        if self._by_key.get(key):
-            return None
+    def exists_before(self, item: Item, key: str, base_etag: str | None) -> bool:
+        """Return whether the bucket will show `key` right before a queued item of it is published."""
+        same_key = self._by_key[key]
+        index = same_key.index(item)
+        return leaves_object(same_key[index - 1], key) if index else base_etag is not None
+
+    def base_for(self, key: str, base_etag: str | None, sequence: int = 0) -> str | None:
+        """Return the base of a new item of `key`: `base_etag` if it is the first, else not known yet (None).
+
+        sequence: the older place that it gets; before all others it has the base that the first of them was passed.
+        """
+        queued = self._by_key.get(key)
+        if queued:
+            return base_of(queued[0], key) if 0 < sequence < queued[0].sequence else None
         removal = self._put_off.get(key)
         return base_etag if removal is None else removal.record.base_etag
 

@@ -97,7 +97,7 @@ class Places:
         self._owed.remove(generation)
         last.successor = generation
         changes: list[Change] = [*self._drop(last)]
-        base = self._owed.base_for(key, last.record.base_etag)
+        base = self._owed.base_for(key, last.record.base_etag, sequence)
         generation.record = replace(generation.record, sequence=sequence, base_etag=base)
         self._owed.add(generation)
         return changes

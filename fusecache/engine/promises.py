@@ -357,7 +357,7 @@ class Promises(Endings):
             await self._promise(node, generation)
             return
         self._owed.discard(generation)
-        base = self._owed.base_for(key, node.published_etag(key))
+        base = self._owed.base_for(key, node.published_etag(key), generation.sequence)
         verified = self._verified(generation)
         record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base, **verified)
         generation.changed_since_flush = False

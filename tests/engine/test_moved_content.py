@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.model.nouns import MIB
 from tests.engine.nodes import Bucket, User, photograph, running_node
 from tests.engine.test_late_pages import closed_by_a_child, orphans
 from tests.engine.test_recovery import change_rows
@@ -199,3 +200,66 @@ async def test_a_closed_version_moves_with_newer_content_that_is_not_closed_afte
     async with running_node(bucket, tmp_path / "2") as user:
         assert await user.drained() == "durable"
     assert bucket.shows() == {"moved": b"closed"}
+
+
+async def test_content_that_is_not_closed_after_all_moves_nothing_that_was_removed_before_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.unlink("file")
+        handle = await user.open("file")
+        await user.fs.contents.write(handle, 0, b"half")
+        await user.fs.contents.flush(handle)  # a forked child's
+        await user.rename("file", "moved")
+        await trio.sleep(30)
+        await user.fs.contents.write(handle, 0, b"whole")
+        bucket.come_back()
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"moved": b"whole"}
+
+
+@pytest.mark.parametrize("ending", ["a late release", "late pages"])
+async def test_content_that_takes_the_place_of_older_content_knows_what_the_bucket_shows(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, ending: str
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"0")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        if ending == "a late release":
+            await user.write("file", bytes(5 * MIB))
+        handle = await user.open("file", truncate=False)
+        await user.fs.contents.write(handle, 0, b"2")
+        await user.fs.contents.flush(handle)
+        await user.write("other", b"3")
+        await user.rename("other", "file")  # while the close's end is under way
+        if ending == "late pages":
+            await user.fs.contents.write(handle, 1, b"late")
+        await user.fs.contents.release(handle)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.tree() == {"file": b"3"}
+    assert bucket.shows() == {"file": b"3"}
+
+
+async def test_a_file_that_went_and_came_back_beside_its_writer_is_removed(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("file", b"closed")
+        handle = await user.open("file", truncate=False)
+        await user.fs.contents.write(handle, 0, b"CL")
+        await user.fs.contents.flush(handle)  # a forked child's
+        await user.rename("file", "away")
+        await user.rename("away", "file")
+        await user.unlink("file")
+        bucket.come_back()
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        assert await user.tree() == {}
+    assert bucket.shows() == {}
