@@ -261,7 +261,9 @@ def test_a_loader_that_failed_has_closed_its_shards_once_it_is_let_go_of(tmp_pat
 
     expected = KeyboardInterrupt if where == "an interrupt while it waits" else ShardError
     Interrupting.is_over.clear()
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background ignores it
+    handler = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # who runs in the background ignores it
     gc.collect()
     gc.disable()
     try:
