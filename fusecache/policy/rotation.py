@@ -17,10 +17,9 @@ _NEVER = float("inf")
 class _Beside:
     """What is queued beside one directory. newest: of negative sequences: its lowest is that of the newest write."""
 
-    __slots__ = ("newest", "removals", "writes")
+    __slots__ = ("newest", "removals")
 
     def __init__(self) -> None:
-        self.writes: set[int] = set()
         self.newest = Gate()
         self.removals: list[int] = []
 
@@ -45,7 +44,6 @@ class Rotation:
     def add_write(self, sequence: int, key: str) -> None:
         """A write of `key` is queued."""
         beside = self._besides.setdefault(self._path(key), _Beside())
-        beside.writes.add(sequence)
         beside.newest.add(-sequence)
         self._newest.setdefault(_folder(key), Gate()).add(-sequence)
 
@@ -63,14 +61,13 @@ class Rotation:
         if beside.removals[index : index + 1] == [sequence]:
             del beside.removals[index]
         else:
-            beside.writes.discard(sequence)
             beside.newest.discard(-sequence)
             newest = self._newest.get(_folder(key))
             if newest is not None:
                 newest.discard(-sequence)
                 if newest.lowest == _NEVER:
                     del self._newest[_folder(key)]
-        if not beside.writes and not beside.removals:
+        if not beside.removals and beside.newest.lowest == _NEVER:
             del self._besides[path]
 
     def is_relied_on(self, sequence: int, key: str) -> bool:

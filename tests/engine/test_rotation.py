@@ -216,16 +216,21 @@ async def test_removals_that_come_later_keep_their_order(
     assert all("run/0/shard" in state for state in bucket.states if "run/0/.metadata" in state)
 
 
+async def come_to_step_2(user: User) -> None:
+    """Have step 0 in the bucket and removed, and steps 1 and 2, to which `latest` points, on their way."""
+    await user.mkdir("run")
+    await write_beside(user, {"run/latest": b"0", "run/step-0": content(0)})
+    assert await user.drained() == "durable"
+    await user.write("run/step-1", content(1))
+    await user.unlink("run/step-0")
+    await write_beside(user, {"run/step-2": content(2), "run/latest": b"2"})
+
+
 async def test_a_pointer_that_is_passed_over_is_still_read_by_who_has_it_open(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
-        await user.mkdir("run")
-        await write_beside(user, {"run/latest": b"0", "run/step-0": content(0)})
-        assert await user.drained() == "durable"
-        await user.write("run/step-1", content(1))
-        await user.unlink("run/step-0")
-        await write_beside(user, {"run/step-2": content(2), "run/latest": b"2"})
+        await come_to_step_2(user)
         reader = user.fs.contents.open(await user.fs.resolve("run/latest"), writable=False, pid=0)
         await user.write("run/step-3", content(3))
         await point_by_rename(user, 3)
@@ -240,12 +245,7 @@ async def test_sync_of_a_pointer_that_is_passed_over_waits_for_the_newer_one(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
-        await user.mkdir("run")
-        await write_beside(user, {"run/latest": b"0", "run/step-0": content(0)})
-        assert await user.drained() == "durable"
-        await user.write("run/step-1", content(1))
-        await user.unlink("run/step-0")
-        await write_beside(user, {"run/step-2": content(2), "run/latest": b"2"})
+        await come_to_step_2(user)
         shown = []
 
         async def sync() -> None:
