@@ -64,8 +64,8 @@ class CacheTable:
         """Run something in the cache's own nursery: begun, it ends, even if the caller is cancelled
         meanwhile.
 
-        Memory, index, ledger and files would differ if it stopped half-way. Raises what `call` does, and StateError if
-        the cache itself ends before it.
+        The cache's own end waits for it too: memory, index, ledger and files would differ if it stopped half-way.
+        Raises what `call` does, and StateError if the cache ends by its failure.
         """
         results: list[T] = []
         errors: list[FusecacheError] = []
@@ -73,7 +73,8 @@ class CacheTable:
 
         async def run() -> None:
             try:
-                results.append(await call(*args))
+                with trio.CancelScope(shield=True):
+                    results.append(await call(*args))
             except FusecacheError as exc:
                 errors.append(exc)
             finally:

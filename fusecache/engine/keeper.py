@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import trio
+
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
 from fusecache.disk.direct_reads import LARGEST_BYTES
 from fusecache.engine.cache_statistics import Counters
@@ -188,7 +190,8 @@ class Keeper:
                 )
                 self._room.count_written(end - start)
                 if entry.number != number:  # forgotten meanwhile: nobody will look at this file again
-                    await self._offload.disk(self._files.delete, number)
+                    with trio.CancelScope(shield=True):
+                        await self._offload.disk(self._files.delete, number)
                     return
                 chunk.set_checksums(first, checksums)
                 written = mask_between(first, stop)

@@ -229,7 +229,7 @@ class Room:
 
         try:
             return await self._table.to_its_end(
-                self._evict_until, nbytes, reserve_if_wanted, spare, name="cache-eviction"
+                self._evict_until, nbytes, reserve_if_wanted, lambda: is_wanted, spare, name="cache-eviction"
             )
         except trio.Cancelled:
             is_wanted = False
@@ -237,9 +237,15 @@ class Room:
                 give_back()
             raise
 
-    async def _evict_until(self, nbytes: int, reserve: Callable[[], bool], spare: float | None) -> bool:
+    async def _evict_until(
+        self,
+        nbytes: int,
+        reserve: Callable[[], bool],
+        is_wanted: Callable[[], bool],
+        spare: float | None,
+    ) -> bool:
         async with self._room_lock:
-            while True:
+            while is_wanted():
                 await self.measure_free_space()
                 floor_shortage = self._floor_shortage(nbytes)
                 if floor_shortage <= 0 and reserve():
@@ -249,6 +255,7 @@ class Room:
                 batch = min(_EVICT_BATCH_BYTES, self.ledger.limit_bytes // share)
                 if not await self._evict(max(short, batch), spare):
                     return floor_shortage <= 0 and reserve()
+            return False
 
     def clean_limit_bytes(self) -> int:
         """Return how many bytes of cache could lie here now if everything clean were evicted."""

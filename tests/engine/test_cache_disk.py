@@ -438,3 +438,72 @@ def test_what_lmdb_refuses_is_an_error_of_the_disk(tmp_path: Path) -> None:
     index.close()
     with pytest.raises(LocalDiskError, match="index fails"):
         index.find(ObjectId("a", "b"))
+
+
+# ---- a stop in the middle
+
+
+class _Held:
+    """Holds calls before their work until they are let go."""
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def __call__(self, *args: object, **more: object) -> object:
+        self.has_begun.set()
+        assert self.may_go_on.wait(10)
+        return self._call(*args, **more)
+
+
+@pytest.mark.parametrize("name", ["store", "remove_object", "adopt"])
+async def test_a_stop_in_the_middle_leaves_no_file_that_nobody_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bucket = new_bucket()
+    object_id, data = _store(bucket, 1, 2 * MIB)[0]
+    place = CacheIndex if name == "remove_object" else CacheFiles
+    held = _Held(getattr(place, name))
+    cache_folder = tmp_path / "cache"
+    async with trio.open_nursery() as nursery, running_cache(bucket.watched, cache_folder) as cache:
+        if name == "adopt":
+            file = _staged(tmp_path / "staged", object_id, data)
+            assert cache.reserve_staging_nowait(file.size)
+        elif name == "remove_object":
+            assert await read_all(cache, object_id, len(data)) == data
+            await _all_kept(cache)
+        monkeypatch.setattr(place, name, lambda *args, **more: held(*args, **more))
+        if name == "adopt":
+            nursery.start_soon(cache.adopt, [file])
+        elif name == "remove_object":
+            nursery.start_soon(cache.forget, object_id)
+        else:
+            nursery.start_soon(read_all, cache, object_id, len(data))
+        await until(held.has_begun.is_set)
+        if name == "store":
+            await cache.forget(object_id)
+        # Let go once everything is cancelled: nothing of this block runs before.
+        trio.lowlevel.current_trio_token().run_sync_soon(held.may_go_on.set)
+        nursery.cancel_scope.cancel()
+    async with running_cache(bucket.watched, cache_folder) as cache:
+        assert cache.statistics().used_bytes == _on_disk(cache_folder)
+
+
+async def test_who_stops_waiting_for_room_does_not_empty_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = new_bucket()
+    object_id, data = _store(bucket, 1)[0]
+    async with running_cache(bucket.watched, tmp_path, limit_bytes=40 * MIB) as cache:
+        assert await read_all(cache, object_id, len(data)) == data
+        await _all_kept(cache)
+        held = _Held(CacheIndex.evict)
+        monkeypatch.setattr(CacheIndex, "evict", lambda *args: held(*args))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.reserve_staging, 20 * MIB)
+            await until(held.has_begun.is_set)
+            nursery.cancel_scope.cancel()
+        held.may_go_on.set()
+    # Its end waited for the eviction's.
+    assert _on_disk(tmp_path) > SIZE // 4
