@@ -250,6 +250,7 @@ class CacheTable:
         changes = _changes_of(chunk for chunk, _ in dirty)
         for chunk, _ in dirty:
             chunk.dirty = 0
+            chunk.is_being_indexed = True  # it stays in memory: the index may not take its rows
         try:
             await self._offload.rows(self._index.apply, changes, self.clock)
         except BaseException as exc:  # or cancelled before it began: the rows are still to be written
@@ -257,6 +258,9 @@ class CacheTable:
                 chunk.dirty |= blocks
             self._is_unwritable = isinstance(exc, LocalDiskError)
             raise
+        finally:
+            for chunk, _ in dirty:
+                chunk.is_being_indexed = False
         self._is_unwritable = False
         for chunk, _ in dirty:
             self.drop_if_idle(chunk)

@@ -78,7 +78,8 @@ class CachedObject:
 class Chunk:
     """8 MiB of an object. All masks are granules of the chunk, but `dirty`, which is blocks.
 
-    present: on disk; dirty: blocks whose row the index does not have yet.
+    present: on disk; dirty: blocks whose row the index does not have yet, but those that are being written
+    (`is_being_indexed`), which it may still refuse.
     """
 
     owner: CachedObject
@@ -88,6 +89,7 @@ class Chunk:
     loading: trio.Event | None = None
     present: int = 0
     dirty: int = 0
+    is_being_indexed: bool = False
     stamp: int = 0
     pins: int = 0
     disk_operations: int = 0
@@ -172,6 +174,7 @@ class Chunk:
             or self.pins
             or self.disk_operations
             or self.dirty
+            or self.is_being_indexed
             or self.loading is not None
         )
 
