@@ -127,23 +127,22 @@ class Moving:
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
-    def _places_of(self, nodes: list[tuple[Node, str]]) -> dict[str, list[tuple[int, str]]]:
-        """Return the places in the queue that the nodes have, and their keys, in order, by the directory of these."""
-        found: dict[str, list[tuple[int, str]]] = {}
-        for node, key in nodes:
-            for item in self._owed.for_key(key):
-                if item.node is node and not self._owed.is_aside(item):
-                    found.setdefault(key.rpartition("/")[0], []).append((item.sequence, key))
-        return {folder: sorted(places) for folder, places in found.items()}
+    def _places_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
+        """Return the places in the queue that the nodes have, and their keys, in order."""
+        return sorted(
+            (item.sequence, key)
+            for node, key in nodes
+            for item in self._owed.for_key(key)
+            if item.node is node and not self._owed.is_aside(item)
+        )
 
-    def _note_left(self, places: dict[str, list[tuple[int, str]]], changes: list[Change]) -> None:
+    def _note_left(self, places: list[tuple[int, str]], changes: list[Change]) -> None:
         """Nodes have moved that had these places before."""
-        for in_folder in places.values():
-            for sequence, key in in_folder:
-                item = self._owed.get(sequence)
-                if item is None or key not in item.changed_keys():
-                    changes += self._rotating.note_left(sequence, key)
-                    break
+        for sequence, key in places:
+            item = self._owed.get(sequence)
+            if item is None or key not in item.changed_keys():
+                changes += self._rotating.note_left(sequence)
+                break
 
     def _to_the_end(self, removal: Operation, changes: list[Change]) -> None:
         self._requeue(removal, removal.record.base_etag, changes)

@@ -41,7 +41,7 @@ class Owed:
     def __init__(self, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
         """prefix: of all keys. order_last: names of files that say that all the rest is there."""
         self.order = PublishOrder(prefix)
-        self.rotation = Rotation(prefix)
+        self.rotation = Rotation()
         self.on_change: Callable[[], None] = lambda: None
         self.on_added: Callable[[Item], None] = lambda _item: None
         self.on_removed: Callable[[Item], None] = lambda _item: None
@@ -96,7 +96,7 @@ class Owed:
         if isinstance(item, Operation) and change.moved_to:
             self._behind.setdefault(change.moved_to, []).append(item)
         if change.role is Role.REMOVAL and not change.moved_to:
-            self.rotation.add_removal(item.sequence, change.keys[-1])
+            self.rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.POINT} and not change.keys[-1].endswith("/"):
             self.rotation.add_write(item.sequence, change.keys[-1])
         self.on_added(item)

@@ -4,7 +4,7 @@ Decided without awaiting; what is returned is to be journaled in one transaction
 rely on what: `policy/rotation.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from fusecache.engine.nodes import Generation, Item, Operation
@@ -36,8 +36,7 @@ class Rotating:
     def is_relied_on(self, item: Item) -> bool:
         """Return whether an item that is removed is to be published all the same: the bucket is to get on."""
         is_whole = item.state is FileState.SEALED if isinstance(item, Generation) else _is_symlink(item)
-        key = item.changed_keys()[-1]
-        if not is_whole or not self._owed.rotation.is_relied_on(item.sequence, key):
+        if not is_whole or not self._owed.rotation.is_relied_on(item.sequence):
             return False
         return not self._owed.is_aside(item)
 
@@ -51,16 +50,20 @@ class Rotating:
             if not folder:
                 break
             folder = folder.rpartition("/")[0]
-        return [*changes, *self.note_left(sequence, key)]
+        return [*changes, *self.note_left(sequence)]
 
-    def note_left(self, sequence: int, key: str) -> list[Change]:
-        """What was queued for a key has that place no longer: removals that waited for it wait for what came since."""
+    def note_left(self, sequence: int) -> list[Change]:
+        """What was queued has its place no longer: removals that waited for it wait for what came since."""
         changes: list[Change] = []
-        for number in self._owed.rotation.relying_on(sequence, key):
+        ends: dict[Operation, None] = {}
+        for number in self._owed.rotation.relying_on(sequence):
             removal = self._owed.get(number)
             if isinstance(removal, Operation) and self._may_wait(removal):
-                removal.delays += self._owed.rotation.is_oldest_removal(number, removal.record.key)
+                removal.delays += self._owed.rotation.is_oldest_removal(number)
+                ends |= dict.fromkeys(self._ends_behind(removal))
                 self._requeue(removal, changes)
+        for end in sorted(ends, key=lambda each: each.sequence):
+            self._requeue(end, changes)  # or the directory shows again, as long as anything is in it
         return changes
 
     def _drop_hollow(self, key: str, sequence: int) -> list[Change]:
@@ -86,8 +89,21 @@ class Rotating:
             return False
         if self._owed.for_key(key)[-1] is not removal or self._owed.for_key(key + "/"):
             return False  # something else has, or gets, that name
+        if any(
+            end.in_flight or self._owed.for_key(end.record.key[:-1]) for end in self._ends_behind(removal)
+        ):
+            return False  # or that of a directory that is removed with it
         # What says that all the rest is there must go before the rest is written anew.
         return not (self._owed.tells(key) and self._owed.rotation.is_written_since(removal.sequence, key))
+
+    def _ends_behind(self, removal: Operation) -> Iterator[Operation]:
+        """Yield the removals of the directories above that are to come after a removal."""
+        folder = removal.record.key
+        while folder := folder.rpartition("/")[0]:
+            last = next(reversed(self._owed.for_key(folder + "/")), None)
+            if isinstance(last, Operation) and last.record.kind is OperationKind.RMDIR:
+                if last.sequence > removal.sequence:
+                    yield last
 
 
 def _is_symlink(item: Operation) -> bool:

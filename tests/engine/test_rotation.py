@@ -71,6 +71,32 @@ async def remove_directory(user: User, step: int) -> None:
     await user.rmdir(f"run/step-{step}")
 
 
+async def save_nested(user: User, step: int) -> None:
+    await user.mkdir(f"run/step-{step}")
+    await user.mkdir(f"run/step-{step}/rank-0")
+    await user.write(f"run/step-{step}/rank-0/model", content(step))
+    await user.write(f"run/step-{step}/rank-0/optimizer", half(step))
+
+
+async def remove_nested(user: User, step: int) -> None:
+    for name in ("model", "optimizer"):
+        await user.unlink(f"run/step-{step}/rank-0/{name}")
+    await user.rmdir(f"run/step-{step}/rank-0")
+    await user.rmdir(f"run/step-{step}")
+
+
+async def save_in_root(user: User, step: int) -> None:
+    await user.mkdir(f"step-{step}")
+    await user.write(f"step-{step}/model", content(step))
+    await user.write(f"step-{step}/optimizer", half(step))
+
+
+async def remove_in_root(user: User, step: int) -> None:
+    for name in ("model", "optimizer"):
+        await user.unlink(f"step-{step}/{name}")
+    await user.rmdir(f"step-{step}")
+
+
 async def point(user: User, step: int) -> None:
     await user.write("run/latest", b"%d" % step)
 
@@ -89,12 +115,18 @@ async def point_by_link(user: User, step: int) -> None:
 def whole_steps(state: dict[str, bytes]) -> set[int]:
     """Return which checkpoints a bucket has all files of."""
     files = {key.removeprefix("run/"): data for key, data in files_in(state).items()}
-    steps = {step for step in range(ROUNDS) if files.get(f"step-{step}") == content(step)}
-    return steps | {
-        step
-        for step in range(ROUNDS)
-        if all(files.get(f"step-{step}/{name}") == half(step) for name in ("model", "optimizer"))
-    }
+    return {step for step in range(ROUNDS) if any(each.items() <= files.items() for each in _layouts(step))}
+
+
+def _layouts(step: int) -> list[dict[str, bytes]]:
+    """Return what a checkpoint consists of, saved in each way."""
+    folder = f"step-{step}"
+    return [
+        {folder: content(step)},
+        {f"{folder}/{name}": half(step) for name in ("model", "optimizer")},
+        {f"{folder}/model": content(step), f"{folder}/optimizer": half(step)},
+        {f"{folder}/rank-0/model": content(step), f"{folder}/rank-0/optimizer": half(step)},
+    ]
 
 
 def pointed_at(state: dict[str, bytes]) -> int | None:
@@ -116,6 +148,9 @@ Step = Callable[[User, int], Awaitable[None]]
         (save_by_rename, remove_file, point),
         (save_directory, remove_directory, None),
         (save_directory, remove_directory, point),
+        (save_nested, remove_nested, None),
+        (save_nested, remove_nested, point),
+        (save_in_root, remove_in_root, None),
     ],
 )
 async def test_a_rotation_that_is_faster_than_the_uplink_leaves_a_whole_checkpoint(
