@@ -326,10 +326,11 @@ class Listings:
         with txn.cursor() as cursor:
             found = cursor.set_range(_key(directory, generation, after + "\0"))
             while found and bytes(cursor.key()).startswith(prefix):
-                block = Block(bytes(cursor.value()))
+                key = bytes(cursor.key())
+                block = self._block(key, cursor.value)
                 if block.names[0] > end:
                     return
-                self._forget_block(bytes(cursor.key()))
+                self._forget_block(key)
                 found = cursor.delete()
                 yield block
 

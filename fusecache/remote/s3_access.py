@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Where an answer to LIST carries the page that we read out of it.
 PAGE = "FusecachePage"
+_ANSWERED = "before-parse.s3.*"
 # Requests that show the short way: those that go it later, and what a mount begins with.
 SHOWING = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
 
@@ -145,7 +146,7 @@ def open_access(
     events.unregister("before-call.s3", botocore.handlers.add_expect_header)
     events.register("before-parameter-build.s3.CopyObject", take_headers)
     events.register("before-call.s3.CopyObject", give_headers)
-    events.register("before-parse.s3.ListObjectsV2", _take_page)
+    _read_pages_once(events)
     events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # it answers
     # After signing: a proxy on the way may rewrite this header.
     events.register("before-send.s3", ask_for_identity)
@@ -174,9 +175,23 @@ def _config(transport: Transport, region: str) -> Config:
     )
 
 
-def _take_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+def _read_pages_once(events: Any) -> None:
+    """Have answers to LIST parsed by us alone.
+
+    botocore parses each answer first to see whether it is an error: of a page of names that costs more than reading it.
+    """
+    for event, handler, *place in botocore.handlers.BUILTIN_HANDLERS:
+        if event == _ANSWERED and place:
+            events.unregister(event, handler)
+            events.register(event, handler)
+    events.register_first(_ANSWERED, _take_page)
+
+
+def _take_page(
+    operation_model: Any, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+) -> None:
     """Before botocore parses the answer to a LIST: read it ourselves, and leave it nothing but what we could not."""
-    if response_dict["status_code"] == 200:
+    if operation_model.name == "ListObjectsV2" and response_dict["status_code"] == 200:
         with suppress(ValueError):
             customized_response_dict[PAGE] = parse_listing(response_dict["body"])
             response_dict["body"] = b""
