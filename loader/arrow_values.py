@@ -15,12 +15,34 @@ from loader.optional import optional_module
 Column = NDArray[Any] | list[Any]
 
 
-def without_dictionaries(arrow: Any, table: Any) -> Any:
-    """The table with values in place of numbers into dictionaries."""
+def with_values_in_place(arrow: Any, table: Any) -> Any:
+    """The table with values in place of numbers into dictionaries, and of views, whose rows pyarrow cannot take."""
     for number, field in enumerate(table.schema):
-        if arrow.types.is_dictionary(field.type):
-            table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
+        is_dictionary = arrow.types.is_dictionary(field.type)
+        kind = field.type.value_type if is_dictionary else _without_views(arrow, field.type)
+        if kind != field.type:
+            table = table.set_column(number, field.name, table.column(number).cast(kind))
     return table
+
+
+def _without_views(arrow: Any, kind: Any) -> Any:
+    """The type with large text and binary in place of views of them, at any depth.
+
+    Not within list views: their rows can be taken as they are, and pyarrow 26 casts nested ones to wrong values.
+    """
+    types = arrow.types
+    if str(kind) in ("string_view", "binary_view"):  # pyarrow has its tests for them from 16 on
+        return arrow.large_string() if str(kind) == "string_view" else arrow.large_binary()
+    if types.is_struct(kind):
+        return arrow.struct([field.with_type(_without_views(arrow, field.type)) for field in kind])
+    if types.is_map(kind):
+        return arrow.map_(_without_views(arrow, kind.key_type), _without_views(arrow, kind.item_type))
+    if not _is_list(types, kind):
+        return kind
+    within = kind.value_field.with_type(_without_views(arrow, kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return arrow.list_(within, kind.list_size)
+    return arrow.large_list(within) if types.is_large_list(kind) else arrow.list_(within)
 
 
 def column_values(column: Any) -> Column:

@@ -92,8 +92,8 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
     """Return a dict of columns; a DataLoader's `collate_fn`.
 
     Numbers become a tensor (samples,); arrays of one shape a tensor (samples, ...); arrays that differ in
-    their first axis alone a Ragged; everything else (text, bytes, JSON, images, arrays of different kinds) a
-    list. Raises LoaderError if the samples differ in their columns.
+    their first axis alone a Ragged; everything else (text, bytes, JSON, images, arrays of different kinds, integers
+    that no integer tensor holds together) a list. Raises LoaderError if the samples differ in their columns.
     """
     if not samples:
         return {}
@@ -122,6 +122,8 @@ def _column(values: list[Any], block: _Block) -> Any:
     first = values[0]
     if isinstance(first, (int, float, np.number, np.bool_)):
         column = np.array(values)
+        if column.dtype.kind == "f" and all(isinstance(value, (int, np.integer)) for value in values):
+            return values  # numpy takes floats for what no integer type holds, and rounds
         return block.place([column], column.shape) if column.dtype.kind in "iufb" else values
     if not isinstance(first, np.ndarray) or not all(
         isinstance(value, np.ndarray) and value.dtype == first.dtype and value.shape[1:] == first.shape[1:]

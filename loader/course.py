@@ -4,7 +4,7 @@ The batches are those of `order.batching`; steps are counted over all epochs, wh
 Nothing here reads a dataset.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,7 +37,7 @@ class Course:
     @property
     def samples(self) -> int:
         """Samples that this machine reads a step."""
-        return self.global_batch_size // self.world.nodes
+        return self.global_batch_size // self.world.ranks * len(self._ranks)
 
     def ids(self, first: int, count: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield (step, ids of this machine) for steps first … first + count - 1 of one epoch, in order, in blocks.
@@ -54,14 +54,14 @@ class Course:
             block = self._block(epoch, step, whole)
             if block is None:  # the end of the epoch is in it, and is no whole step
                 together, whole = 1, 1
-                block = np.concatenate([self._batch(epoch, step, 1, rank) for rank in self._ranks()])[None]
+                block = np.concatenate([self._batch(epoch, step, 1, rank) for rank in self._ranks])[None]
             yield epoch * self.steps + step, block
             step += whole
 
     def _block(self, epoch: int, step: int, count: int) -> NDArray[np.int64] | None:
         """(steps, samples) of whole steps, None if the last of them is not whole."""
         size = self.global_batch_size // self.world.ranks
-        parts = [self._batch(epoch, step, count, rank) for rank in self._ranks()]
+        parts = [self._batch(epoch, step, count, rank) for rank in self._ranks]
         if any(part.size != count * size for part in parts):
             return None
         block: NDArray[np.int64] = np.concatenate([part.reshape(count, size) for part in parts], axis=1)
@@ -73,9 +73,9 @@ class Course:
         start = step * self.global_batch_size if count > 1 else 0
         return plan.batch(epoch, start, 0 if count > 1 else step)
 
-    def _ranks(self) -> range:
-        first = self.world.node * self.world.ranks_per_node
-        return range(first, first + self.world.ranks_per_node)
+    @property
+    def _ranks(self) -> Sequence[int]:
+        return self.world.machine.dp_ranks
 
     def _plan(self, world: World, together: int) -> BatchPlan:
         # What the sampler does with an incomplete last batch is a matter of single batches.

@@ -59,21 +59,23 @@ class MDSDataset:
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         streams = _streams(path, split)
-        self._index = join_indices(
-            [
-                read_index(dataset_directory(stream.path, stream.split), with_hashes=check_hashes)
-                for stream in streams
-            ]
-        )
+        parts = [
+            read_index(
+                dataset_directory(stream.path, stream.split), with_hashes=check_hashes or stream.check_hashes
+            )
+            for stream in streams
+        ]
+        for part in parts:
+            if part.hashes is not None:
+                _require_hashes(part)
+        self._index = join_indices(parts)
         self._weights = tuple(stream.weight for stream in streams)
         self._fingerprint = ""
-        if check_hashes:
-            _require_hashes(self._index)
         self._allow_pickle = allow_pickle
         options = ReadOptions(
             decompressed_cache_bytes=decompressed_cache_bytes,
             cache_folder=None if cache_folder is None else os.fspath(cache_folder),
-            check_hashes=check_hashes,
+            check_hashes=self._index.hashes is not None,
             stall_seconds=stall_seconds,
         )
         self._reader = ShardReader(self._index, options)

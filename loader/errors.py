@@ -8,6 +8,10 @@ class LoaderError(Exception):
     """Any error of the loader. The message names the file or the setting, the cause and a way out."""
 
 
+class ArgumentError(LoaderError, ValueError):
+    """Arguments that contradict each other."""
+
+
 class DatasetError(LoaderError):
     """index.json is missing, damaged, or says something this loader cannot read."""
 

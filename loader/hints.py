@@ -96,13 +96,13 @@ class Hints:
         self._places = Places(self._index, [find_door(directory) for directory in self._index.directories])
         self._doors = self._places.doors
         course = sampler.course
-        world = course.world
-        self.is_sending = bool(self._doors) and world.rank_of_node == 0 and world.replica == 0
+        machine = course.world.machine
+        self.is_sending = bool(self._doors) and machine.local_rank == 0
         self._course = course
         self._job = job or ""
         if self.is_sending and not job:
             about = f"{self._places} {course.tracks.spec}"
-            self._job = hold_name(dataset.fingerprint, world.node, about)
+            self._job = hold_name(dataset.fingerprint, machine.number, about)
         self._process = os.getpid()
         self._stopped = threading.Event()
         self._planned_to = -1  # the step up to which plans were sent

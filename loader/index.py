@@ -157,7 +157,6 @@ def join_indices(parts: Sequence[Index]) -> Index:
     compressions = {family: None for part in parts for family in part.compressions}
     schema_numbers = {schema: number for number, schema in enumerate(schemas)}
     family_numbers = {family: number for number, family in enumerate(compressions)}
-    hashes = [part.hashes for part in parts if part.hashes is not None]
     return Index(
         directories=tuple(directory for part in parts for directory in part.directories),
         borders=tuple(np.cumsum([0, *(part.shards for part in parts)]).tolist()),
@@ -174,9 +173,17 @@ def join_indices(parts: Sequence[Index]) -> Index:
         compressions=tuple(compressions),
         raw_names=Names.joined([part.raw_names for part in parts]),
         zip_names=Names.joined([part.zip_names for part in parts]),
-        hashes=Names.joined(hashes) if len(hashes) == len(parts) else None,
+        hashes=_joined_hashes(parts),
         fingerprints=tuple(part.fingerprint() for part in parts),
     )
+
+
+def _joined_hashes(parts: Sequence[Index]) -> Names | None:
+    """The hashes of all shards, none of those of parts where none were read; None where no part has any."""
+    if all(part.hashes is None for part in parts):
+        return None
+    none = json.dumps([{}, {}])
+    return Names.joined([Names.of([none] * p.shards) if p.hashes is None else p.hashes for p in parts])
 
 
 def _renumbered(

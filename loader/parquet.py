@@ -22,7 +22,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.arrow_values import Column, column_values, ordered, without_dictionaries
+from loader.arrow_values import Column, column_values, ordered, with_values_in_place
 from loader.errors import DatasetError, ShardError
 from loader.ids import checked_ids, several
 from loader.index import Index
@@ -281,7 +281,7 @@ class ParquetDataset:
             )
             if found.num_rows != self._sizes[group]:
                 raise ShardError(f"it has {found.num_rows} rows, not the {self._sizes[group]} of its footer")
-            return without_dictionaries(arrow, found)
+            return with_values_in_place(arrow, found)
         except (OSError, DatasetError, ShardError, arrow.ArrowException) as problem:
             raise self._failed(group, problem) from problem
         finally:
@@ -304,9 +304,12 @@ class ParquetDataset:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
         last = int(self._ends[group])
         told = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
+        way_out = "Restore the file."
+        if isinstance(problem, NotImplementedError):
+            way_out = "Leave the column of that type out with `columns`, or write the file anew."
         return ShardError(
             f"{self._paths[file]}, row group {group - int(self._group_ends[file] - self._groups[file])}, samples "
-            f"{last - int(self._sizes[group])} to {last - 1}: {told}. Restore the file."
+            f"{last - int(self._sizes[group])} to {last - 1}: {told}. {way_out}"
         )
 
 

@@ -198,6 +198,9 @@ def cause_of(problem: BaseException) -> str:
         return "the file is missing"
     if isinstance(problem, OSError) and problem.errno:
         return f"{problem.strerror}{'; it was replaced' if problem.errno == errno.ESTALE else ''}"
+    if isinstance(problem, NotImplementedError):
+        version = optional_module("pyarrow", why="Parquet").__version__
+        return f"pyarrow {version} has no way to read it ({_first_line(problem)})"
     return f"it is damaged ({_first_line(problem)})"
 
 

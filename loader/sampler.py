@@ -71,7 +71,7 @@ class ElasticBatchSampler:
     batch; else its samples come as a smaller last batch, filled up by repeats to the same number a rank (the
     native order repeats none: some ranks get one more). consumed_when_yielded: for loaders that ask for the
     state at the moment they take a batch (torchdata's StatefulDataLoader): then a batch counts as consumed once
-    it is handed out. cache_folder: where the first rank of each machine writes an epoch's order for the others
+    it is handed out. cache_folder: where local rank 0 of each machine writes an epoch's order for the others
     to map, worth it from 10 million samples up; None: each process holds its own.
 
     Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
@@ -274,7 +274,7 @@ class ElasticBatchSampler:
     def _cache(self, folder: Path, table: StreamTable) -> OrderCache:
         what = repr((self._fingerprint, self._spec, table.borders, table.choose))
         identity = hashlib.blake2b(what.encode() + table.sizes.tobytes(), digest_size=16).hexdigest()
-        return OrderCache(folder, identity, writes=self._world.rank_of_node == self._world.replica == 0)
+        return OrderCache(folder, identity, writes=self._world.machine.local_rank == 0)
 
     def _move(self, epoch: int, samples: int) -> None:
         length = self._plan.length

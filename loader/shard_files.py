@@ -141,8 +141,10 @@ class ShardFiles:
         else:
             file = self._open(shard, self.path(shard), int(self._index.raw_bytes[shard]))
         if self._options.check_hashes and shard not in self._checked:
-            size = os.fstat(file.fd).st_size
-            self._check_hashes(shard, self._index.hashes_of(shard)[0], self.rest(shard, file, 0, size, 0))
+            hashes = self._index.hashes_of(shard)[0]
+            if hashes:
+                size = os.fstat(file.fd).st_size
+                self._check_hashes(shard, hashes, self.rest(shard, file, 0, size, 0))
             self._checked.add(shard)
         self._files[shard] = file
         with contextlib.suppress(KeyError):  # another thread makes room too

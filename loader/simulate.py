@@ -22,6 +22,7 @@ from loader.dataset import MDSDataset
 from loader.errors import LoaderError
 from loader.foresight import Ids, shard_uses
 from loader.optional import optional_module
+from loader.order import DEFAULT_SEED
 from loader.sampler import ElasticBatchSampler
 from loader.tools import progress_bar, say
 from loader.world import World
@@ -62,15 +63,17 @@ def lives(course: Course, ends: Ids, epochs: int) -> Life:
 def downloads(life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int) -> list[int]:
     """Return the bytes downloaded in each epoch of so many steps, with a cache of cache_bytes.
 
-    sizes: (shards,) bytes. policy: one of POLICIES; "known order" drops what is used again last, the newcomer as well.
+    sizes: (shards,) bytes. policy: one of POLICIES; "known order" drops what is used again last, the newcomer as well:
+    where shards have one size, no choice of what goes downloads less.
     """
     uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
     following: dict[int, int] = {}
     again = [0] * len(uses)
     for number in reversed(range(len(uses))):
-        shard, first, _ = uses[number]
+        shard = uses[number][0]
         again[number] = following.get(shard, 1 << 60)
-        following[shard] = first
+        # Not its step: at that of an epoch's beginning many come into use, one after the other.
+        following[shard] = number
     shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
     fetched = [0] * (max((first for _, first, _ in uses), default=0) // steps + 1)
     ending: list[tuple[int, int, int]] = []
@@ -174,15 +177,21 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
     parser.add_argument("--cache-bytes", type=float, required=True, help="of each machine: 500e9")
     parser.add_argument("--order", default="py1e", help="the sampler's (default: py1e)")
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help=f"the sampler's (default: {DEFAULT_SEED})"
+    )
+    parser.add_argument("--canonical-nodes", type=int, help="the sampler's (default: the order's own)")
+    parser.add_argument("--block-size", type=int, default=0, help="samples (default: the order's own)")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"how many (default: {EPOCHS})")
     parser.add_argument("--nodes", type=int, default=1, help="machines; the first one's share is shown")
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="of each machine (default: 1)")
     parser.add_argument("--png", type=Path, help="draw shards in use and downloads into this file")
 
 
 def run_simulate(options: Any) -> int:
     """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
-    if options.epochs < 1 or options.nodes < 1:
-        raise LoaderError("--epochs and --nodes are at least 1")
+    if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
+        raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
     if not (math.isfinite(options.cache_bytes) and options.cache_bytes >= 0):
         raise LoaderError(
             f"--cache-bytes {options.cache_bytes:g} is no number of bytes: write 500e9, say, or 0 for no cache"
@@ -192,7 +201,10 @@ def run_simulate(options: Any) -> int:
         dataset,
         global_batch_size=options.global_batch_size,
         order=options.order,
-        world=World(0, options.nodes, 1),
+        seed=options.seed,
+        canonical_nodes=options.canonical_nodes,
+        block_size=options.block_size,
+        world=World(0, options.nodes * options.ranks_per_node, options.ranks_per_node),
     )
     figures, counts = report(dataset, sampler, int(options.cache_bytes), options.epochs)
     width = max(map(len, figures))

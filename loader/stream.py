@@ -11,7 +11,8 @@ class Stream:
     """A directory with an index.json (or with one directory a split), and at most one weight.
 
     proportion: of the epoch; all streams or none have one, and their sum counts as 1. repeat: times its
-    samples. choose: samples an epoch. Raises OrderError for two of them, or negative ones.
+    samples. choose: samples an epoch. check_hashes: as in MDSDataset, for this stream alone. Raises OrderError for
+    two weights, or negative ones.
     """
 
     path: str | Path
@@ -19,6 +20,7 @@ class Stream:
     proportion: float | None = None
     repeat: float | None = None
     choose: int | None = None
+    check_hashes: bool = False
     weight: Weight = field(init=False)
 
     def __post_init__(self) -> None:

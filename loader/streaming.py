@@ -7,35 +7,28 @@
 
 For code that is written for MosaicML streaming 0.13; its state dicts go both ways. `local` is a directory that has
 everything, such as a mount: what downloads, and says how, is not this class's business, and is accepted and
-ignored. Processes of a rank agree on the epoch by a piece of shared memory without a name; ranks need not agree, as
-each counts its own iterations.
+ignored. A subclass may define `get_item` or `__getitem__`, as there: then samples are read one by one.
 """
 
-import fcntl
 import math
-import mmap
-import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader import stream
-from loader.course import Course
 from loader.dataset import MDSDataset
-from loader.errors import LoaderError
+from loader.errors import ArgumentError, LoaderError, StateError
 from loader.hints import Hints
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
+from loader.rank_epochs import Epochs, Position, Progress
 from loader.sampler import ElasticBatchSampler
 from loader.shard import DECOMPRESSED_CACHE_BYTES
+from loader.streaming_numbers import StreamingNumbers
 from loader.table import Sample
 from loader.world import World
 
@@ -53,22 +46,25 @@ def Stream(
     proportion: float | None = None,
     repeat: float | None = None,
     choose: int | None = None,
+    validate_hash: str | None = None,
     **ignored: Any,
 ) -> stream.Stream:
     """Return a stream by StreamingDataset's names. Raises LoaderError for one that would have to be downloaded."""
     _check_ignored(ignored)
     _check_remote(remote, local)
-    return stream.Stream(local, split, proportion, repeat, choose)
+    return stream.Stream(local, split, proportion, repeat, choose, validate_hash is not None)
 
 
-class StreamingDataset(IterableDataset[Sample]):
+class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
     """Iterates over this rank's and worker's samples; each iteration is an epoch.
 
     Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Unlike there, an epoch
-    is resumed between two global batches only; a shard that cannot be read is an error at once. hints: as in
-    loader.fast.Loader; the process that made the dataset gives them, not its workers. decompressed_cache_bytes: as in
-    MDSDataset. cache_folder: for unpacked shards as there, and for stored orders as in ElasticBatchSampler.
-    Raises LoaderError for what this class does not do, OrderError for settings that cannot work.
+    is resumed between two global batches only; a shard that cannot be read is an error at once; and device_per_stream
+    ends when no batch is left for one of the ranks. hints: as in loader.fast.Loader; the process that made the
+    dataset gives them, not its workers. decompressed_cache_bytes: as in MDSDataset. cache_folder: for unpacked shards
+    as there, and for stored orders as in ElasticBatchSampler.
+    Raises LoaderError for what this class does not do (ArgumentError, a ValueError as there, for streams together
+    with local or remote, or none of them), OrderError for settings that cannot work.
     """
 
     def __init__(  # noqa: PLR0913 -- StreamingDataset's, by name
@@ -98,6 +94,8 @@ class StreamingDataset(IterableDataset[Sample]):
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
+        if bool(streams) == (bool(remote) or bool(local)):
+            raise ArgumentError("give either local, a directory with the dataset, or streams")
         _check_remote(remote, local)
         if partition_algo != "relaxed":
             raise LoaderError(f"partition_algo {partition_algo!r} is not there; the default is relaxed")
@@ -107,15 +105,20 @@ class StreamingDataset(IterableDataset[Sample]):
                 "shuffle_algo 'native' is none of StreamingDataset's, whose states could not tell it from these: use "
                 "it with MDSDataset and ElasticBatchSampler"
             )
-        if not streams and local is None:
-            raise LoaderError("give local, a directory with the dataset, or streams")
         self.batch_size = batch_size or 1
         self.replication = replication
         self.num_canonical_nodes = num_canonical_nodes
-        self.shuffle_seed = shuffle_seed
+        self.shuffle, self.shuffle_algo, self.shuffle_seed = shuffle, shuffle_algo, shuffle_seed
+        self.sampling_method, self.sampling_granularity = sampling_method, sampling_granularity
+        self.epoch_seed_change = shuffle and sampling_method == "balanced"
+        self.batching_method, self.partition_algo = batching_method, partition_algo
+        self.allow_unsafe_types = allow_unsafe_types
+        self.cache_limit = ignored.get("cache_limit")
+        self.predownload = ignored.get("predownload") or (8 * batch_size if batch_size else 64)
         self.initial_physical_nodes: int | None = None
+        self.streams = list(streams) if streams else [stream.Stream(str(local), split)]
         self._samples = MDSDataset(
-            list(streams) if streams else str(local),
+            self.streams,
             split,
             allow_pickle=allow_unsafe_types,
             check_hashes=validate_hash is not None,
@@ -123,7 +126,7 @@ class StreamingDataset(IterableDataset[Sample]):
             cache_folder=cache_folder,
         )
         self._cache_folder = cache_folder
-        self._world = World.detect(replication=replication or 1)
+        self._world = _world(replication)
         self._order: dict[str, Any] = {
             "order": shuffle_algo if shuffle else SEQUENTIAL,
             "block_size": shuffle_block_size or 0,
@@ -134,47 +137,75 @@ class StreamingDataset(IterableDataset[Sample]):
             "tail_layout": (self._world.nodes, self._world.ranks_per_node),
         }
         self._spreads = shuffle_algo in ("py1s", "py2s")
-        self._epochs = _Epochs()
-        self._sampler()  # what cannot work is an error here, not in a worker
+        self._epochs = Epochs()
+        self._reading: _Reading | None = None  # this process's iteration, if it has begun
+        self._resumed: _Reading | None = None  # where a process was put by its own state, until it has begun
+        self._has_read = False
+        # What cannot work is an error here, not in a worker.
+        self.epoch_size = self._sampler().course.tracks.samples()
+        self.length = math.ceil(self.epoch_size / self._world.ranks)
         self._hints: Hints | None = None
         self._gives_hints = hints and get_worker_info() is None
         self._give_hints()
 
     def __iter__(self) -> Iterator[Sample]:
-        worker = get_worker_info()
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        generation = None if worker is None else worker.seed - worker.id
-        epoch, position = self._epochs.begin(number, generation)
+        self._reading = None
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Sample]:
+        number, workers, generation = _worker()
+        resumed, self._resumed = self._resumed, None
+        again = None if resumed is None else resumed.epoch
+        epoch, position = self._epochs.begin(number, generation, again=again)
         self._adopt(position)
+        self.num_canonical_nodes = self._rows
         sampler = self._sampler()
         sampler.set_epoch(epoch)
-        if position is not None and position.epoch == epoch and position.samples:
-            sampler.load_state_dict(self._as_state(epoch, position.samples))
+        start = position.samples if position is not None and position.epoch == epoch else 0
+        self._reading = reading = resumed or _Reading(epoch, start)
+        self._has_read = True
+        if start:
+            sampler.load_state_dict(self._as_state(epoch, start))
             if sampler.epoch != epoch:
                 return  # it was saved at the end of its epoch
         self._epochs.tell(number, *sampler.place)
+        known = reading.handed_out
         for batch, ids in enumerate(sampler):
-            if batch % workers == number:
-                self._epochs.tell(number, *sampler.place)
-                yield from self._samples.__getitems__(ids)
+            if batch % workers != number:
+                continue
+            if known >= len(ids):
+                known -= len(ids)
+                continue
+            self._epochs.tell(number, *sampler.place)
+            for sample in self._read(ids[known:]):
+                reading.handed_out += 1
+                yield sample
+            known = 0
         self._epochs.tell(number, *sampler.place)
+        reading.is_over = True
+
+    def _read(self, ids: list[int]) -> Iterable[Sample]:
+        if self._reads_batches:
+            return self._samples.__getitems__(ids)
+        return map(self.__getitem__, ids)
+
+    @property
+    def _reads_batches(self) -> bool:
+        """Whether no subclass has its own way to make a sample."""
+        mine, base = type(self), StreamingDataset
+        return mine.__getitem__ is base.__getitem__ and mine.get_item is base.get_item
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_hints": None, "_gives_hints": False}
 
     def __len__(self) -> int:
         """Samples of an epoch that each rank reads."""
-        return math.ceil(self._sampler().course.tracks.samples() / self._world.ranks)
+        return self.length
 
     @property
-    def size(self) -> int:
-        """Samples of the dataset."""
-        return len(self._samples)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of the dataset."""
-        return len(self._samples)
+    def shuffle_block_size(self) -> int:
+        """How far the shuffle moves samples: what was given, or what follows from the canonical nodes."""
+        return self._spec.block_size
 
     @property
     def next_epoch(self) -> int:
@@ -183,26 +214,62 @@ class StreamingDataset(IterableDataset[Sample]):
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self._epochs.move(_Position(epoch, 0, self._rows, self.shuffle_seed, self.initial_physical_nodes))
+        self._epochs.move(Position(epoch, 0, self._rows, self.shuffle_seed, self.initial_physical_nodes))
+        self._reading = self._resumed = None
 
-    def __getitem__(self, which: int) -> Any:
-        """Return a sample of the dataset, or several for a slice, a list or an array."""
-        return self._samples[which]
+    def get_item(self, sample_id: int, retry: int = 0) -> Any:
+        """Return a sample of the dataset, 0 <= sample_id < size: what a subclass changes for all ways to read."""
+        return self._samples[sample_id]
 
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:  # noqa: FBT001 -- theirs
-        """Return StreamingDataset's state. num_samples: that all ranks have consumed.
+    def __getitem__(self, which: Any) -> Any:
+        """Return a sample of the dataset, or several for a slice, a list or an array. Negative ids count from the end.
 
-        from_beginning: counted from the epoch's beginning, not from where this run resumed it.
+        Raises IndexError for an id out of range.
         """
+        if isinstance(which, slice) and self._reads_batches:
+            return self._samples[which]
+        if isinstance(which, slice):
+            return [self.get_item(number) for number in range(*which.indices(self.size))]
+        if isinstance(which, list) or (isinstance(which, np.ndarray) and which.ndim):
+            return [self[each] for each in which]
+        return self.get_item(which + self.size if -self.size <= which < 0 else which)
+
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- theirs
+        """Return StreamingDataset's state. num_samples: that all ranks have consumed; None: see below.
+
+        from_beginning: counted from the epoch's beginning, not from where this run resumed it. None is for loaders
+        that ask for the state where the samples are read, torchdata's StatefulDataLoader: what this process handed
+        out; such a state goes on only with the same numbers of ranks and workers. Raises StateError if others read.
+        """
+        if num_samples is None:
+            return self._own_state()
         epoch, position = self._epochs.next - 1, self._epochs.position()
         self._adopt(position)
         offset = 0
         if position is not None and position.epoch >= epoch:
             epoch, offset = position.epoch, position.samples
-        nodes = self._world.nodes if self.initial_physical_nodes is None else self.initial_physical_nodes
+        return self._full_state(epoch, num_samples if from_beginning else offset + num_samples)
+
+    def _own_state(self) -> dict[str, Any]:
+        """Where this process's iteration is, or the next one begins."""
+        number, workers, generation = _worker()
+        reading = self._reading or self._resumed
+        if reading is None or (reading.is_over and generation is None):
+            if generation is None and not self._has_read and self._epochs.told() is not None:
+                raise StateError(
+                    "the workers of a DataLoader read, and how much of it the loop has consumed is not known here: "
+                    "pass num_samples, ask a StreamingDataLoader, or torchdata's StatefulDataLoader"
+                )
+            position = self._epochs.position()
+            self._adopt(position)
+            epoch = self._epochs.coming(number, generation)
+            start = position.samples if position is not None and position.epoch == epoch else 0
+            reading = _Reading(epoch, start)
+        layout = [number, workers, self._world.ranks, self.batch_size]
         return {
-            **self._as_state(epoch, num_samples if from_beginning else offset + num_samples),
-            "initial_physical_nodes": nodes,
+            **self._full_state(reading.epoch, reading.start),
+            "handed_out": reading.handed_out,
+            "handed_out_by": layout,
         }
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
@@ -210,10 +277,19 @@ class StreamingDataset(IterableDataset[Sample]):
 
         Raises StateError if the state does not fit, and OrderError; the dataset stays where it was.
         """
+        number, workers, generation = _worker()
+        handed_out = obj.get("handed_out", 0)
+        layout = [number, workers, self._world.ranks, self.batch_size]
+        if handed_out and obj["handed_out_by"] != layout:
+            raise StateError(
+                f"the state tells of {handed_out} samples that worker, workers, ranks, batch_size = "
+                f"{obj['handed_out_by']} handed out, and cannot go on with {layout}; states that can are those of "
+                f"StreamingDataLoader"
+            )
         was = self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes
         order = self._rows, self.shuffle_seed
         try:
-            position = _Position(
+            position = Position(
                 obj["epoch"], obj["sample_in_epoch"], obj["num_canonical_nodes"], obj["shuffle_seed"],
                 obj.get("initial_physical_nodes"),
             )  # fmt: skip
@@ -224,7 +300,15 @@ class StreamingDataset(IterableDataset[Sample]):
         except LoaderError:
             self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
             raise
-        self._epochs.move(replace(position, epoch=max(position.epoch, 0)))  # -1: none has begun
+        position = replace(position, epoch=max(position.epoch, 0))  # -1: none has begun
+        if generation is None:
+            self._epochs.move(position)
+        else:
+            self._epochs.join(position)
+        self._reading = None
+        self._resumed = (
+            _Reading(position.epoch, position.samples, handed_out) if "handed_out" in obj else None
+        )
         if (self._rows, self.shuffle_seed) != order:
             self._give_hints()
 
@@ -232,8 +316,8 @@ class StreamingDataset(IterableDataset[Sample]):
         """Give hints by the order as it is now."""
         if self._hints is not None:
             self._hints.close()
-        if self._gives_hints:
-            progress = _Progress(self._sampler().course, self._epochs)
+        if self._gives_hints and get_worker_info() is None:
+            progress = Progress(self._sampler().course, self._epochs)
             self._hints = Hints(self._samples, progress)
             weakref.finalize(self, self._hints.close)
 
@@ -249,13 +333,21 @@ class StreamingDataset(IterableDataset[Sample]):
             "shuffle_seed": self.shuffle_seed,
         }
 
-    def _adopt(self, position: "_Position | None") -> None:
+    def _full_state(self, epoch: int, samples: int) -> dict[str, Any]:
+        nodes = self._world.nodes if self.initial_physical_nodes is None else self.initial_physical_nodes
+        return {**self._as_state(epoch, samples), "initial_physical_nodes": nodes}
+
+    def _adopt(self, position: Position | None) -> None:
         if position is not None:
             self.num_canonical_nodes, self.shuffle_seed = position.canonical_nodes, position.seed
             self.initial_physical_nodes = position.initial_nodes
 
+    @property
+    def _spec(self) -> OrderSpec:
+        return OrderSpec(seed=self.shuffle_seed, canonical_nodes=self._rows, **self._order)
+
     def _sampler(self) -> ElasticBatchSampler:
-        spec = OrderSpec(seed=self.shuffle_seed, canonical_nodes=self._rows, **self._order)
+        spec = self._spec
         return ElasticBatchSampler(
             self._samples,
             global_batch_size=self.batch_size * self._world.ranks,
@@ -284,7 +376,7 @@ class StreamingDataLoader(DataLoader[Any]):
         dataset = self.dataset
         if not isinstance(dataset, StreamingDataset):
             return None
-        ranks = World.detect(replication=dataset.replication or 1).ranks
+        ranks = _world(dataset.replication).ranks
         return dataset.state_dict(self.num_samples_yielded * ranks, from_beginning=False)
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
@@ -294,129 +386,24 @@ class StreamingDataLoader(DataLoader[Any]):
             self.num_samples_yielded = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """A state that was loaded."""
+@dataclass(slots=True)
+class _Reading:
+    """An iteration of one process. start: samples of the epoch before it, of all ranks; handed_out: by this process."""
 
     epoch: int
-    samples: int
-    canonical_nodes: int
-    seed: int
-    initial_nodes: int | None
+    start: int
+    handed_out: int = 0
+    is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """How far the workers of a rank are: what Hints asks a sampler."""
-
-    course: Course
-    epochs: "_Epochs"
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """(epoch, batches of it that were begun)."""
-        told, loaded = self.epochs.told(), self.epochs.position()
-        if told is not None:
-            return told
-        return (loaded.epoch, loaded.samples // self.course.global_batch_size) if loaded else (0, 0)
+def _worker() -> tuple[int, int, int | None]:
+    """(number of this worker, workers, the seed that they share); (0, 1, None) where there are none."""
+    info = get_worker_info()
+    return (0, 1, None) if info is None else (info.id, info.num_workers, info.seed - info.id)
 
 
-class _Epochs:
-    """Which epoch an iteration is, for all worker processes of a rank alike.
-
-    Memory that they share, by fork or by a descriptor handed over. Numbers in it: the next epoch; how often a state
-    was loaded; the state, of which an epoch of -1 stands for none; then for each worker the generation that it is of
-    (the seed that a DataLoader gives its workers together), the count of states loaded then, the first epoch of the
-    two, the iterations since, and 1 more than epoch * 2^32 + the batch that it is at (0: it has not begun).
-    """
-
-    _HEAD, _SLOT, _WORKERS = 8, 5, 1024
-
-    def __init__(self) -> None:
-        self._open(os.memfd_create("loader-epochs"))
-        self._numbers[0], self._numbers[2] = 0, -1
-
-    def _open(self, descriptor: int) -> None:
-        size = 8 * (self._HEAD + self._SLOT * self._WORKERS)
-        if os.fstat(descriptor).st_size < size:
-            os.ftruncate(descriptor, size)
-        self._descriptor = descriptor
-        self._numbers = np.frombuffer(mmap.mmap(descriptor, size), np.int64)
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None:
-            return {"shared": DupFd(self._descriptor)}
-        return {"copied": self._numbers.tobytes()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "shared" in state:
-            self._open(state["shared"].detach())
-        else:
-            self._open(os.memfd_create("loader-epochs"))
-            self._numbers[:] = np.frombuffer(state["copied"], np.int64)
-
-    @property
-    def next(self) -> int:
-        """The epoch of the next iteration."""
-        return int(self._numbers[0])
-
-    def position(self) -> _Position | None:
-        """The state that was loaded last."""
-        epoch, samples, nodes, seed, initial = self._numbers[2:7].tolist()
-        return None if epoch < 0 else _Position(epoch, samples, nodes, seed, initial or None)
-
-    def move(self, position: _Position) -> None:
-        """Go on at a position."""
-        with self._locked():
-            self._numbers[0] = position.epoch
-            self._numbers[1] += 1
-            self._numbers[2:7] = (
-                position.epoch, position.samples, position.canonical_nodes, position.seed, position.initial_nodes or 0,
-            )  # fmt: skip
-            self._slots[:, 4] = 0
-
-    def tell(self, worker: int, epoch: int, batch: int) -> None:
-        """Say which batch a worker begins."""
-        self._slots[worker, 4] = (epoch << 32) + batch + 1
-
-    def told(self) -> tuple[int, int] | None:
-        """Return the (epoch, batch) of the worker that is farthest, None if none has begun since a state was loaded."""
-        farthest = int(self._slots[:, 4].max())
-        return divmod(farthest - 1, 1 << 32) if farthest else None
-
-    def begin(self, worker: int, generation: int | None) -> tuple[int, _Position | None]:
-        """Begin an iteration; return its epoch, and the state loaded last. generation: None without workers."""
-        if worker >= self._WORKERS:
-            raise LoaderError(f"a DataLoader of more than {self._WORKERS} workers is not foreseen")
-        with self._locked():
-            epoch = self.next
-            if generation is not None:
-                slots = self._slots
-                now = generation & (1 << 62) - 1 | 1 << 61, int(self._numbers[1])  # a slot never used has 0
-                peers = slots[(slots[:, 0] == now[0]) & (slots[:, 1] == now[1])]
-                first = int(peers[0, 2]) if len(peers) else epoch
-                mine = slots[worker]
-                iterations = int(mine[3]) if (mine[:2] == now).all() else 0
-                epoch = first + iterations
-                mine[:4] = (*now, first, iterations + 1)
-            self._numbers[0] = max(self.next, epoch + 1)
-            return epoch, self.position()
-
-    @property
-    def _slots(self) -> NDArray[np.int64]:
-        """(workers, numbers) of each worker."""
-        return self._numbers[self._HEAD :].reshape(self._WORKERS, self._SLOT)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+def _world(replication: int | None) -> World:
+    return World.detect(replication=1 if replication is None else replication)
 
 
 def _check_remote(remote: str | None, local: str | None) -> None:

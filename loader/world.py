@@ -12,7 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from loader.errors import OrderError
 
@@ -29,20 +31,33 @@ class Mesh(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """Where this process runs. What is done once for all processes of a machine is that of local rank 0.
+
+    number: of the machine. local_rank: of this process there. dp_ranks: ascending, the data-parallel ranks whose
+    samples the machine's processes read; where nobody knows exactly, more than these.
+    """
+
+    number: int
+    local_rank: int
+    dp_ranks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class World:
-    """The data-parallel ranks, and this one among them.
+    """The data-parallel ranks, and this one among them, as orders deal samples out to them.
 
     rank: 0 <= rank < ranks, node by node. ranks_per_node: 0 stands for "all on one node".
-    Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here, and
-    may number themselves by `replica`: work done once for all is replica 0's. told: (rank, ranks) that detect()
-    found in the environment, for confirm().
+    Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here. Then nodes
+    need not be machines: place says where this process runs; None: on machine `node`, which has the ranks of this node.
+    told: (rank, ranks) that detect() found in the environment, for confirm().
     Raises OrderError for numbers that contradict each other.
     """
 
     rank: int = 0
     ranks: int = 1
     ranks_per_node: int = 0
-    replica: int = 0
+    place: Machine | None = field(default=None, compare=False, kw_only=True)
     told: tuple[int, int] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -52,23 +67,27 @@ class World:
             raise OrderError(f"rank {self.rank} of {self.ranks} ranks does not exist")
         if self.ranks_per_node < 1 or self.ranks % self.ranks_per_node:
             raise OrderError(f"{self.ranks} ranks do not fill nodes of {self.ranks_per_node} ranks")
-        if self.replica < 0:
-            raise OrderError(f"replica {self.replica} is negative")
 
     @property
     def nodes(self) -> int:
-        """How many machines."""
+        """How many nodes."""
         return self.ranks // self.ranks_per_node
 
     @property
     def node(self) -> int:
-        """The machine of this rank."""
+        """The node of this rank."""
         return self.rank // self.ranks_per_node
 
     @property
     def rank_of_node(self) -> int:
-        """This rank among those of its machine."""
+        """This rank among those of its node."""
         return self.rank % self.ranks_per_node
+
+    @property
+    def machine(self) -> Machine:
+        """Where this process runs."""
+        first = self.rank - self.rank_of_node
+        return self.place or Machine(self.node, self.rank_of_node, range(first, first + self.ranks_per_node))
 
     @classmethod
     def detect(
@@ -86,7 +105,8 @@ class World:
         or one of these, gives the ranks of a node; without, all count as one node, which is warned of. Where tensor,
         sequence or pipeline peers must see the same samples, one of these says who they are: dp_rank and
         dp_size (both or neither); mesh, the data-parallel part of a DeviceMesh, such as `mesh["dp"]` or
-        `mesh["replicate", "shard"]`; or replication, the number of consecutive ranks that are peers. Raises
+        `mesh["replicate", "shard"]`; or replication, the number of consecutive ranks that are peers, whose nodes are
+        StreamingDataset's. Which of them a machine has, the last two say exactly; dp_rank only nearly. Raises
         OrderError if they contradict each other or the environment, or that is incomplete, or says that nodes have
         different numbers of ranks, or ranks that do not follow each other.
         """
@@ -101,24 +121,33 @@ class World:
             raise OrderError(
                 "dp_rank with dp_size, mesh and replication say the same thing: give one of them"
             )
+        number, local_rank = divmod(rank, ranks_per_node)
+        here = range(rank - local_rank, rank - local_rank + ranks_per_node)
+        found: set[int] = set()
         if mesh is not None:
             dp_rank, dp_size = _place_in(mesh)
+            found = _found_in(mesh, here)
         elif replication != 1:
             if replication < 1 or ranks % replication:
                 raise OrderError(f"{ranks} ranks do not divide into {replication} consecutive ones each")
             dp_rank, dp_size = rank // replication, ranks // replication
+            found = {other // replication for other in here}
         if dp_rank is None or dp_size is None:
             return cls(rank, ranks, ranks_per_node, told=told)
         if dp_size < 1 or ranks % dp_size:
             raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
-        nodes = max(ranks // ranks_per_node, 1)
-        # A replica that spans nodes leaves no whole node to a data-parallel rank: count them all as one node.
-        dp_per_node = dp_size // nodes if dp_size % nodes == 0 else dp_size
-        # Peers follow each other nearly always (the mesh's last dimension); where not, only who does the
-        # common work differs.
+        if replication == 1 and mesh is None:
+            found = _found_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
+        place = Machine(number, local_rank, sorted(found) if found else range(dp_size))
+        if replication != 1:
+            # StreamingDataset's nodes keep their number of ranks, and become fewer; not to divide is to be one.
+            dp_per_node = dp_size if dp_size % ranks_per_node else ranks_per_node
+            return cls(dp_rank, dp_size, dp_per_node, place=place, told=told)
+        machines = max(ranks // ranks_per_node, 1)
+        # A replica that spans machines leaves no whole one to a data-parallel rank: count them all as one node.
+        dp_per_node = dp_size // machines if dp_size % machines == 0 else dp_size
         # What the caller said himself needs no confirmation.
-        told = told if replication != 1 else None
-        return cls(dp_rank, dp_size, dp_per_node, rank % (ranks // dp_size), told=told)
+        return cls(dp_rank, dp_size, dp_per_node, place=place)
 
     def confirm(self) -> None:
         """Raise OrderError if torch.distributed was initialised since detect() and contradicts the environment."""
@@ -139,6 +168,38 @@ def _place_in(mesh: Mesh) -> tuple[int, int]:
     for place, size in zip(coordinate, mesh.shape, strict=True):
         rank = rank * size + place
     return rank, math.prod(mesh.shape)
+
+
+def _found_in(mesh: Any, ranks: Sequence[int]) -> set[int]:
+    """The data-parallel ranks that these ranks are, by the mesh that `mesh` is cut out of; empty if nobody knows."""
+    root = _root_of(mesh) if hasattr(mesh, "mesh") else None
+    if root is None:
+        return set()
+    places = {int(rank): place for place, rank in np.ndenumerate(np.array(root.mesh.tolist()))}
+    # One for each data-parallel rank, in their order: they differ from this process in nothing else.
+    group = [places[rank] for rank in np.array(mesh.mesh.tolist()).ravel().tolist()]
+    axes = [axis for axis, along in enumerate(zip(*group, strict=True)) if len(set(along)) > 1]
+    numbers = {tuple(place[axis] for axis in axes): number for number, place in enumerate(group)}
+    return {numbers[tuple(places[rank][axis] for axis in axes)] for rank in ranks if rank in places}
+
+
+def _root_of(mesh: Any) -> Any:
+    """The DeviceMesh that another one was cut out of, itself if it was not; None if this torch does not tell."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()  # torch has no other way to ask
+    # until torch 2.9
+    keeper: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
+    return keeper.get_root_mesh(mesh) if hasattr(keeper, "get_root_mesh") else None
+
+
+def _found_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
+    """The data-parallel ranks that these ranks may be, where `rank` is known to be dp_rank; empty if no rule fits.
+
+    Ranks are numbered with so many peers next to each other (tensor parallel), then by dp_rank, then all other peers
+    (pipeline stages): all numbers that fit are taken, of which one is right.
+    """
+    steps = [step for step in range(1, peers + 1) if peers % step == 0 and rank // step % dp_size == dp_rank]
+    return {other // step % dp_size for step in steps for other in ranks}
 
 
 def _distributed() -> tuple[int, int] | None:

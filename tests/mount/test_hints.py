@@ -20,6 +20,7 @@ from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader import hints as module
 from loader.door import Door, find_door
 from loader.hints import Hints
+from loader.world import Machine
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import Mount, wait_until
 
@@ -287,7 +288,7 @@ def test_only_the_first_rank_of_a_machine_sends(
         sampler = ElasticBatchSampler(dataset, global_batch_size=8, world=World(rank, 4, 2))
         with Hints(dataset, sampler) as hints:
             assert hints.is_sending == sends
-    peer = ElasticBatchSampler(dataset, global_batch_size=8, world=World(0, 4, 2, replica=1))
+    peer = ElasticBatchSampler(dataset, global_batch_size=8, world=World(0, 4, 2, place=Machine(0, 1, [0])))
     with Hints(dataset, peer) as hints:
         assert not hints.is_sending
 

@@ -90,6 +90,21 @@ def test_integers_too_large_for_a_tensor_are_a_list() -> None:
     assert collate([{"x": 10**30}, {"x": 1}])["x"] == [10**30, 1]
 
 
+@pytest.mark.parametrize("kind", [int, np.uint64])
+def test_integers_are_never_rounded(kind: type) -> None:
+    mixed: list[Any] = [kind(2**63 + 1), -7 if kind is int else np.int64(-7)]
+    for values in (mixed, mixed[::-1]):
+        batch = collate([{"x": value} for value in values])
+        assert batch["x"] == values
+        assert [type(value) for value in batch["x"]] == [type(value) for value in values]
+    large = [kind(2**63 + 1), kind(7)]
+    found = collate([{"x": value} for value in large])["x"]
+    assert (found if kind is int else found.numpy().tolist()) == [2**63 + 1, 7]
+    exact = collate([{"x": 2**53 + 1}, {"x": -(2**63)}])["x"]
+    assert (exact.dtype, exact.tolist()) == (torch.int64, [2**53 + 1, -(2**63)])
+    assert collate([{"x": 1}, {"x": 0.5}])["x"].tolist() == [1, 0.5]
+
+
 def test_samples_of_different_columns_are_an_error() -> None:
     with pytest.raises(LoaderError, match="the columns x and with y"):
         collate([{"x": 1}, {"y": 1}])

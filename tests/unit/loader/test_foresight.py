@@ -21,7 +21,7 @@ from loader.errors import OrderError
 from loader.foresight import GAP_BYTES, behind, sample_uses, shard_uses, table_bytes
 from loader.order import NATIVE, OrderSpec, Weight, epochs
 from loader.sampler import ElasticBatchSampler
-from loader.world import World
+from loader.world import Machine, World
 from loader.writer import MDSWriter
 
 
@@ -35,10 +35,13 @@ def batches(sampler: ElasticBatchSampler, epoch: int) -> list[list[int]]:
 def runs(draw: st.DrawFn) -> dict:
     spec = draw(st.sampled_from(["py1e", "py1s", NATIVE, "stratified", "per_stream", "naive"]))
     nodes, per_node = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (4, 1)]))
+    # Tensor and pipeline peers: any of the ranks may be on the machine.
+    here = draw(st.sets(st.integers(0, nodes * per_node - 1)))
+    place = Machine(draw(st.integers(0, 3)), 0, sorted(here)) if here else None
     return {
         "sizes": draw(st.lists(st.integers(1, 60), min_size=2, max_size=12)),
         "order": spec,
-        "world": World(draw(st.integers(0, nodes - 1)) * per_node, nodes * per_node, per_node),
+        "world": World(draw(st.integers(0, nodes - 1)) * per_node, nodes * per_node, per_node, place=place),
         "batch": nodes * per_node * draw(st.integers(1, 4)),
         "drop_last": draw(st.booleans()),
         "block": draw(st.sampled_from([1, 7, 64, 1 << 20])),
@@ -73,10 +76,10 @@ def test_a_course_has_the_batches_of_all_ranks_of_the_machine(run: dict) -> None
                 Sizes(run["sizes"]),
                 global_batch_size=run["batch"],
                 order=spec,
-                world=replace(world, rank=world.rank + rank),
+                world=replace(world, rank=rank),
                 drop_last=run["drop_last"],
             )
-            for rank in range(world.ranks_per_node)
+            for rank in world.machine.dp_ranks
         ]
     except OrderError:  # no run at all with these settings
         reject()

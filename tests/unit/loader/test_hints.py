@@ -24,6 +24,7 @@ from loader.index import Index
 from loader.index_rows import Schema
 from loader.job_name import hold_name, release_name
 from loader.names import Names
+from loader.world import Machine
 
 ROOT = Path(__file__).parents[3]
 # In one message they would be 23 MB, as 300 000 of shorter names.
@@ -123,6 +124,36 @@ def test_of_a_step_that_is_too_long_for_a_message_the_beginning_is_named(
     # What was not named by its bytes is named as a whole.
     assert set(exact.paths).isdisjoint(whole.paths)
     assert {*exact.paths, *whole.paths} == {f"data/{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    "place", [None, Machine(1, 0, [1]), Machine(1, 0, [0, 1]), Machine(1, 1, [1])], ids=str
+)
+def test_local_rank_0_of_a_machine_says_what_the_machine_reads_whichever_data_parallel_rank_it_is(
+    tmp_path: Path, said: list[Plan | None], place: Machine | None
+) -> None:
+    names = [f"{number:05}.mds" for number in range(100)]
+    dataset = facts(tmp_path / "data", names)
+    worlds = [World(rank, 2, 2, place=place) for rank in (0, 1)]
+    samplers = [
+        ElasticBatchSampler(dataset, global_batch_size=10, canonical_nodes=2, world=world) for world in worlds
+    ]
+    with Hints(dataset, samplers[1], job="run") as hints:
+        # Of the ranks of one machine, that is rank 0.
+        assert hints.is_sending == (place is not None and place.local_rank == 0)
+        if not hints.is_sending:
+            return
+        wait_until(lambda: last_step(said) >= 9 or None in said, "an epoch's plan")
+        windows = [plan for plan in said if plan is not None]
+    assert place is not None
+    read = {number for rank in place.dp_ranks for batch in samplers[rank] for number in batch}
+    named = {
+        plan.paths[path]
+        for plan in windows
+        for path, first in zip(plan.path, plan.first, strict=True)
+        if first < 10
+    }
+    assert named == {f"data/{names[number]}" for number in read}
 
 
 def test_names_are_said_as_the_daemon_knows_them_and_those_it_cannot_know_are_left_out(

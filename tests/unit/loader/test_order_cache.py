@@ -20,11 +20,9 @@ from loader.order.spec import Stored
 SIZES = np.full(40, 25, np.int64)
 
 
-def sampler(folder: Path | None, rank: int = 0, replica: int = 0, **options: Any) -> ElasticBatchSampler:
+def sampler(folder: Path | None, rank: int = 0, **options: Any) -> ElasticBatchSampler:
     settings: dict[str, Any] = {"global_batch_size": 40, "canonical_nodes": 4, "block_size": 100}
-    return ElasticBatchSampler(
-        SIZES, world=World(rank, 2, 2, replica), cache_folder=folder, **settings | options
-    )
+    return ElasticBatchSampler(SIZES, world=World(rank, 2, 2), cache_folder=folder, **settings | options)
 
 
 def unwanted(_out: Stored) -> None:

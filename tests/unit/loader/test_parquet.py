@@ -164,6 +164,47 @@ def test_every_kind_of_column_comes_as_it_was_written(tmp_path: Path) -> None:
     )
 
 
+VIEWS: dict[str, tuple[Any, list[Any]]] = {
+    "text": (pa.string_view(), ["a", None, "b" * 40, "", "ü"]),
+    "bytes": (pa.binary_view(), [b"\0", b"c" * 40, None, b"", b"d"]),
+    "texts": (pa.list_(pa.string_view()), [["a", None], None, [], ["b" * 40], ["c"]]),
+    "many": (pa.large_list(pa.binary_view()), [[b"a"], None, [], [b"b" * 40, b""], [b"c"]]),
+    "pair": (pa.list_(pa.string_view(), 2), [["a", "b"], None, ["c", None], ["d" * 40, ""], ["e", "f"]]),
+    "deep": (pa.list_(pa.list_(pa.string_view())), [[["a"], []], None, [None], [["b" * 40]], []]),
+    "image": (
+        pa.struct([("bytes", pa.binary_view()), ("size", pa.list_(pa.int32()))]),
+        [{"bytes": b"j" * 20, "size": [1, 2]}, None, {"bytes": None, "size": None}] * 2,
+    ),
+    "map": (pa.map_(pa.string_view(), pa.string_view()), [[("k", "v" * 20)], None, [], [("l", None)], []]),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_text_and_bytes_are_read_at_any_depth(tmp_path: Path, name: str) -> None:
+    kind, values = VIEWS[name]
+    path = tmp_path / "one.parquet"
+    with pq.ParquetWriter(path, pa.schema([("x", kind)])) as writer:
+        for part in (values[:3], values[3:5]):  # pyarrow cannot slice all of these
+            writer.write_table(pa.table({"x": pa.array(part, kind)}))
+    assert pq.read_schema(path).field("x").type == kind
+    dataset = ParquetDataset(path)
+    assert [sample["x"] for sample in dataset[[4, 0, 3, 1, 2]]] == [values[n] for n in (4, 0, 3, 1, 2)]
+    assert [dataset[number]["x"] for number in range(5)] == values[:5]
+
+
+def test_a_type_that_pyarrow_cannot_read_is_not_called_damage(tmp_path: Path) -> None:
+    kind = pa.opaque(pa.string_view(), "kind", "vendor")
+    column = pa.ExtensionArray.from_storage(kind, pa.array(["a", "b"], pa.string_view()))
+    dataset = one_file(tmp_path, {"odd": column, "id": [1, 2]})
+    with pytest.raises(
+        ShardError, match=r"row group 0, samples 0 to 1: pyarrow .* has no way to read"
+    ) as told:
+        dataset[0]
+    assert "`columns`" in str(told.value)
+    assert not re.search("damaged|Restore", str(told.value))
+    assert ParquetDataset(dataset.files[0], columns=["id"])[1] == {"id": 2}
+
+
 def test_a_value_is_the_same_whichever_rows_are_read_with_it(tmp_path: Path) -> None:
     columns = {
         "wide": pa.array([1, 2, None, 4], pa.int64()),

@@ -1,11 +1,14 @@
 """Finding out which rank this is."""
 
 import logging
+import math
 import re
+import threading
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from loader import ElasticBatchSampler, MDSWriter, OrderError, World
 from loader.streaming import StreamingDataset
+from loader.world import Machine
+from tests.unit.loader.streaming_library import load_library
 
 TASK = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}
 
@@ -158,9 +163,9 @@ def test_torchruns_of_different_numbers_of_processes_are_an_error_on_each(rank: 
 
 def test_data_parallel_ranks_replace_all_ranks() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert World.detect(dp_rank=2, dp_size=4, environment=environment) == World(2, 4, 2, replica=1)
+    assert World.detect(dp_rank=2, dp_size=4, environment=environment) == World(2, 4, 2)
     # one replica over both nodes: no node has a rank of its own
-    assert World.detect(dp_rank=0, dp_size=1, environment=environment) == World(0, 1, 1, replica=5)
+    assert World.detect(dp_rank=0, dp_size=1, environment=environment) == World(0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -185,24 +190,125 @@ def test_an_impossible_world_is_an_error(rank: int, ranks: int, per_node: int) -
         World(rank, ranks, per_node)
 
 
-def test_consecutive_ranks_can_be_replicas_of_each_other() -> None:
-    worlds = [
-        World.detect(
-            replication=2, environment={"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-        )
-        for rank in range(8)
-    ]
-    assert [world.rank for world in worlds] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [world.replica for world in worlds] == [0, 1] * 4
-    assert {(world.ranks, world.nodes) for world in worlds} == {(4, 2)}
-    batches = [
-        list(ElasticBatchSampler([500] * 4, global_batch_size=40, canonical_nodes=4, world=world))
-        for world in worlds
-    ]
-    assert batches[::2] == batches[1::2]
-    single = ElasticBatchSampler([500] * 4, global_batch_size=40, canonical_nodes=4, world=World())
-    shared = [sorted(chain.from_iterable(parts)) for parts in zip(*batches[::2], strict=True)]
-    assert shared == [sorted(batch) for batch in single]
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "replication"), [(2, 4, 2), (2, 4, 4), (2, 4, 8), (4, 2, 2), (8, 8, 2), (2, 3, 2)]
+)
+def test_consecutive_ranks_can_be_replicas_of_each_other_on_streamings_nodes(
+    nodes: int, per_node: int, replication: int
+) -> None:
+    library = load_library()
+    batches = []
+    for rank in range(nodes * per_node):
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(nodes * per_node),
+            "LOCAL_WORLD_SIZE": str(per_node),
+        }
+        world = World.detect(replication=replication, environment=environment)
+        real = library.world(nodes, per_node, 1, rank).replicate(replication)
+        assert (world.rank, world.ranks, world.nodes) == (real.rank, real.num_ranks, real.num_nodes)
+        here = range(rank // per_node * per_node, (rank // per_node + 1) * per_node)
+        dp_ranks = sorted({other // replication for other in here})
+        assert world.machine == Machine(rank // per_node, rank % per_node, dp_ranks)
+        sampler = ElasticBatchSampler([500] * 4, global_batch_size=96, canonical_nodes=4, world=world)
+        batches.append(list(islice(sampler, 3)))
+    for peers in range(0, len(batches), replication):
+        assert batches[peers : peers + replication] == [batches[peers]] * replication
+    single = ElasticBatchSampler([500] * 4, global_batch_size=96, canonical_nodes=4, world=World())
+    shared = [sorted(chain.from_iterable(parts)) for parts in zip(*batches[::replication], strict=True)]
+    assert shared == [sorted(batch) for batch in islice(single, 3)]
+
+
+def mesh_world(rank: int, shape: dict[str, int], dp: tuple[str, ...], per_node: int) -> World:
+    """What a rank of a real mesh is, whose other ranks do not exist; several dimensions are made one."""
+    ranks = math.prod(shape.values())
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))[dp]
+        world = World.detect(mesh=mesh, environment={"LOCAL_WORLD_SIZE": str(per_node)})
+        if len(dp) > 1:
+            flat = World.detect(mesh=mesh._flatten("dp"), environment={"LOCAL_WORLD_SIZE": str(per_node)})
+            assert (flat, flat.machine) == (world, world.machine)
+        return world
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+MESHES = [
+    ({"dp": 8}, 4),
+    ({"dp": 4, "tp": 2}, 4),
+    ({"pp": 2, "dp": 2, "tp": 2}, 4),
+    ({"pp": 2, "dp": 4}, 4),
+    ({"dp": 2, "tp": 8}, 4),
+    ({"pp": 4, "dp": 2, "tp": 8}, 8),
+    ({"pp": 2, "dp": 4, "tp": 4}, 8),
+    ({"pp": 4, "dp": 1, "tp": 8}, 8),
+    ({"pp": 2, "dp": 8, "tp": 2}, 8),
+    ({"replicate": 2, "pp": 2, "shard": 2, "tp": 2}, 4),
+]
+
+
+@pytest.mark.parametrize(("shape", "per_node"), MESHES, ids=str)
+def test_each_machine_of_a_mesh_has_one_process_for_it_that_knows_whose_samples_are_read_there(
+    shape: dict[str, int], per_node: int
+) -> None:
+    ranks = math.prod(shape.values())
+    dp = tuple(name for name in shape if name in ("dp", "replicate", "shard"))
+    axes = [list(shape).index(name) for name in dp]
+    sizes = [shape[name] for name in dp]
+    places = np.array(np.unravel_index(np.arange(ranks), tuple(shape.values())))
+    dp_ranks = np.ravel_multi_index(tuple(places[axes]), sizes).tolist()
+    for machine in range(ranks // per_node):
+        first = machine * per_node
+        expected = sorted(set(dp_ranks[first : first + per_node]))
+        worlds = [mesh_world(rank, shape, dp, per_node) for rank in (first, first + 1)]
+        assert [(world.rank, world.ranks) for world in worlds] == [
+            (dp_ranks[rank], math.prod(sizes)) for rank in (first, first + 1)
+        ]
+        assert [world.machine for world in worlds] == [
+            Machine(machine, local_rank, expected) for local_rank in (0, 1)
+        ]
+        if len(dp) == 1:  # who says no more than his own place is told of some more, not of fewer
+            environment = {"RANK": str(first), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(per_node)}
+            told = World.detect(dp_rank=dp_ranks[first], dp_size=sizes[0], environment=environment)
+            assert set(told.machine.dp_ranks) >= set(expected)
+            assert told.machine.local_rank == 0
+
+
+def test_of_a_mesh_that_nobody_knows_all_data_parallel_ranks_may_be_on_a_machine() -> None:
+    class Unknown:
+        shape = (4,)
+
+        def get_coordinate(self) -> list[int]:
+            return [1]
+
+    environment = {"RANK": "8", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"}
+    machine = World.detect(mesh=Unknown(), environment=environment).machine
+    assert (machine.number, machine.local_rank, list(machine.dp_ranks)) == (1, 0, [0, 1, 2, 3])
+    # its own place contradicts all numberings
+    odd = World.detect(dp_rank=1, dp_size=4, environment=environment | {"RANK": "0"}).machine
+    assert list(odd.dp_ranks) == [0, 1, 2, 3]
+
+
+def test_a_machine_of_later_pipeline_stages_stores_its_order_itself(tmp_path: Path) -> None:
+    """4 machines of 8: each is a stage, and all read the same samples."""
+    shape = {"pp": 4, "dp": 1, "tp": 8}
+    sampler = ElasticBatchSampler(
+        [100] * 20, global_batch_size=8, world=mesh_world(8, shape, ("dp",), 8), cache_folder=tmp_path
+    )
+    found: list[list[int]] = []
+    # Daemon: it would wait for minutes for a process that there is not.
+    reader = threading.Thread(target=lambda: found.append(next(iter(sampler))), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert len(found) == 1
+    assert sorted(next(sampler.course.ids(0, 1))[1].ravel().tolist()) == sorted(found[0])
+    other = ElasticBatchSampler(
+        [100] * 20, global_batch_size=8, world=mesh_world(9, shape, ("dp",), 8), cache_folder=tmp_path
+    )
+    (file,) = tmp_path.iterdir()
+    assert next(iter(other)) == found[0]
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_replication_that_does_not_divide_the_ranks_is_an_error() -> None:
@@ -224,8 +330,8 @@ def test_a_device_mesh_tells_the_data_parallel_rank() -> None:
     mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
     environment = {"LOCAL_WORLD_SIZE": "4"}
     assert World.detect(environment=environment) == World(5, 8, 4)
-    assert World.detect(mesh=mesh["dp"], environment=environment) == World(2, 4, 2, replica=1)
-    assert World.detect(mesh=mesh["tp"], environment=environment) == World(1, 2, 1, replica=1)
+    assert World.detect(mesh=mesh["dp"], environment=environment) == World(2, 4, 2)
+    assert World.detect(mesh=mesh["tp"], environment=environment) == World(1, 2, 1)
     assert World.detect(mesh=mesh, environment=environment) == World(5, 8, 4)
     sharded = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
     assert World.detect(mesh=sharded["replicate", "shard"], environment=environment).rank == 2
