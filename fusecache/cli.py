@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__, cache_commands
-from fusecache.config import FIELDS, add_flags, load_options
+from fusecache.config import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.control_client import ask
+from fusecache.leftovers import left_texts
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.texts import nearest_text
 from fusecache.mounting import (
@@ -27,14 +28,16 @@ from fusecache.mounting import (
     clear_dead,
     detach_and_wait,
     drain,
+    last_words,
     mount_of_this_node,
     mount_state,
-    pending,
     reach,
     start_in_background,
 )
-from fusecache.recover_command import recover
-from fusecache.report import ProgressView, pending_text
+from fusecache.option_values import Duration
+from fusecache.recover_command import recover, wanted
+from fusecache.report import ProgressView, awaited_text, pending_text
+from fusecache.status_command import status_of
 from fusecache.status_view import status_view
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     mount.add_argument("--foreground", action="store_true", help="stay in this terminal")
     mount.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     add_flags(mount)
+    mount.epilog = f"{FLAG_VALUES_TEXT} {mount.epilog}"
     mount.set_defaults(run=_mount, parser=mount)
 
     unmount = _add(
@@ -97,7 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     unmount.add_argument("mountpoint", type=Path, nargs="?", help="where the bucket is mounted")
     unmount.add_argument("--config", type=Path, metavar="FILE", help="the file that names the mountpoint")
-    unmount.add_argument("--timeout", type=float, metavar="SECONDS", help="give up uploading after this long")
+    unmount.add_argument(
+        "--timeout", type=_duration, metavar="DURATION",
+        help="give up uploading after this long, as 90, 90s, 10m or 2h [never]",
+    )  # fmt: skip
     unmount.add_argument(
         "--force",
         action="store_true",
@@ -117,7 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     sync.add_argument(
         "path", help="a file or directory of a mount; what is still open is named, not waited for"
     )
-    sync.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long [never]")
+    sync.add_argument(
+        "--timeout", type=_duration, metavar="DURATION",
+        help="give up after this long, as 90, 90s, 10m or 2h [never]",
+    )  # fmt: skip
     sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
 
     status = _add(commands, "status", "what a mount, directory or file is doing")
@@ -144,6 +154,13 @@ def _add(
         epilog=f"Exit status: {exit_status}; 2 also for a wrong command line, 130 after Ctrl-C.",
     )
     return parser
+
+
+def _duration(text: str) -> float:
+    try:
+        return Duration()(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _add_cache_commands(commands: Any) -> None:
@@ -183,15 +200,19 @@ def _add_recover(commands: Any) -> None:
         "place", nargs="?", help="a mount, or a cache directory without one [the only mount]"
     )
     recover.add_argument(
-        "--restore", nargs="+", type=int, default=[], metavar="ID",
-        help="make it a file again, as NAME.recovered-1; a refused one is uploaded again",
+        "--restore", nargs="+", type=wanted, action="extend", default=[], metavar="ID",
+        help="make it a file again, as NAME.recovered-1; a refused one is uploaded again; "
+        "several: 3 4 or 3,4; all: all but conflicts",
     )  # fmt: skip
     recover.add_argument(
         "--to",
         metavar="PATH",
         help="where it comes back, from the working directory or absolute; outside the mount: a copy",
     )
-    recover.add_argument("--delete", nargs="+", type=int, default=[], metavar="ID", help="free its room")
+    recover.add_argument(
+        "--delete", nargs="+", type=wanted, action="extend", default=[], metavar="ID",
+        help="free its room; several: 3 4 or 3,4; all: all that is listed",
+    )  # fmt: skip
     recover.add_argument("--yes", action="store_true", help="really delete")
     recover.add_argument("--json", action="store_true", help="the listing, for programs")
     recover.set_defaults(run=_recover, parser=recover)
@@ -247,14 +268,19 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if state is not MountState.LIVE:
         raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
     if arguments.force:
-        left = pending(mountpoint)
-        if left.pending_files:
-            _say(f"{pending_text(left)} not in the bucket yet; kept in the journal for the next mount")
+        answer = last_words(mountpoint)
+        if answer.progress.pending_files:
+            _say(
+                f"{pending_text(answer.progress)} not in the bucket yet; kept in the journal for the next mount"
+            )
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
             drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show)
+        answer = last_words(mountpoint)
     if not detach_and_wait(mountpoint, forced=arguments.force):
         _say(f"{mountpoint} is unmounted; its daemon is still ending")
+    for line in left_texts(answer.status):
+        _say(line)
     return 0
 
 
@@ -280,25 +306,23 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show)
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])
     if status:
-        words = [answer.message] if answer.message else []
+        words = [_without_name(answer.message, inner)] if answer.message else []
         if answer.result == "timeout" or not words:
-            words.append(f"{pending_text(answer.progress)} left")
+            words.append(f"{awaited_text(answer.progress)} left")
         _say_error(f"{arguments.path}: {answer.result}: {', '.join(words)}")
     elif answer.message:
         _say(answer.message)
     return status
 
 
+def _without_name(message: str, inner: str) -> str:
+    """Return a daemon's message without the path in the mount that it begins with: the whole path is said already."""
+    return message.removeprefix(f"{inner}: ") if inner else message
+
+
 def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    path = arguments.path or mount_of_this_node(Path.cwd())
-    mount, inner = reach(path)
-    answer = ask(mount, "status", inner)
-    if answer.result not in ("ok", "durable"):
-        raise MountError(f"{path}: {answer.message or answer.result}")
-    if arguments.json:
-        sys.stdout.write(json.dumps(answer.status, indent=2) + "\n")
-    else:
-        sys.stdout.write(status_view(answer.status))
+    status = status_of(arguments.path or mount_of_this_node(Path.cwd()))
+    sys.stdout.write(json.dumps(status, indent=2) + "\n" if arguments.json else status_view(status))
     return 0
 
 

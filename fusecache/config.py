@@ -25,6 +25,7 @@ from fusecache.model.errors import ConfigError
 from fusecache.model.nouns import MIB
 from fusecache.model.texts import nearest_text, size_text
 from fusecache.option_values import (
+    Duration,
     as_flag,
     as_names,
     as_octal,
@@ -34,7 +35,6 @@ from fusecache.option_values import (
     as_text,
     as_url,
     as_whole,
-    number,
     one_of,
     parse_size,
 )
@@ -48,6 +48,9 @@ SMALLEST_CACHE_BYTES = 64 * MIB
 SMALLEST_MEMORY_BYTES = 32 * MIB
 # Of the free space: what is left keeps the journal, the logs and other programs of the node alive.
 DEFAULT_CACHE_SHARE = 0.8
+
+# What a flag's value is called, by unit; else by the option's own name.
+_METAVARS = {"bytes": "SIZE", "seconds": "DURATION", "octal": "BITS", "list": "NAME,..."}
 
 # Names under which programs write before they rename: never published unless they stay.
 # Programs' own: tempfile, torch, safetensors; git's objects (tmp_obj_*); rsync's (.NAME.XXXXXX).
@@ -65,9 +68,16 @@ def _option(
     *,
     unit: str = "",
     default_text: str = "",
+    metavar: str = "",
     **keywords: Any,
 ) -> Any:
-    metadata = {"parse": parse, "help": help_text, "unit": unit, "default_text": default_text}
+    metadata = {
+        "parse": parse,
+        "help": help_text,
+        "unit": unit,
+        "default_text": default_text,
+        "metavar": metavar,
+    }
     return field(metadata=metadata, **keywords)
 
 
@@ -105,9 +115,9 @@ class MountOptions:
     )
     cache_size: int = _option(
         as_size_or_share,
-        "how much of the disk to use",
-        unit="bytes, or % of the free space",
-        default_text="80%",
+        "how much of the disk to use, as 500GiB or 80%",
+        unit="bytes",
+        default_text="80% of the free space",
     )
     memory: int = _option(parse_size, "buffers for reads under way", unit="bytes", default=256 * MIB)
     read_only: bool = _option(as_flag, "refuse every change", default=False)
@@ -115,12 +125,17 @@ class MountOptions:
     uid: int | None = _option(as_whole, "owner of files", default=None, default_text="the mountpoint's owner")
     gid: int | None = _option(as_whole, "group of files", default=None, default_text="the mountpoint's group")
     umask: int = _option(as_octal, "permission bits that files lack", unit="octal", default=0o022)
-    log_level: str = _option(one_of("debug", "info", "warning", "error"), "what to log", default="info")
+    log_level: str = _option(
+        one_of("debug", "info", "warning", "error"),
+        "what to log",
+        default="info",
+        metavar="debug|info|warning|error",
+    )
     settle_seconds: float = _option(
-        number(0, 3600), "how long a closed file rests before its upload", unit="seconds", default=1.0
+        Duration(0, 3600), "how long a closed file rests before its upload", unit="seconds", default=1.0
     )
     attribute_seconds: float = _option(
-        number(0, 3600), "how long names and sizes are believed without asking", unit="seconds", default=1.0
+        Duration(0, 3600), "how long names and sizes are believed without asking", unit="seconds", default=1.0
     )
     immutable: tuple[str, ...] = _option(
         as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
@@ -138,7 +153,7 @@ class MountOptions:
         default=ORDER_LAST,
     )
     delete_delay: float = _option(
-        number(0, 86400 * 7),
+        Duration(0, 86400 * 7),
         "how long removed objects stay in the bucket, for programs that remove before they write; an unmount waits for "
         "none of that and removes them",
         unit="seconds",
@@ -148,6 +163,7 @@ class MountOptions:
         one_of("ordered", "remote"),
         "what fsync waits for: this node's disk, or the bucket (for jobs of several nodes)",
         default="ordered",
+        metavar="ordered|remote",
     )
     pin: tuple[str, ...] = _option(
         as_names,
@@ -180,6 +196,12 @@ _NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "pr
 FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
 
 
+FLAG_VALUES_TEXT = (
+    "SIZE: bytes, or like 500MiB, 50GiB, 500G. DURATION: seconds, or like 500ms, 90s, 10m, 2h, 1d. "
+    "NAME,...: several with commas between them, or the flag once for each."
+)
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every option but source and mountpoint, which are positional."""
     for name, item in FIELDS.items():
@@ -187,14 +209,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             continue
         flag = "--" + name.replace("_", "-")
         facts = item.metadata
-        shown = facts["default_text"] or _shown(item.default, facts["unit"])
-        text = f"{facts['help']} [{shown}]".replace("%", "%%")
+        text = f"{facts['help']} [{facts['default_text'] or _default_text(item)}]".replace("%", "%%")
+        metavar = facts["metavar"] or _METAVARS.get(facts["unit"]) or name.rsplit("_", 1)[-1].upper()
         if facts["parse"] is as_flag:
             parser.add_argument(
                 flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
             )
+        elif facts["parse"] is as_names:
+            # Who repeats a flag wants both.
+            parser.add_argument(
+                flag, dest=name, metavar=metavar, action="extend", type=as_names, default=None, help=text
+            )
         else:
-            parser.add_argument(flag, dest=name, metavar=name.rsplit("_", 1)[-1].upper(), help=text)
+            parser.add_argument(flag, dest=name, metavar=metavar, help=text)
+
+
+def _default_text(item: dataclasses.Field[Any]) -> str:
+    parse, unit = item.metadata["parse"], item.metadata["unit"]
+    if isinstance(parse, Duration):
+        return f"{item.default:g}s; {parse.range_text}"
+    if parse is as_flag:
+        return "yes" if item.default else "no"
+    if isinstance(item.default, tuple):
+        return ", ".join(item.default) or "none"
+    return _shown(item.default, unit)
 
 
 def shown_options(options: MountOptions) -> dict[str, Any]:
@@ -263,13 +301,10 @@ def load_options(
             home=home or Path.home(),
             user_id=user_id,
         )
-    values["cache_size"] = _cache_bytes(
-        values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}"),
-        values["cache_dir"],
-        free_bytes or free_bytes_at,
-    )
+    chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
+    values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
     options = MountOptions(**values)
-    _check_together(options)
+    _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
     return options
 
 
@@ -359,18 +394,25 @@ def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path],
     return int(free_bytes(cache_dir) * float(value.rstrip("%")) / 100)
 
 
-def _check_together(options: MountOptions) -> None:
-    floor = max(SMALLEST_CACHE_BYTES, options.memory)
+def _check_together(options: MountOptions, *, share: str) -> None:
+    """Raise ConfigError unless the options suit each other. share: of the disk that the cache is to take, or ""."""
     if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
             f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, for a few "
             "buffers of each size"
         )
+    floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.cache_size < floor:
+        size = f"cache_size = {size_text(options.cache_size)}"
+        size += f" ({share} of the free space)" if share else ""
+        ways = ["choose a larger cache_size"]
+        if share:
+            ways = [f"free space on the disk of {options.cache_dir}", "choose another cache_dir", *ways]
+        if floor > SMALLEST_CACHE_BYTES:
+            ways.append("choose a smaller memory")
         raise ConfigError(
-            f"cache_size = {size_text(options.cache_size)} is below {size_text(floor)}, the larger of 64 MiB and the "
-            f"buffers (memory = {size_text(options.memory)}): free space on the disk of {options.cache_dir}, or choose "
-            "another cache_dir, a larger cache_size, or a smaller memory"
+            f"{size} is below {size_text(floor)}, the larger of 64 MiB and the buffers "
+            f"(memory = {size_text(options.memory)}): {', or '.join(ways)}"
         )
     if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
         raise ConfigError(f"cache_dir = {options.cache_dir} lies inside the mountpoint {options.mountpoint}")

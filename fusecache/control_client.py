@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.model.errors import MountError
-from fusecache.mount_table import real_path, root_of
+from fusecache.mount_table import real_name, real_path, root_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
@@ -36,8 +36,9 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is not in the bucket yet. uploading: names, or whatever else the daemon calls its uploads.
+    """What is not in the bucket yet: pending_files changes. uploading: names, or whatever else the daemon calls them.
 
+    pending_contents: how many of them are files with their bytes; put_off_files: removals that wait on purpose.
     left_bytes: those that were not even sent; seconds_left: how long they will take; waiting_for: what holds them up.
     """
 
@@ -47,6 +48,8 @@ class Progress:
     left_bytes: int | None = None
     seconds_left: float | None = None
     waiting_for: str = ""
+    pending_contents: int | None = None
+    put_off_files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,16 @@ class Answer:
     status: dict[str, Any]
 
 
-def find_mount(path: str | os.PathLike[str], environment: Mapping[str, str]) -> tuple[Mount, str]:
+def find_mount(
+    path: str | os.PathLike[str], environment: Mapping[str, str], *, follows: bool = True
+) -> tuple[Mount, str]:
     """Return the mount that `path` belongs to, and the path inside it ("" for its root).
 
+    follows: else a symlink in a mount that is the path's last name is meant itself.
     Raises MountError if no directory above has a control file, or its mount is dead.
     """
     _look_up_control(path)
-    resolved = Path(real_path(path))
+    resolved = Path(real_path(path) if follows else real_name(path))
     closed = dead = None
     known = root_of(resolved)
     # Where the table knows it, no directory in it is looked into: the bucket would be asked for each.
@@ -200,4 +206,6 @@ def _progress(row: Mapping[str, Any]) -> Progress:
         row.get("left_bytes"),
         row.get("seconds_left"),
         str(row.get("waiting_for") or ""),
+        row.get("pending_contents"),
+        int(row.get("put_off_files", 0)),
     )

@@ -50,11 +50,12 @@ class ControlServer:
         self,
         filesystem: FileSystem,
         path: str,
-        facts: dict[str, Any],
+        facts: Callable[[], dict[str, Any]],
         *,
         on_abandon: Callable[[], None],
         on_carry_on: Callable[[], None],
     ) -> None:
+        """facts: what is known of the mount beside the file system's statistics, at this moment."""
         self._fs = filesystem
         self._path = path
         self._facts = facts
@@ -78,7 +79,7 @@ class ControlServer:
 
     def status(self) -> dict[str, Any]:
         """Return everything that is known, as plain values."""
-        return {**self._facts, **self._fs.statistics()}
+        return {**self._facts(), **self._fs.statistics()}
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -154,7 +155,7 @@ class ControlServer:
 
     async def _status(self, stream: trio.SocketStream, path: str) -> None:
         pending = await self._fs.looking.count()
-        status = {**self._facts, **self._fs.statistics(pending)}
+        status = {**self._facts(), **self._fs.statistics(pending)}
         if path:
             # A name that was never seen is asked for, and the bucket may be silent.
             async with self._reporting(stream, lambda: self._pending(path)):

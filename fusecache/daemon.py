@@ -33,6 +33,7 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
+from fusecache.leftovers import found_text
 from fusecache.model.errors import AccessDenied, FusecacheError, MountError, Unavailable
 from fusecache.mounting import check_mountpoint
 from fusecache.notify import notify
@@ -91,7 +92,7 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     )
     remote = _connect(options, endpoint)
     identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
-    with StateDirectory(options.cache_dir, identity), one_failure():
+    with StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint), one_failure():
         return trio.run(_Daemon(options, remote, ready).run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
@@ -176,6 +177,8 @@ class _Daemon:
                 fsync_is_remote=options.fsync == "remote",
                 local_only=options.local_only,
                 pin=options.pin,
+                keys_from=_keys_from(options.write_profile or options.profile, os.environ),
+                writes_by_other_keys=options.write_profile is not None,
             ),
         )
         facts = self._facts
@@ -186,13 +189,17 @@ class _Daemon:
             "mountpoint": str(options.mountpoint),
             "read_only": options.read_only,
             "keys_from": _keys_from(options.profile, os.environ),
+            "write_keys_from": _keys_from(options.write_profile or options.profile, os.environ),
             **shown_options(options),
-            "state": "ok",
             "kernel": {"applied": [], "refused": []},
         }
         socket_path = _socket_path(options.cache_dir)
         server = ControlServer(
-            filesystem, socket_path, facts, on_abandon=self._abandon, on_carry_on=self._carry_on
+            filesystem,
+            socket_path,
+            lambda: {**facts, "state": self._state(filesystem)},
+            on_abandon=self._abandon,
+            on_carry_on=self._carry_on,
         )
         statistics: Callable[[], dict[str, Any]] = server.status
         operations = Operations(
@@ -273,7 +280,14 @@ class _Daemon:
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
         if short:
             log.warning("%s", short)
-        self._ready(short)
+        recovered = filesystem.recovered
+        found = found_text(
+            self._options.mountpoint,
+            changes=len(recovered.generations) + len(recovered.operations),
+            orphans=recovered.orphans,
+            suspects=recovered.suspects,
+        )
+        self._ready("; ".join(filter(None, (found, short))))
 
     async def _report(self, filesystem: FileSystem) -> None:
         while True:
@@ -297,7 +311,10 @@ class _Daemon:
                         "the bucket refuses the credentials, for %.0f s now; they were read again",
                         denied_seconds,
                     )
-            self._facts["state"] = "auth-failed" if denied_seconds >= AUTH_FAILED_SECONDS else "ok"
+
+    def _state(self, filesystem: FileSystem) -> str:
+        """Return the mount's state in one word."""
+        return "auth-failed" if self._denied_seconds(filesystem) >= AUTH_FAILED_SECONDS else "ok"
 
     def _denied_seconds(self, filesystem: FileSystem) -> float:
         # With nothing to be published nobody learns that writing is granted again: that is not known then.

@@ -64,6 +64,15 @@ def real_path(path: str | os.PathLike[str]) -> str:
     return os.fsdecode(answer.removesuffix(b"\0")) if asker.returncode == 0 else os.path.realpath(path)
 
 
+def real_name(path: str | os.PathLike[str]) -> str:
+    """Return a path as `real_path` does, but for a symlink in a mount of ours at its end: that stays what it is."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if os.fspath(path).endswith("/") or root_of(folder) is None:
+        return real_path(path)
+    found = os.path.join(real_path(folder), name)
+    return found if root_of(found) == root_of(folder) else real_path(path)
+
+
 def _way_into(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
     """Return the mountpoint that a path leads into, None if it leads into none, and what of the path is left there."""
     points = our_mountpoints(mount_table)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fusecache.control_client import Mount, Progress, ask, daemon_pid, find_mount
+from fusecache.control_client import Answer, Mount, Progress, ask, daemon_pid, find_mount
 from fusecache.model.errors import MountError
 from fusecache.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
 from fusecache.report import pending_text
@@ -134,13 +134,13 @@ def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
     return MountState.LIVE if inner == "" and mount.root.samefile(mountpoint) else MountState.FOREIGN
 
 
-def reach(path: str | os.PathLike[str]) -> tuple[Mount, str]:
+def reach(path: str | os.PathLike[str], *, follows: bool = True) -> tuple[Mount, str]:
     """Return the mount that a path belongs to, and the path inside it, as `find_mount`; waits for no daemon that hangs.
 
     Raises MountError.
     """
     check_answers(path)
-    return find_mount(path, os.environ)
+    return find_mount(path, os.environ, follows=follows)
 
 
 def mount_of_this_node(directory: Path) -> Path:
@@ -233,10 +233,10 @@ def drain(
         )
 
 
-def pending(mountpoint: Path) -> Progress:
-    """Return what is not in the bucket yet."""
+def last_words(mountpoint: Path) -> Answer:
+    """Return what the daemon says of itself before its end: what is not in the bucket yet, and its status."""
     mount, _ = find_mount(mountpoint, os.environ)
-    return ask(mount, "status").progress
+    return ask(mount, "status")
 
 
 def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:

@@ -3,9 +3,11 @@
 Each function takes what a file, a variable or a flag gave; its ValueError's text is what is allowed.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.model.nouns import GIB, KIB, MIB, TIB
@@ -21,6 +23,8 @@ SIZE_UNITS = {
     "GIB": GIB,
     "TIB": TIB,
 }
+TIME_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
 
 
 def as_text(value: object) -> str:
@@ -98,22 +102,36 @@ def as_size_or_share(value: object) -> int | str:
         raise ValueError("bytes, like 50GiB or 500G, or a share of the disk's free space, like 80%") from None
 
 
-def number(low: float, high: float) -> Callable[[object], float]:
-    """Return the check of a number of seconds from `low` to `high`."""
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """The check of a duration of `low` to `high` seconds: a number of seconds, or with a unit, as `10m`."""
 
-    def parse(value: object) -> float:
-        problem = ValueError(f"a number of seconds from {low:g} to {high:g}")
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
+    low: float = 0.0
+    high: float = math.inf
+
+    def __call__(self, value: object) -> float:
+        """Return seconds. Raises ValueError."""
+        problem = ValueError(f"{self.range_text}, in seconds or with a unit, like 90, 90s, 10m or 2h")
+        found = _DURATION.fullmatch(str(value).strip().lower())
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or found is None:
             raise problem
-        try:
-            seconds = float(value)
-        except ValueError:
-            raise problem from None
-        if not low <= seconds <= high:
+        seconds = float(found[1]) * TIME_UNITS.get(found[2], math.nan)
+        if not self.low <= seconds <= self.high:
             raise problem
         return seconds
 
-    return parse
+    @property
+    def range_text(self) -> str:
+        """What is allowed: `0 to 7d`."""
+        if math.isinf(self.high):
+            return f"{_time_text(self.low)} or more"
+        return f"{_time_text(self.low)} to {_time_text(self.high)}"
+
+
+def _time_text(seconds: float) -> str:
+    """Return seconds in the largest unit that leaves no rest, as an option takes them: 0, 1.5s, 10m, 7d."""
+    whole = [unit for unit in ("d", "h", "m") if seconds and seconds % TIME_UNITS[unit] == 0]
+    return f"{seconds / TIME_UNITS[whole[0]]:g}{whole[0]}" if whole else f"{seconds:g}s" if seconds else "0"
 
 
 def as_whole(value: object) -> int:

@@ -3,12 +3,14 @@
 Words, and copying to local paths; what things are and what becomes of them is the engine's.
 """
 
+import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +24,19 @@ from fusecache.mounting import mount_of_this_node, reach
 _COPY_BYTES = 16 << 20
 # Of a cold cache: only the next mount does something with these.
 _NOT_DELETED = frozenset({"waiting", "local-only"})
+ALL = "all"
 Row = dict[str, Any]
+# Numbers of the list, or ALL of it.
+Wanted = tuple[int | str, ...]
+
+
+def wanted(text: str) -> Wanted:
+    """Return what a word of --restore or --delete names: `3`, `3,4` or `all`. Raises ArgumentTypeError."""
+    if text == ALL:
+        return (ALL,)
+    if not re.fullmatch(r"[\d\s,]*\d[\d\s,]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed are numbers of the list, as 3 4 or 3,4, or all")
+    return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
 class Source(Protocol):
@@ -65,16 +79,18 @@ class LiveMount:
 def recover(
     place: str | None,
     *,
-    restore: Sequence[int],
+    restore: Sequence[Wanted],
     to: str | None,
-    delete: Sequence[int],
+    delete: Sequence[Wanted],
     confirmed: bool,
     as_json: bool,
 ) -> int:
     """List, or bring back, or remove; return the exit status: 0, or 1 if something could not be done."""
+    to_restore = [each for word in restore for each in word]
+    to_delete = [each for word in delete for each in word]
     for path in filter(None, (place, to)):
         check_answers(path)
-    if to is not None and len(restore) > 1 and not os.path.isdir(to):
+    if to is not None and (len(to_restore) > 1 or ALL in to_restore) and not os.path.isdir(to):
         raise MountError(f"{to}: several things come back: name a directory that exists")
     # A mount whose daemon is gone answers nothing, and `reach` says what to do about it.
     directory = Path(place) if place is not None and root_of(place) is None else None
@@ -82,39 +98,60 @@ def recover(
         from fusecache.engine.cold import ColdCache  # the other commands do without the engine
 
         with ColdCache(directory) as cache:
-            return _run(cache, restore, to, delete, confirmed=confirmed, as_json=as_json)
+            return _run(cache, to_restore, to, to_delete, confirmed=confirmed, as_json=as_json)
     mount, _ = reach(place if place is not None else mount_of_this_node(Path.cwd()))
-    return _run(LiveMount(mount), restore, to, delete, confirmed=confirmed, as_json=as_json)
+    return _run(LiveMount(mount), to_restore, to, to_delete, confirmed=confirmed, as_json=as_json)
 
 
 def _run(
     source: Source,
-    restore: Sequence[int],
+    restore: Sequence[int | str],
     to: str | None,
-    delete: Sequence[int],
+    delete: Sequence[int | str],
     *,
     confirmed: bool,
     as_json: bool,
 ) -> int:
     found = source.listing()
+    is_mounted = isinstance(source, LiveMount)
     if not restore and not delete:
-        is_mounted = isinstance(source, LiveMount)
         sys.stdout.write(
             json.dumps(found, indent=2) + "\n" if as_json else listing_text(found, is_mounted=is_mounted)
         )
         return 0
     failed = False
-    for number in restore:
+    # A copy of a conflict is on the mount already.
+    for number in _numbers(restore, found, left_out={"conflict"}):
         failed |= not _try(lambda number=number: _restore(source, found, number, to))
-    for number in delete:
+    to_delete = _numbers(delete, found, left_out=set() if is_mounted else {*_NOT_DELETED, "conflict"})
+    for number in to_delete:
         if confirmed:
             failed |= not _try(lambda number=number: _delete(source, _row_of(found, number)))
         else:
             row = _row_of(found, number)
             _tell(f"{number}: would {_loss_of(row)}")
-    if delete and not confirmed:
+    if to_delete and not confirmed:
         raise MountError("nothing was removed: say it again with --yes")
+    older = found["count"] - len(found["things"])
+    if older and ALL in (*restore, *delete):
+        raise MountError(
+            f"{count_text(older, 'older thing')} were not listed and are still there: say it again"
+        )
     return int(failed)
+
+
+def _numbers(named: Sequence[int | str], found: Row, *, left_out: Collection[str]) -> list[int]:
+    """Return the numbers that are named, each once. left_out: kinds that ALL does not mean."""
+    numbers: list[int] = []
+    for each in named:
+        if isinstance(each, int):
+            numbers.append(each)
+            continue
+        meant = [row["id"] for row in found["things"] if row["kind"] not in left_out]
+        if not meant:
+            _tell("nothing on the list to do this with")
+        numbers += meant
+    return list(dict.fromkeys(numbers))
 
 
 def _try(call: Any) -> bool:

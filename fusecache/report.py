@@ -7,14 +7,23 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from fusecache.control_client import Progress
-from fusecache.model.texts import count_text, seconds_text, size_text
+from fusecache.model.texts import changes_text, count_text, seconds_text, size_text
 
 LINE_INTERVAL_SECONDS = 5.0  # a log file wants to see that it goes on, not each half second
 
 
 def pending_text(progress: Progress) -> str:
-    """Return `3 files, 1.2 GiB`."""
-    return f"{count_text(progress.pending_files, 'file')}, {size_text(progress.pending_bytes)}"
+    """Return what is not in the bucket yet: `3 changes, 1.2 GiB`."""
+    return changes_text(progress.pending_files, progress.pending_contents, progress.pending_bytes)
+
+
+def awaited_text(progress: Progress) -> str:
+    """Return the same without removals that wait on purpose: nobody waits for those."""
+    return changes_text(_changes(progress), progress.pending_contents, progress.pending_bytes)
+
+
+def _changes(progress: Progress) -> int:
+    return progress.pending_files - progress.put_off_files
 
 
 class StepView:
@@ -83,12 +92,12 @@ class ProgressView:
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
         # What is written meanwhile adds to the total; what was there stays done.
         self._most_bytes = max(self._most_bytes, left_bytes)
-        line = f"{pending_text(progress)} left"
-        if progress.seconds_left is not None:
+        line = f"{awaited_text(progress)} left"
+        if progress.seconds_left is not None and progress.seconds_left >= 1:
             line += f", about {seconds_text(progress.seconds_left)}"
         if progress.waiting_for:
             line += f"; waiting: {progress.waiting_for}"
-        beside = f"{count_text(progress.pending_files, 'file')} left" + (
+        beside = f"{count_text(_changes(progress), 'change')} left" + (
             ", waiting" if progress.waiting_for else ""
         )
         self._view.show(self._most_bytes - left_bytes, self._most_bytes, beside, line)

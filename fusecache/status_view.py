@@ -1,13 +1,16 @@
 """A mount's status for people: a short view in groups; what is not so says nothing. `--json` shows everything."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fusecache.model.texts import count_text, seconds_text, size_text
+from fusecache.model.causes import renewal_text
+from fusecache.model.texts import changes_text, count_text, left_text, seconds_text, size_text
 
 # Cloudflare R2's prices for a million requests of class A and of class B, in dollars.
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
 _MOST_LINES = 5
+_STAGING_SHARE = 0.7
 _VERBS = {
     "gets": "GET",
     "lists": "LIST",
@@ -26,28 +29,64 @@ Row = tuple[str, str]
 
 
 def status_view(status: Mapping[str, Any]) -> str:
-    """Return a status as aligned lines `group  words`; a group's further lines have no name."""
-    rows = [
-        *_mount(status),
-        *_cache(
-            status.get("cache", {}),
-            aside_bytes=status.get("aside_bytes", 0),
-            uptime_seconds=float(status.get("uptime_seconds", 0)),
-        ),
-        *_requests(status.get("requests", {}), status.get("cache", {})),
-        *_uploads(status),
-        *_warm_ups(status.get("warming", ())),
-        *_hints(status.get("hints", {})),
-        *_problems(status),
-    ]
+    """Return a status as aligned lines `group  words`; a group's further lines have no name.
+
+    That of one path is about this alone, and says how the whole mount is seen.
+    """
+    rows = list(_path_rows(status) if "path" in status else _mount_rows(status))
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
 
 
+def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
+    yield from _mount(status)
+    yield from _cache(
+        status.get("cache", {}),
+        aside_bytes=status.get("aside_bytes", 0),
+        uptime_seconds=float(status.get("uptime_seconds", 0)),
+    )
+    yield from _requests(status.get("requests", {}), status.get("cache", {}))
+    yield from _uploads(status)
+    yield from _warm_ups(status.get("warming", ()))
+    yield from _hints(status.get("hints", {}))
+    yield from _grouped("problems", _problems(status))
+
+
+def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
+    there = status["there"]
+    if "link" in status:
+        yield str(status["link"]["path"]), link_text(status["link"])
+    yield str(status["path"]), f"{_state_text(status)}{_there(there)}"
+    if "target_error" in status:
+        yield "", f"nothing is known of its target: {status['target_error']}"
+    if there.get("pending_files"):
+        yield from _grouped("uploads", _under_way(there))
+    yield from _grouped("problems", _problems_there(status, there))
+    mountpoint = status.get("mountpoint")
+    yield (
+        "mount",
+        f"{status.get('source')} at {mountpoint}; all of it: fusecache status {shlex.quote(str(mountpoint))}",
+    )
+
+
+def _state_text(status: Mapping[str, Any]) -> str:
+    target = status["there"].get("link_to")
+    return str(status["state"]) + (f", a link to {target}" if target else "")
+
+
+def link_text(link: Mapping[str, Any]) -> str:
+    """Return the state of a symlink itself, and where it leads."""
+    there = link["there"]
+    return f"{link['state']}, a link to {there['link_to']}{_there(there)}"
+
+
+def _grouped(name: str, lines: Iterator[str]) -> Iterator[Row]:
+    for index, line in enumerate(lines):
+        yield "" if index else name, line
+
+
 def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
-    if "path" in status:
-        yield str(status["path"]), str(status["state"]) + _there(status.get("there", {}))
-    elif status.get("state", "ok") != "ok":
+    if status.get("state", "ok") != "ok":
         yield "state", str(status["state"])
     mode = "read-only" if status.get("read_only") else "read-write"
     up = seconds_text(float(status.get("uptime_seconds", 0)))
@@ -64,12 +103,7 @@ def _option_text(value: Any) -> str:
 
 def _there(there: Mapping[str, Any]) -> str:
     """Return what a path's state does not say: how much waits there, and what went wrong."""
-    words = []
-    if there.get("pending_files"):
-        words.append(
-            f"{count_text(there['pending_files'], 'change')}, {size_text(there['pending_bytes'])} not in the bucket "
-            f"yet, the oldest for {seconds_text(there['oldest_pending_seconds'])}"
-        )
+    words = list(_waiting_texts(there))
     if there.get("dirty_files"):
         words.append(f"{count_text(there['dirty_files'], 'file')} being written")
     for name, noun in (("failed_files", "failed"), ("conflict_files", "in conflict")):
@@ -79,6 +113,20 @@ def _there(there: Mapping[str, Any]) -> str:
         files = count_text(there["local_only_files"], "file")
         words.append(f"{files}, {size_text(there['local_only_bytes'])} local only")
     return f" ({'; '.join(words)})" if words else ""
+
+
+def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how much is not in the bucket yet, and what waits on purpose beside that."""
+    put_off = pending.get("put_off_files", 0)
+    changes = pending.get("pending_files", 0) - put_off
+    if changes:
+        text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
+        yield f"{text} not in the bucket yet, the oldest for {seconds_text(pending['oldest_pending_seconds'])}"
+    if put_off:
+        yield (
+            f"{count_text(put_off, 'removal')} put off, by delete_delay or as somebody here has the file open, "
+            f"for {seconds_text(pending['put_off_seconds'])} more at most"
+        )
 
 
 def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float) -> Iterator[Row]:
@@ -132,32 +180,30 @@ def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator
 
 
 def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
-    files = status.get("pending_files", 0)
-    if not files:
+    if not status.get("pending_files", 0):
         yield "uploads", "nothing is waiting"
     else:
-        yield (
-            "uploads",
-            f"{count_text(files, 'change')}, {size_text(status['pending_bytes'])} not in the bucket yet, "
-            f"the oldest for {seconds_text(status['oldest_pending_seconds'])}",
-        )
-    rate, left = status.get("upload_bytes_per_second"), status.get("seconds_left")
-    if files and status.get("requested_files"):
-        yield "", f"of these {_requested_text(status)}"
-    if files and rate:
-        yield "", f"{size_text(rate)}/s" + (f", about {seconds_text(left)} left" if left is not None else "")
+        yield from _grouped("uploads", _waiting_texts(status))
+        yield from (("", line) for line in _under_way(status))
     if status.get("exposed_bytes", 0) > status.get("pending_bytes", 0):
         yield (
             "only here",
             f"{size_text(status['exposed_bytes'])}, with what is being written, refused, or local only",
         )
-    if not files:
-        return
-    for each in status["uploading"][:_MOST_LINES]:
+
+
+def _under_way(status: Mapping[str, Any]) -> Iterator[str]:
+    rate = status.get("upload_bytes_per_second")
+    if status.get("requested_files"):
+        yield f"of these {_requested_text(status)}"
+    if rate and status.get("pending_bytes"):
+        yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
+    uploading = status.get("uploading", ())
+    for each in uploading[:_MOST_LINES]:
         under_way = f", {size_text(each['under_way'])} in requests now" if each.get("under_way") else ""
-        yield "", f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
-    if len(status["uploading"]) > _MOST_LINES:
-        yield "", f"and {count_text(len(status['uploading']) - _MOST_LINES, 'other file')}"
+        yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
+    if len(uploading) > _MOST_LINES:
+        yield f"and {count_text(len(uploading) - _MOST_LINES, 'other file')}"
 
 
 def _requested_text(status: Mapping[str, Any]) -> str:
@@ -208,33 +254,52 @@ def warm_text(job: Mapping[str, Any]) -> str:
     return words + (f", {job['files_failed']} failed" if job["files_failed"] else "")
 
 
-def _problems(status: Mapping[str, Any]) -> Iterator[Row]:
-    problems = list(_problem_lines(status))
+def _problems(status: Mapping[str, Any]) -> Iterator[str]:
+    yield from _bucket_texts(status)
+    yield from _problem_lines(status)
+
+
+def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with one path, and with the bucket."""
+    yield from _bucket_texts(status)
+    yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
+    yield from _waiting_lines(status, there)
+    for each in there.get("failed", ())[:_MOST_LINES]:
+        yield f"{each['path']}: {each['cause']}" + (f": {each['way_out']}" if each["way_out"] else "")
+    yield from _conflict_lines(there)
+
+
+def _bucket_texts(status: Mapping[str, Any]) -> Iterator[str]:
     if status.get("state") == "auth-failed" or status.get("refused_seconds"):
-        problems.insert(0, _refused_text(status))
+        yield _refused_text(status)
     elif status.get("unanswered_seconds"):
         silence = seconds_text(status["unanswered_seconds"])
-        problems.insert(
-            0, f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost"
-        )
-    for index, line in enumerate(problems):
-        yield "problems" if index == 0 else "", line
+        yield f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost"
 
 
 def _refused_text(status: Mapping[str, Any]) -> str:
     seconds = status.get("refused_seconds")
     since = f", for {seconds_text(seconds)} now" if seconds else ""
-    source = status.get("keys_from")
-    if source == "environment":
-        renewal = (
-            "they are those of the daemon's environment: `fusecache unmount --force`, and mount with others, "
-            "which uploads what waits"
-        )
-    else:
-        renewal = (
-            f"renew them {f'in {source}' if source else 'where the daemon reads them'}, each 30 s it looks"
-        )
-    return f"the bucket refuses the keys{since}: what is known is shown, saves go on, nothing is dropped; {renewal}"
+    # Those that read, if nothing can be asked; else it is what is written.
+    source = status.get("keys_from" if seconds else "write_keys_from") or ""
+    return (
+        f"the bucket refuses the keys{since}: what is known is shown, saves go on, nothing is dropped; "
+        f"{renewal_text(source)}"
+    )
+
+
+def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+    if not shortages.get("files"):
+        return
+    size, limit = shortages["bytes"], cache.get("limit_bytes")
+    long_ago = f"{seconds_text(shortages['seconds'])} ago"
+    way_out = "raise --cache-size, or wait for uploads"
+    if limit and size > limit * _STAGING_SHARE:
+        way_out = f"raise --cache-size: of {size_text(limit)}, files that wait for uploads take 70 % at most"
+    yield (
+        f"{count_text(shortages['files'], 'write')} refused for lack of room, the last {shortages['path']}"
+        f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {way_out}"
+    )
 
 
 def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
@@ -253,16 +318,11 @@ def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iter
 def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     cache = status.get("cache", {})
     yield from _closes_waiting(status.get("closes_waiting", {}), cache)
-    waiting = status.get("waiting", ())
-    for each in waiting[:_MOST_LINES]:
-        yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if each["way_out"] else "")
-    if status.get("waiting_for") and not waiting:
-        yield f"uploads wait: {status['waiting_for']}"
+    yield from _shortage_texts(status.get("shortages", {}), cache)
+    yield from _waiting_lines(status, status)
     for path in status.get("rejected", ())[:_MOST_LINES]:
         yield f"{path}: the bucket refused it; `fusecache status` of the file says why"
-    for conflict in status.get("conflicts", ())[:_MOST_LINES]:
-        kept = f"ours is kept as {conflict['kept_as']}" if conflict["kept_as"] else "our change was given up"
-        yield f"{conflict['path']}: another client changed it first; {kept}"
+    yield from _conflict_lines(status)
     counts = (
         ("orphans", "unfinished file", "kept aside: see `fusecache recover`"),
         ("suspects", "suspect file", "kept aside: see `fusecache recover`"),
@@ -287,3 +347,21 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     refused = status.get("kernel", {}).get("refused", ())
     if refused:
         yield f"the kernel refused {', '.join(refused)}: large reads are slower; root may set it, see the log"
+
+
+def _waiting_lines(status: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what holds uploads up. pending: the numbers of the whole mount, or of one path."""
+    waiting = pending.get("waiting", ())
+    said = list(_bucket_texts(status))
+    for each in waiting[:_MOST_LINES]:
+        # Of keys that are refused it is said above how they are renewed.
+        is_new = each["way_out"] and not any(line.endswith(each["way_out"]) for line in said)
+        yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if is_new else "")
+    if status.get("waiting_for") and not waiting and pending.get("pending_files"):
+        yield f"uploads wait: {status['waiting_for']}"
+
+
+def _conflict_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    for conflict in facts.get("conflicts", ())[:_MOST_LINES]:
+        kept = f"ours is kept as {conflict['kept_as']}" if conflict["kept_as"] else "our change was given up"
+        yield f"{conflict['path']}: another client changed it first; {kept}"

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -17,15 +18,17 @@ from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.texts import count_text, size_text
 
 FORMAT_VERSION = 1
+_LONGEST_LOCK_BYTES = 8192  # a number, and a path of at most 4096 bytes
 
 
 class StateDirectory:
     """A locked cache directory; a context manager."""
 
-    def __init__(self, directory: Path, identity: str | None) -> None:
+    def __init__(self, directory: Path, identity: str | None, *, mountpoint: Path | None = None) -> None:
         """Create or open it. Raises StateError if it is in use or another bucket's, LocalDiskError if unusable.
 
-        identity: endpoint, bucket and prefix in one line; None: whatever it belongs to, and it must be there.
+        identity: endpoint, bucket and prefix in one line; None: whatever it belongs to, and it must be there, for who
+        only looks. mountpoint: where it is going to be mounted; whoever finds it in use is told.
         """
         self.directory = directory
         self.identity = ""
@@ -41,7 +44,7 @@ class StateDirectory:
                 f"the cache directory {directory} cannot be used: {exc.strerror}; choose another with --cache-dir"
             ) from exc
         try:
-            self._acquire()
+            self._acquire(mountpoint, only_looks=identity is None)
             self._check_identity(identity)
         except BaseException:
             os.close(self._lock)
@@ -55,19 +58,34 @@ class StateDirectory:
     ) -> None:
         os.close(self._lock)
 
-    def _acquire(self) -> None:
+    def _acquire(self, mountpoint: Path | None, *, only_looks: bool) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             if exc.errno != errno.EWOULDBLOCK:
                 raise LocalDiskError(f"{self.directory}/lock cannot be locked: {exc.strerror}") from exc
-            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise StateError(
-                f"the cache directory {self.directory} is in use by another daemon (pid {holder}); "
-                f"unmount that one, or choose another with --cache-dir"
-            ) from exc
+            raise StateError(self._in_use_text(only_looks=only_looks)) from exc
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode() + os.fsencode(mountpoint or ""), 0)
+
+    def _in_use_text(self, *, only_looks: bool) -> str:
+        number, _, place = os.fsdecode(os.pread(self._lock, _LONGEST_LOCK_BYTES, 0)).partition("\n")
+        number = number or "unknown"
+        if not only_looks:
+            where = f", mounted at {place}" if place else ""
+            return (
+                f"the cache directory {self.directory} is in use by another daemon (pid {number}{where}); "
+                "unmount that one, or choose another with --cache-dir"
+            )
+        if place:
+            return (
+                f"the cache directory {self.directory} is in use, mounted at {place} (pid {number}): ask the mount, "
+                f"with `fusecache recover {shlex.quote(place)}`"
+            )
+        return (
+            f"the cache directory {self.directory} is in use (pid {number}): if it is mounted, ask the mount, with "
+            "`fusecache recover MOUNTPOINT`; else wait for that process"
+        )
 
     def _check_identity(self, identity: str | None) -> None:
         path = self.directory / "fusecache.json"

@@ -169,6 +169,7 @@ class BlockCache:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = self._fetcher.nursery = self._table.nursery = self._ahead.nursery = nursery
+                nursery.start_soon(self._room.shrink, name="cache-shrink")
                 nursery.start_soon(self._write_index, name="cache-index")
                 nursery.start_soon(self._clean_up_after_last_run, name="cache-clean-up")
                 task_status.started()

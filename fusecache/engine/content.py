@@ -7,6 +7,8 @@ Invariant: a sealed generation never changes; a writer that comes later gets a n
 
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -178,16 +180,26 @@ class Contents(Promises):
 
     # ---- writing
 
-    async def check_room(self) -> None:
-        """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for writing."""
+    async def check_room(self, path: str = "") -> None:
+        """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for it."""
         self._journal.check_writable()
-        self._check_admitted(_HEADROOM_BYTES)
-        if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
-            try:
-                await self._cache.reserve_staging(_HEADROOM_BYTES)
-            except NoSpace as exc:
-                raise NoSpace(_FULL) from exc
+        with self._shortage_noted(path, 0):
+            self._check_admitted(_HEADROOM_BYTES)
+            if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
+                try:
+                    await self._cache.reserve_staging(_HEADROOM_BYTES)
+                except NoSpace as exc:
+                    raise NoSpace(_FULL) from exc
         self._cache.release_staging(_HEADROOM_BYTES)
+
+    @contextmanager
+    def _shortage_noted(self, path: str, size: int) -> Iterator[None]:
+        try:
+            yield
+        except NoSpace as exc:
+            if path:
+                self.shortages.note(path, size, exc)
+            raise
 
     def _check_admitted(self, nbytes: int) -> None:
         """Raise NoSpace if so much may not be begun, for the sake of what the kernel has accepted already."""
@@ -203,7 +215,11 @@ class Contents(Promises):
         """Write into the staging file; return the count. Raises NoSpace, TooLarge, LocalDiskError."""
         node = handle.node
         stop = offset + len(data)
-        generation = await self._writable_to(node, stop)
+        try:
+            generation = await self._writable_to(node, stop)
+        except NoSpace as exc:
+            self.shortages.note(self._tree.path(node), stop, exc)
+            raise
         if handle.is_flushed and is_killed(handle):
             # Pages of a mapping, whose end says nothing but RELEASE: the process may be gone by then.
             generation.killed_writer = handle
@@ -214,6 +230,8 @@ class Contents(Promises):
                 has_grown = generation.note_written(offset, stop)
         except FusecacheError as exc:
             self._fail(generation, exc)
+            if isinstance(exc, NoSpace):
+                self.shortages.note(self._tree.path(node), stop, exc)
             raise
         if has_grown and not self.is_local(node):
             self.on_grown(generation)
@@ -255,7 +273,8 @@ class Contents(Promises):
         """Cut or extend with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._check_size(node, size)
         if size > node.size:
-            self._check_admitted(size - node.size)
+            with self._shortage_noted(self._tree.path(node), size):
+                self._check_admitted(size - node.size)
         generation = node.generation
         is_new_start = size == 0 and generation is not None and generation.state is FileState.FAILED
         if generation is None or not generation.is_mutable or is_new_start:

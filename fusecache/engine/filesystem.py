@@ -24,7 +24,7 @@ from fusecache.engine.groups import one_failure
 from fusecache.engine.hinting import Hinting
 from fusecache.engine.inspecting import Inspector
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.looking import Durability, Looking, Pending
+from fusecache.engine.looking import Durability, Looking
 from fusecache.engine.names import Names
 from fusecache.engine.nodes import Kind, Node
 from fusecache.engine.offload import Offload
@@ -38,6 +38,7 @@ from fusecache.engine.recovery import Recovered, Recovery, rebuild
 from fusecache.engine.requests import SILENT_SECONDS, Requests
 from fusecache.engine.siblings import Siblings
 from fusecache.engine.snapshots import Snapshots
+from fusecache.engine.tally import Pending
 from fusecache.engine.tree import Ownership, Tree
 from fusecache.engine.uploading import PartUploads
 from fusecache.engine.warming import Warmer
@@ -57,7 +58,11 @@ _SILENT_STILL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine needs to be told. prefix: of every key, empty or ending in '/'; sizes in bytes."""
+    """What the engine needs to be told. prefix: of every key, empty or ending in '/'; sizes in bytes.
+
+    keys_from: where the keys of who writes come from, as `causes.renewal_text` takes it. writes_by_other_keys: than
+    those that read.
+    """
 
     directory: Path
     prefix: str
@@ -75,6 +80,8 @@ class EngineOptions:
     local_only: tuple[str, ...] = ()
     pin: tuple[str, ...] = ()
     read_only: bool = False
+    keys_from: str = ""
+    writes_by_other_keys: bool = False
 
 
 class FileSystem:
@@ -105,7 +112,13 @@ class FileSystem:
         )
         self.owed = Owed(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
-        self._requests = requests = Requests(store, offload, self.cache.limit, prefix=options.prefix)
+        self._requests = requests = Requests(
+            store,
+            offload,
+            self.cache.limit,
+            prefix=options.prefix,
+            writes_by_other_keys=options.writes_by_other_keys,
+        )
         self.names = Names(
             self.tree, self._listings, requests, self._journal_rows, fresh_seconds=options.fresh_seconds
         )
@@ -138,6 +151,7 @@ class FileSystem:
             settle_seconds=options.settle_seconds,
             temp_names=options.temp_names,
             delete_delay=options.delete_delay,
+            on_taken=requests.note_taken,
         )
         self._uploads.on_failing = self.publisher.note_failing
         self._uploads.on_well = self.publisher.note_well
@@ -173,7 +187,14 @@ class FileSystem:
         conflicts = Conflicts(self.journal)
         self._conflicts = conflicts
         self.looking = Looking(
-            self.tree, self.owed, self.contents, self.publisher, conflicts, store, self.look_up
+            self.tree,
+            self.owed,
+            self.contents,
+            self.publisher,
+            conflicts,
+            store,
+            self.look_up,
+            keys_from=options.keys_from,
         )
         self.recovering = Recovering(
             self.tree,

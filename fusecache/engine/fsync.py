@@ -45,6 +45,11 @@ class _Wait:
     last: int
     process: int
 
+    def is_after(self, item: Item) -> bool:
+        """Return whether the file is to come after an item, and after it alone, by place and order."""
+        below = self.folder + "/" if self.folder else ""
+        return item.sequence < self.last and any(key.startswith(below) for key in item.changed_keys())
+
 
 class Fsync:
     """Carries out fsync and fdatasync of files."""
@@ -126,7 +131,9 @@ class Fsync:
         return next((item for item in queued if isinstance(item, Generation)), None)
 
     async def _until_durable(self, wait: _Wait) -> None:
-        barrier = Barrier(self._owed, self._awaited(wait))
+        earlier = self._earlier(wait)
+        kept_before = self._publisher.kept_as.copy()
+        barrier = Barrier(self._owed, earlier if wait.content is None else [*earlier, wait.content])
         patience = Patience(trio.current_time())
         while True:
             is_over = barrier.is_over()
@@ -137,6 +144,7 @@ class Fsync:
                 wait.content.awaited += 1
             self._check(wait)
             if is_over:
+                self._check_earlier(wait, earlier, kept_before)
                 return
             now = trio.current_time()
             patience.note(self._progress(wait, len(barrier)), now)
@@ -149,18 +157,15 @@ class Fsync:
                 await self._publisher.wait_progress()
                 await trio.sleep(_SCAN_SECONDS)
 
-    def _awaited(self, wait: _Wait) -> list[Item]:
-        """Return what is to be in the bucket: the content, and what was ordered before it in the file's directory."""
-        below = wait.folder + "/" if wait.folder else ""
-        earlier = [
+    def _earlier(self, wait: _Wait) -> list[Item]:
+        """Return what was ordered before in the file's directory, and is to be in the bucket as well."""
+        return [
             item
             for item in self._owed.items()
-            if item.sequence < wait.last
-            and any(key.startswith(below) for key in item.changed_keys())
+            if wait.is_after(item)
             and not self._publisher.is_temporary(item)
             and not self._publisher.is_put_off(item)
         ]
-        return earlier if wait.content is None else [*earlier, wait.content]
 
     def _progress(self, wait: _Wait, left: int) -> object:
         """Return a mark of how far it is: of the mount as a whole, unless this very file is what the bucket refuses."""
@@ -181,6 +186,23 @@ class Fsync:
                 )
             if content.state is FileState.REJECTED and content.error is not None:
                 raise content.error
+        self._check_caller(wait)
+
+    def _check_earlier(self, wait: _Wait, earlier: list[Item], kept_before: dict[str, str]) -> None:
+        """Raise what keeps from the bucket, or from its name, what the file was to come after."""
+        items = {newest(item) if isinstance(item, Generation) else item for item in earlier}
+        for refused in self._publisher.rejected:
+            if refused.error is not None and (refused in items or wait.is_after(refused)):
+                raise refused.error
+        kept = {k: copy for k, copy in self._publisher.kept_as.items() if kept_before.get(k) != copy}
+        for key, copy in kept.items():
+            if any(item.changed_keys()[-1] == (copy or key) for item in items):
+                raise ObjectChanged(
+                    f"{wait.path}: another client changed {key} first, which was to be there before; "
+                    + (f"ours is kept as {copy}" if copy else "our change was given up")
+                )
+
+    def _check_caller(self, wait: _Wait) -> None:
         if self._is_ending:
             raise Unavailable(
                 f"{wait.path}: the mount ends; it is kept here, and uploaded before that or after"

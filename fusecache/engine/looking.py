@@ -3,58 +3,38 @@
 Invariant: however much waits, no look at it holds the loop: what is long is counted with checkpoints.
 """
 
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import trio
 
 from fusecache.engine.conflicts import Conflicts
 from fusecache.engine.content import Contents
-from fusecache.engine.nodes import Generation, Item, Node
+from fusecache.engine.nodes import Generation, Item, Kind, Node
 from fusecache.engine.owed import Owed
 from fusecache.engine.publisher import Publisher
+from fusecache.engine.tally import NAMED, Pending, Tally
 from fusecache.engine.tree import Tree
 from fusecache.engine.waiting import Barrier
 from fusecache.model.causes import PERSONS, code_of, way_out
-from fusecache.model.errors import Throttled
-from fusecache.model.records import ConflictRecord
+from fusecache.model.errors import NotFound, Throttled
+from fusecache.model.records import ConflictRecord, OperationKind
 from fusecache.model.states import FileState
-from fusecache.model.texts import count_text, seconds_text, size_text
+from fusecache.model.texts import changes_text, count_text, left_text, seconds_text, size_text
 from fusecache.policy.rates import Rate, seconds_left
 from fusecache.remote.store import Store
 
-# Names in answers; more are counted.
-NAMED = 50
 # Items looked at between two checkpoints: a millisecond or two.
 _AT_ONCE = 1000
 _SAMPLE_SECONDS = 1.0
 _FRESH_SAMPLE_SECONDS = 0.25
+# Less says that nothing moves: the last bytes of a request that waits for its answer.
+_LEAST_PACE = 1024.0
 # A queue that is too long to be counted whenever somebody asks for its numbers is counted so often.
 _COUNT_SECONDS = 5.0
 
 _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What the bucket does not have yet.
-
-    left_bytes: those that were not sent yet. oldest_seconds: since the oldest of it was closed. uploading: at most
-    NAMED of those under way, stuck: of those that an error holds up. requested_files, requested_bytes: those whose
-    requests wait for an answer now; requested_seconds: the longest of them.
-    """
-
-    files: int = 0
-    bytes: int = 0
-    left_bytes: int = 0
-    oldest_seconds: float = 0.0
-    uploading: tuple[Generation, ...] = ()
-    stuck: tuple[Item, ...] = ()
-    requested_files: int = 0
-    requested_bytes: int = 0
-    requested_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +57,12 @@ class Looking:
         conflicts: Conflicts,
         store: Store,
         resolve: Callable[[str], Awaitable[Node]],
+        *,
+        keys_from: str = "",
     ) -> None:
+        """keys_from: where the keys of who writes are read from, as `causes.renewal_text` takes it."""
         self._tree = tree
+        self._keys_from = keys_from
         self._owed = owed
         self._contents = contents
         self._publisher = publisher
@@ -109,25 +93,29 @@ class Looking:
         self._sampled, self._sent = now, sent
 
     def _pace(self) -> float:
-        """Return the bytes a second of now, also of what has just begun; 0 if nothing waits."""
+        """Return the bytes a second of now, also of what has just begun; 0 if nothing waits, or moves."""
         if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
             self._sample(now)
-        return self._rate.per_second()
+        pace = self._rate.per_second()
+        return pace if pace >= _LEAST_PACE else 0.0
 
     # ---- the queue
 
     def pending(self) -> Pending:
         """Return what the whole mount owes, without waiting; of a long queue as it was some seconds ago."""
         if len(self._owed) <= _AT_ONCE:
-            return _Tally().add(self._owed.unordered()).pending()
+            return self._tally().add(self._owed.unordered()).pending()
         return replace(self._counted, files=len(self._owed))
 
     async def count(self, path: str = "") -> Pending:
         """Return what is owed at or below a path."""
-        tally = _Tally()
+        tally = self._tally()
         async for items in self._slices(path):
             tally.add(items)
         return tally.pending()
+
+    def _tally(self) -> Tally:
+        return Tally(self._publisher.put_off_seconds)
 
     def statistics(self, pending: Pending) -> dict[str, Any]:
         """Return the numbers of the whole mount as plain values."""
@@ -154,11 +142,9 @@ class Looking:
             "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
             "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in refused[-NAMED:]],
             "rejected_files": len(refused),
-            "conflicts": [
-                {"path": self._tree.relative(each.key), "kept_as": self._tree.relative(each.kept_as)}
-                for each in conflicts[-NAMED:]
-            ],
+            "conflicts": [self._conflict_facts(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
+            "shortages": self._contents.shortages.facts(),
         }
 
     def progress(self, pending: Pending) -> dict[str, Any]:
@@ -168,13 +154,11 @@ class Looking:
         stuck = next(errors, self._publisher.failure)
         left = None if stuck is not None else seconds_left(pending.left_bytes, self._pace())
         return {
-            "pending_files": pending.files,
-            "pending_bytes": pending.bytes,
-            "left_bytes": pending.left_bytes,
+            **_counts(pending),
             "seconds_left": left,
             "waiting_for": str(stuck) if stuck is not None and pending.files else "",
             "uploading": [
-                f"{self._path_of(item)} {item.moved_bytes}/{item.size}" for item in pending.uploading
+                f"{self._name_of(item)} {item.moved_bytes}/{item.size}" for item in pending.uploading
             ],
         }
 
@@ -187,10 +171,13 @@ class Looking:
         rate = self._pace()
         left = seconds_left(pending.left_bytes, rate)
         pace = f", {size_text(rate)}/s" if rate else ""
-        pace += f", about {seconds_text(left)} left" if left is not None and failure is None else ""
+        pace += left_text(left) if failure is None else ""
+        put_off = f"{count_text(pending.put_off, 'removal')} put off" if pending.put_off else ""
+        if pending.files == pending.put_off:
+            return put_off
         return (
-            f"{count_text(pending.files, 'change')}, {size_text(pending.bytes)} not in the bucket yet, "
-            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}"
+            f"{changes_text(pending.files - pending.put_off, pending.contents, pending.bytes)} not in the bucket yet, "
+            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(put_off)}{put_off}"
         )
 
     # ---- one path
@@ -203,24 +190,38 @@ class Looking:
         """
         key = self._tree.key_of_path(path)
         conflicts = [record for record in self._conflicts.open() if _key_is_at(record.key, key)]
+        shortages = self._contents.shortages.facts(path)
+        node = None
         if not any(record.key.rstrip("/") == key for record in conflicts):
-            node = await self._resolve(path)
-            if node.generation is not None and self._contents.is_local(node):
-                return {"path": path, "state": "local-only", **self._facts(Pending())}
+            try:
+                node = await self._resolve(path)
+            except NotFound:
+                if shortages.get("path") != path:
+                    raise
+        if node is not None and node.generation is not None and self._contents.is_local(node):
+            return {"path": path, "state": "local-only", **self._facts(Pending()), "shortages": shortages}
         pending = await self.count(path)
         local = self._local_at(key)
         dirty = self._dirty(path)
         failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
+        state = self._word(pending, dirty, failed, conflicts, is_local=bool(local))
+        if state == "clean" and node is None and not conflicts:
+            state = "error:no-space"  # what was written found no room, and nothing else has that name
+        link = {"link_to": node.target} if node is not None and node.kind is Kind.SYMLINK else {}
         return {
             "path": path,
-            "state": self._word(pending, dirty, failed, conflicts, is_local=bool(local)),
+            "state": state,
+            **link,
             **self._facts(pending),
             "dirty_files": len(dirty),
             "dirty_bytes": sum(generation.size for generation in dirty),
             "failed_files": len(failed),
+            "failed": [self._error_facts(item) for item in failed[-NAMED:]],
             "conflict_files": len(conflicts),
+            "conflicts": [self._conflict_facts(each) for each in conflicts[-NAMED:]],
             "local_only_files": len(local),
             "local_only_bytes": sum(generation.size for generation in local),
+            "shortages": shortages,
         }
 
     async def path_state(self, path: str) -> str:
@@ -240,6 +241,9 @@ class Looking:
             return "conflict"
         errors = [item.error for item in (*failed, *pending.stuck) if item.error is not None]
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
+        hindrance = self._publisher.hindrance if pending.files > pending.put_off else None
+        if not code and not failed and hindrance is not None and code_of(hindrance) in PERSONS:
+            code = code_of(hindrance)  # it holds up all, also what was not tried yet
         if code or failed:
             return f"error:{code or 'failed'}"
         if dirty:
@@ -252,28 +256,30 @@ class Looking:
 
     def _facts(self, pending: Pending) -> dict[str, Any]:
         return {
-            "pending_files": pending.files,
-            "pending_bytes": pending.bytes,
-            "left_bytes": pending.left_bytes,
+            **_counts(pending),
             "oldest_pending_seconds": round(pending.oldest_seconds, 3),
             "requested_files": pending.requested_files,
             "requested_bytes": pending.requested_bytes,
             "requested_seconds": round(pending.requested_seconds, 3),
             "uploading": [
                 {
-                    "path": self._tree.relative(item.record.key),
+                    "path": self._name_of(item),
                     "bytes": item.size,
                     "sent": item.moved_bytes,
                     "under_way": item.bytes_under_way,
                 }
                 for item in pending.uploading
             ],
-            "waiting": [
-                {"path": self._path_of(item), "cause": str(item.error), "way_out": way_out(item.error)}
-                for item in pending.stuck
-                if item.error is not None
-            ],
+            "waiting": [self._error_facts(item) for item in pending.stuck],
         }
+
+    def _error_facts(self, item: Item) -> dict[str, str]:
+        error = item.error
+        words = "" if error is None else way_out(error, self._keys_from)
+        return {"path": self._name_of(item), "cause": str(error or ""), "way_out": words}
+
+    def _conflict_facts(self, record: ConflictRecord) -> dict[str, str]:
+        return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
 
     # ---- waiting
 
@@ -357,9 +363,18 @@ class Looking:
         items = self._owed.unordered()
         key = self._tree.key_of_path(path)
         below = key + "/"
+        # What is sent already keeps its key, and is renamed in the bucket after that: it counts where it will be.
+        arriving: set[Node] = set()
         for start in range(0, len(items), _AT_ONCE):
             some = items[start : start + _AT_ONCE]
-            yield some if not path else [item for item in some if _is_at(item, key, below)]
+            if path:
+                some = [item for item in some if _is_at(item, key, below)]
+                arriving |= {item.node for item in some if item.node is not None and _is_rename(item)}
+            yield some
+            await trio.lowlevel.checkpoint()
+        for start in range(0, len(items) if arriving else 0, _AT_ONCE):
+            some = items[start : start + _AT_ONCE]
+            yield [item for item in some if item.node in arriving and not _is_at(item, key, below)]
             await trio.lowlevel.checkpoint()
 
     def _written_at(self, path: str) -> list[Node]:
@@ -393,67 +408,27 @@ class Looking:
     def _path_of(self, item: Item) -> str:
         return self._tree.relative(item.changed_keys()[-1])
 
-
-class _Tally:
-    """Adds up items, in one pass without detours: there may be many."""
-
-    def __init__(self) -> None:
-        self._files = self._bytes = self._sent = 0
-        self._requested_files = self._requested_bytes = 0
-        self._oldest = self._requested_seconds = 0.0
-        self._now, self._wall = trio.current_time(), time.time()
-        self._uploading: list[Generation] = []
-        self._stuck: list[Item] = []
-
-    def add(self, items: Iterable[Item]) -> Self:
-        """Count some more."""
-        for item in items:
-            self._files += 1
-            if isinstance(item, Generation):
-                self._bytes += item.size
-                self._sent += item.moved_bytes
-                age = _age(item, self._now, self._wall)
-                if item.in_flight or item.record.upload_id:
-                    self._add_uploading(item)
-            else:
-                age = self._now - item.queued_at
-            self._oldest = max(self._oldest, age)
-            if item.error is not None and len(self._stuck) < NAMED:
-                self._stuck.append(item)
-        return self
-
-    def _add_uploading(self, item: Generation) -> None:
-        if len(self._uploading) < NAMED:
-            self._uploading.append(item)
-        self._requested_bytes += item.bytes_under_way
-        requests = item.requests
-        if requests:
-            self._requested_files += 1
-            self._requested_seconds = max(
-                self._requested_seconds, self._now - min(each.since for each in requests)
-            )
-
-    def pending(self) -> Pending:
-        """Return the sums."""
-        return Pending(
-            self._files,
-            self._bytes,
-            self._bytes - self._sent,
-            self._oldest,
-            tuple(self._uploading),
-            tuple(self._stuck),
-            self._requested_files,
-            self._requested_bytes,
-            self._requested_seconds,
-        )
+    def _name_of(self, item: Item) -> str:
+        """Return the path that an item's content has by now: in the bucket it may come to that by a rename."""
+        node = item.node
+        if isinstance(item, Generation) and node is not None and self._tree.is_linked(node):
+            return self._tree.path(node)
+        return self._path_of(item)
 
 
-def _age(item: Generation, now: float, wall: float) -> float:
-    """Return the seconds since content was closed, by this daemon or by the one before it."""
-    since = min(item.flushed_at, item.sealed_at)
-    if item.flushed_at == float("inf") and item.record.moment:
-        return max(wall - item.record.moment, now - since)
-    return now - since
+def _counts(pending: Pending) -> dict[str, Any]:
+    return {
+        "pending_files": pending.files,
+        "pending_contents": pending.contents,
+        "pending_bytes": pending.bytes,
+        "left_bytes": pending.left_bytes,
+        "put_off_files": pending.put_off,
+        "put_off_seconds": round(pending.put_off_seconds, 1),
+    }
+
+
+def _is_rename(item: Item) -> bool:
+    return not isinstance(item, Generation) and item.record.kind is OperationKind.RENAME
 
 
 def _is_at(item: Item, key: str, below: str) -> bool:

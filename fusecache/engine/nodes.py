@@ -353,8 +353,9 @@ class Upload:
 
     key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it. ready: so many
     parts, from the first, may be sent. attributes: what its object's metadata will say. attempts: requests under way.
-    sending: how far those are, by part. is_failing: whether one of them tries again after a failure. failure: why it
-    cannot go on. stopped: set when nobody wants it any more. changed: set, and made anew, when an attempt ended.
+    sending: how far those are, by part. failures: how many pauses it made since anything of it went well; the present
+    one lasts until the loop time `quiet_until`. failure: why it cannot go on. stopped: set when nobody wants it any
+    more. changed: set, and made anew, when an attempt ended.
     """
 
     key: str
@@ -366,7 +367,8 @@ class Upload:
     ready: int = 0
     attempts: int = 0
     sending: dict[int, Sent] = field(default_factory=dict)
-    is_failing: bool = False
+    failures: int = 0
+    quiet_until: float = float("-inf")
     failure: FusecacheError | None = None
     stopped: trio.Event = field(default_factory=trio.Event)
     changed: trio.Event = field(default_factory=trio.Event)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing, UploadLost
+from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing, Refused, UploadLost
 from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
 from fusecache.model.nouns import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -73,12 +73,13 @@ class Publishing:
     def _settle(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
         try:
             return publish()
-        except (ObjectChanged, UploadLost):
-            # An upload is also unknown once it is complete.
+        except (ObjectChanged, UploadLost, Refused) as exc:
+            # An upload is also unknown once it is complete; what is refused now may have been taken before.
             there = self._look(record.key)
             if there is None:
                 raise
-            if _uuid(there) != record.uuid and not self._is_same_content(there, record, path):
+            is_ours = _uuid(there) == record.uuid
+            if not is_ours and (isinstance(exc, Refused) or not self._is_same_content(there, record, path)):
                 raise
             if record.upload_id:
                 # Success too if it is unknown, as it is complete.
@@ -124,7 +125,7 @@ class Publishing:
             etag = self._store.put(
                 record.key, self._nothing(), metadata=metadata, condition=Condition(record.base_etag)
             )
-        except ObjectChanged:
+        except (ObjectChanged, Refused):
             there = self._look(record.key)
             if there is None or _uuid(there) != record.uuid:
                 raise

@@ -19,7 +19,7 @@ from fusecache.engine.nodes import Generation, Item, Prepared
 from fusecache.engine.offload import Offload
 from fusecache.engine.uploading import PartUploads
 from fusecache.index.journal import DropFile, PutFile
-from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace, ReadOnly
+from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace, ReadOnly, RemoteError
 from fusecache.model.nouns import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.parts import choose_part_bytes, part_extents
@@ -72,7 +72,7 @@ class Preparer:
         for item in items:
             if self._running >= FILES_AHEAD:
                 return
-            if not isinstance(item, Generation) or item.prepared is not None:
+            if not isinstance(item, Generation) or is_begun(item):
                 continue
             if is_settled(item) or (item.state is FileState.SEALED and choose_part_bytes(item.size)):
                 self._start(item)
@@ -82,13 +82,14 @@ class Preparer:
         while generation.state in OWED:
             if self._nursery is None:
                 await trio.sleep_forever()  # the mount ends: so does who waits here
-            prepared = generation.prepared or self._start(generation)
+            prepared = generation.prepared
+            if prepared is None or not is_begun(generation):
+                prepared = self._start(generation)
             if not prepared.done.is_set():
                 await prepared.done.wait()
             if generation.prepared is not prepared:
                 continue  # begun anew meanwhile: the key is another
             if prepared.failure is not None:
-                generation.prepared = None
                 raise prepared.failure
             return
 
@@ -129,17 +130,27 @@ class Preparer:
             with prepared.scope, one_failure():
                 # Not wanted any more since it was started: no upload must begin that nobody would end.
                 await trio.lowlevel.checkpoint_if_cancelled()
+                failure: FusecacheError | None = None
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._sync, generation, prepared, name="sync")
                     if choose_part_bytes(generation.size):
-                        await self._uploads.finish(generation)
+                        failure = await self._finish(generation)
                     else:
                         self._uploads.drop(generation)  # cut since: it is one PUT now
+                prepared.failure = failure
         except FusecacheError as exc:
             prepared.failure = exc
         finally:
             self._running -= 1
             prepared.done.set()
+
+    async def _finish(self, generation: Generation) -> RemoteError | None:
+        """Return what the bucket has against it: on this disk it is to be safe all the same."""
+        try:
+            await self._uploads.finish(generation)
+        except RemoteError as exc:
+            return exc
+        return None
 
     async def _prepare_small(self, batch: list[tuple[Generation, Prepared]]) -> None:
         try:
@@ -219,6 +230,16 @@ class Preparer:
         generation.reserved = 0
         with suppress(ReadOnly):  # of a journal that failed: the next mount finds the row, and ends this
             self._journal.submit_lazily(DropFile(generation.record.generation))
+
+
+def is_begun(generation: Generation) -> bool:
+    """Return whether nothing is to be tried (again) to prepare a generation.
+
+    What the bucket did not take may be sent again. What the disk did not take must not be asked for again: after a
+    failed fsync the kernel calls the pages clean that it has lost, and another one succeeds (fsync(2)).
+    """
+    prepared = generation.prepared
+    return prepared is not None and not isinstance(prepared.failure, RemoteError)
 
 
 async def unread(generation: Generation) -> None:

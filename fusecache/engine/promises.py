@@ -26,6 +26,7 @@ from fusecache.engine.offload import Offload
 from fusecache.engine.owed import Owed
 from fusecache.engine.places import Places
 from fusecache.engine.processes import was_killed
+from fusecache.engine.shortages import Shortages
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import AcrossDevices, FusecacheError
@@ -61,6 +62,7 @@ class Promises(Endings):
         self._overdue: set[Generation] = set()
         # Being written; those that ended are taken out by `unsettled`.
         self._dirty: set[Generation] = set()
+        self.shortages = Shortages()
         self.local_only: tuple[str, ...] = ()
         self.temp_names: tuple[str, ...] = ()
         self.before_close: Callable[[FileHandle], Awaitable[None]] | None = None
@@ -314,6 +316,7 @@ class Promises(Endings):
         generation.flushed_changes = generation.changes
         self._owed.discard(generation)
         key = self._tree.key(node)
+        self.shortages.note_closed(self._tree.relative(key), generation.size)
         changes: list[Change] = [*self.drop_replaced(generation)]
         if self.is_local(node):
             self.local.add(generation)

@@ -12,6 +12,7 @@ Invariants:
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -29,7 +30,7 @@ from fusecache.engine.offload import Offload
 from fusecache.engine.operations import Publishing
 from fusecache.engine.outcomes import Outcomes
 from fusecache.engine.owed import Owed
-from fusecache.engine.preparing import Preparer
+from fusecache.engine.preparing import Preparer, is_begun
 from fusecache.engine.retiring import Retiring
 from fusecache.engine.tree import Tree
 from fusecache.engine.turns import LIGHT_BYTES, Failures, Turns
@@ -49,7 +50,7 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.states import FileState
-from fusecache.policy.backoff import Outage, RequestLimit, backoff_seconds
+from fusecache.policy.backoff import LONGEST_SECONDS, Outage, RequestLimit, backoff_seconds
 from fusecache.policy.parts import choose_part_bytes
 from fusecache.remote.store import Sent
 
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Items under way at once. Of a request's 100 ms to a distant bucket the node works one or two: 64 keep it busy. Of the
-# heavy ones many may wait for their parts.
+# heavy ones many may wait for their parts. Those that failed before leave half of it to others.
 LIGHT_AT_ONCE = 64
 HEAVY_AT_ONCE = 64
 # Of those that send many bytes themselves; parts are counted apart.
@@ -66,6 +67,8 @@ SENDING_AT_ONCE = 16
 _AHEAD = 512
 _RESTING = 16
 _AHEAD_SECONDS = 0.02
+# What failed of it is tried again so often.
+_AGAIN_SECONDS = LONGEST_SECONDS
 # After a pause of the loop, what lies unread in the kernel is heard of within this time.
 _UNSURE_SECONDS = 0.05
 # Each file wakes the loop several times: what comes within this time is looked at in one pass.
@@ -103,8 +106,12 @@ class Publisher:
         settle_seconds: float,
         temp_names: tuple[str, ...] = (),
         delete_delay: float = 0.0,
+        on_taken: Callable[[], None] = lambda: None,
     ) -> None:
-        """limit: shared with the reads, so that a bucket that asks for fewer requests gets fewer of all kinds."""
+        """limit: shared with the reads, so that a bucket that asks for fewer requests gets fewer of all kinds.
+
+        on_taken: told whenever the bucket took something.
+        """
         self._contents = contents
         self._owed = owed
         self._journal = journal
@@ -121,19 +128,23 @@ class Publisher:
         self._draining = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
-        self._under_way: dict[Item, bool] = {}
+        # Of those under way: whether they are light, and failed before.
+        self._under_way: dict[Item, tuple[bool, bool]] = {}
         self._light = 0
+        self._failed_before: Counter[bool] = Counter()
+        self._tried: Item | None = None
         self._asking = 0
         self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
         self._sending = trio.CapacityLimiter(SENDING_AT_ONCE)
         self._unprepared: dict[Generation, None] = {}
-        self._prepared_at = float("-inf")
+        self._prepared_at = self._again_at = float("-inf")
         self._outage = Outage()
         self._failing: dict[Item, FusecacheError] = {}
         self._stopped: FusecacheError | None = None
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
         self.on_published: Callable[[str], None] = lambda _key: None
+        self._on_taken = on_taken
         outcomes.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
         outcomes.on_conflict = lambda *facts: self.on_conflict(*facts)
         outcomes.on_published = lambda key: self.on_published(key)
@@ -176,6 +187,15 @@ class Publisher:
         mendable = (error for error in errors if not isinstance(error, Unavailable))
         return next(mendable, errors[0] if errors else None)
 
+    @property
+    def hindrance(self) -> FusecacheError | None:
+        """Why nothing at all is published, as far as can be told: nothing was since such an error was first seen."""
+        if self._stopped is not None:
+            return self._stopped
+        last = self._outage.last_success
+        errors = (error for item, error in self._failing.items() if last < self._turns.failing_since(item))
+        return next((error for error in errors if not isinstance(error, Unavailable)), None)
+
     def wake(self) -> None:
         """Look at the queue again."""
         self._wake.set()
@@ -183,9 +203,7 @@ class Publisher:
     def end_pauses(self) -> None:
         """Whatever made requests fail may be over: try again now what pauses."""
         self._outage.try_now()
-        self._turns.end_pauses()
-        self._turns.hurry(trio.current_time(), is_draining=self._draining > 0)
-        self.wake()
+        self._end_pauses(trio.current_time())
 
     @contextmanager
     def draining(self) -> Iterator[None]:
@@ -214,8 +232,19 @@ class Publisher:
         return self._turns.is_temporary(item, trio.current_time())
 
     def is_put_off(self, item: Item) -> bool:
-        """Whether the item is a removal that waits on purpose: for its delay, or for those who have the file open."""
-        return isinstance(item, Operation) and self._turns.is_aside(item, trio.current_time())
+        """Whether the item is a removal that waits on purpose: for its delay, or for those who have the file open.
+
+        So does that of a directory which held the file.
+        """
+        return self.put_off_seconds(item) > 0
+
+    def put_off_seconds(self, item: Item) -> float:
+        """For how long at most the item is a removal that waits on purpose; 0: it is none."""
+        if not isinstance(item, Operation):
+            return 0.0
+        now, left = trio.current_time(), self._owed.order.left_below(item.sequence)
+        operations = (item, *(each for each in map(self._owed.get, left) if isinstance(each, Operation)))
+        return max(self._turns.put_off_seconds(each, now) for each in operations)
 
     def note_failing(self, item: Item, error: FusecacheError) -> Failures:
         """A request for an item failed in a way that may pass: if others succeed meanwhile it holds fewer of them back.
@@ -231,7 +260,8 @@ class Publisher:
         return failures
 
     def note_well(self, item: Item) -> None:
-        """What failed for an item goes on."""
+        """The bucket took a part of an item: what failed goes on."""
+        self._note_answered(trio.current_time())
         if item not in self._owed:
             return
         self._turns.note_well(item)
@@ -264,9 +294,10 @@ class Publisher:
             while (item := self._next_item(now)) is not None:
                 if item in self._under_way:
                     continue  # renamed, or in conflict, meanwhile: it gets its turn when that attempt ends
-                light = _is_light(item)
-                self._under_way[item] = light
+                light, failed = _is_light(item), self._turns.failures_of(item) > 0
+                self._under_way[item] = light, failed
                 self._light += light
+                self._failed_before[light] += failed
                 nursery.start_soon(self._publish, item, name=f"publish {item.changed_keys()[-1]}")
             if len(self._owed):
                 deadline = self._turns.next_time()
@@ -283,14 +314,18 @@ class Publisher:
 
     def _next_item(self, now: float) -> Item | None:
         """Return what is to be published now, if there is room for it."""
-        if self._outage.is_on and (self._light or self._asking or now < self._outage.quiet_until):
-            return None
-        if self._light < LIGHT_AT_ONCE:
-            item = self._turns.next(now, light=True)
-            if item is not None:
-                return item
-        if len(self._under_way) - self._light < HEAVY_AT_ONCE:
-            return self._turns.next(now, light=False)
+        if self._outage.is_on:
+            is_trying = self._light or self._asking or self._tried in self._under_way
+            if is_trying or now < self._outage.quiet_until:
+                return None
+            self._tried = self._turns.next_to_try(now)
+            return self._tried
+        for light, most in ((True, LIGHT_AT_ONCE), (False, HEAVY_AT_ONCE)):
+            if (self._light if light else len(self._under_way) - self._light) < most:
+                failed = self._failed_before[light] < most // 2
+                item = self._turns.next(now, light=light, failed=failed)
+                if item is not None:
+                    return item
         return None
 
     def _look_ahead(self, now: float) -> float:
@@ -298,6 +333,7 @@ class Publisher:
         if now < self._prepared_at + _AHEAD_SECONDS:
             return self._prepared_at + _AHEAD_SECONDS
         self._prepared_at = now
+        self._prepare_again(now)
         is_unsure = self._contents.settle(now, self._settle_seconds)
         first: list[Generation] = []
         resting = 0
@@ -310,7 +346,7 @@ class Publisher:
                     break
         self._preparer.begin([*first], lambda generation: self._turns.is_settled(generation, now))
         for generation in first:
-            if generation.prepared is not None:
+            if is_begun(generation):
                 del self._unprepared[generation]
         return now + _UNSURE_SECONDS if is_unsure else float("inf")
 
@@ -355,7 +391,9 @@ class Publisher:
             if item in self._owed:
                 await self._outcomes.resolve(item, exc)
         finally:
-            self._light -= self._under_way.pop(item)
+            light, failed = self._under_way.pop(item)
+            self._light -= light
+            self._failed_before[light] -= failed
             self._turns.again(item, trio.current_time())
             self.wake()
 
@@ -433,12 +471,30 @@ class Publisher:
         now = trio.current_time()
         self._turns.note_written(item, now)
         self._limit.on_success(now)
+        self._on_taken()
         self._failing.pop(item, None)
         item.error = None
-        if self._outage.on_success(now):
-            self._turns.end_pauses()
-            self._turns.hurry(now, is_draining=self._draining > 0)
+        self._note_answered(now)
         return answer
+
+    def _note_answered(self, now: float) -> None:
+        if self._outage.on_success(now):
+            self._end_pauses(now)
+
+    def _end_pauses(self, now: float) -> None:
+        self._turns.end_pauses()
+        self._turns.hurry(now, is_draining=self._draining > 0)
+        self._again_at = now
+        self.wake()
+
+    def _prepare_again(self, now: float) -> None:
+        """Have parts sent again that failed before their turn: nobody else does, before that."""
+        if now < self._again_at or self._outage.is_on:
+            return
+        self._again_at = now + _AGAIN_SECONDS
+        for item in self._failing:
+            if isinstance(item, Generation) and not is_begun(item) and not self._turns.failures_of(item):
+                self._unprepared[item] = None
 
 
 def _is_light(item: Item) -> bool:

@@ -21,6 +21,7 @@ from fusecache.index.journal import Change, DropFile, DropOperation, Journal, Pu
 from fusecache.model.errors import Refused
 from fusecache.model.nouns import ObjectInfo
 from fusecache.model.records import (
+    ANOTHERS,
     DOUBTFUL,
     FileRecord,
     OperationKind,
@@ -344,7 +345,8 @@ def _replay(record: OperationRecord, tree: Tree) -> Item:
             tree.hide(record.key)
     if node is not None:
         tree.pin(node)
-    return Operation(record, node, in_flight=True)
+    # A marker that is gone already may be made again all the same, as nothing is asked of what is there.
+    return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR)
 
 
 def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
@@ -356,8 +358,8 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
         folder = _folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node
-    if not record.source_etag:
-        return None  # it never was in the bucket, and what was here is gone
+    if record.source_etag in {"", ANOTHERS}:
+        return None  # it never was in the bucket, or is not ours, and what was here is gone
     node = _node_at(tree, record.target, Kind.SYMLINK if record.link else Kind.FILE, record.attributes)
     node.object = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
     node.target = record.link

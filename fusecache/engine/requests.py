@@ -71,11 +71,20 @@ class Requests:
     as one that does not answer, and what is known does.
     """
 
-    def __init__(self, store: Store, offload: Offload, limit: RequestLimit, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        store: Store,
+        offload: Offload,
+        limit: RequestLimit,
+        *,
+        prefix: str = "",
+        writes_by_other_keys: bool = False,
+    ) -> None:
         """limit: shared with the reads; as many requests for names may be in flight beside them.
 
-        prefix: the mount's, of every key.
+        prefix: the mount's, of every key. writes_by_other_keys: than those that read.
         """
+        self._writes_by_other_keys = writes_by_other_keys
         self.store = store
         self._prefix = prefix
         self._offload = offload
@@ -144,6 +153,14 @@ class Requests:
         self._struggling_since = self._refused_since = self._refusal = None
         if was_refused:
             self.on_granted()
+
+    def note_taken(self) -> None:
+        """The bucket took a write: by the keys that read, if those are the same.
+
+        That it is silent when it is asked for names may go on all the same.
+        """
+        if self._refusal is not None and not self._writes_by_other_keys:
+            self._note_well()
 
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys).

@@ -257,6 +257,12 @@ class Room:
                     return floor_shortage <= 0 and reserve()
             return False
 
+    async def shrink(self) -> None:
+        """Evict what the run before cached beyond the limit, which was lowered since."""
+        # Before the overhead is measured: what that alone is above the limit is no reason to evict at every start.
+        if self.ledger.shortage_bytes(0):
+            await self._make_room(0, lambda: not self.ledger.shortage_bytes(0), lambda: None)
+
     def clean_limit_bytes(self) -> int:
         """Return how many bytes of cache could lie here now if everything clean were evicted."""
         ledger = self.ledger

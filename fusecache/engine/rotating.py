@@ -101,9 +101,10 @@ class Rotating:
         folder = removal.record.key
         while folder := folder.rpartition("/")[0]:
             last = next(reversed(self._owed.for_key(folder + "/")), None)
-            if isinstance(last, Operation) and last.record.kind is OperationKind.RMDIR:
-                if last.sequence > removal.sequence:
-                    yield last
+            if not isinstance(last, Operation) or last.record.kind is not OperationKind.RMDIR:
+                continue
+            if last.sequence > removal.sequence:
+                yield last
 
 
 def _is_symlink(item: Operation) -> bool:

@@ -3,9 +3,11 @@
 Time is an argument: nothing here waits. Times are the loop's, in seconds.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from fusecache.engine.nodes import Generation, Item, Operation
 from fusecache.engine.owed import Owed
@@ -27,6 +29,15 @@ LIGHT_BYTES = 4 * MIB
 # Keys remembered for their pace, before those are forgotten whose time is over.
 _KEYS_REMEMBERED = 4096
 _NEVER = float("inf")
+
+
+class _Ready(NamedTuple):
+    """An item whose turn it is; failures: how many of its attempts failed."""
+
+    failures: int
+    sequence: int
+    tie: int
+    item: Item
 
 
 @dataclass(slots=True)
@@ -54,10 +65,13 @@ class Turns:
         self._delete_delay = delete_delay
         self._is_draining = False
         self._ties = count()
-        # Set aside until a time; free in the order, but not before a time; and to be published now, by weight.
+        # Set aside until a time; free in the order, but not before a time; and to be published now: whether it is
+        # light, and whether it failed before.
         self._aside: list[tuple[float, int, Item]] = []
         self._later: list[tuple[float, int, Item]] = []
-        self._ready: dict[bool, list[tuple[int, int, Item]]] = {False: [], True: []}
+        self._ready: dict[tuple[bool, bool], list[_Ready]] = {
+            (light, failed): [] for light in (True, False) for failed in (False, True)
+        }
         self._last_write: dict[str, float] = {}
         self._failures: dict[Item, Failures] = {}
 
@@ -86,11 +100,16 @@ class Turns:
         failures.first = min(failures.first, now)
         return failures
 
+    def failures_of(self, item: Item) -> int:
+        """Return how many attempts of an item failed since something of it went well."""
+        failures = self._failures.get(item)
+        return 0 if failures is None else failures.count
+
     def note_well(self, item: Item) -> None:
         """What failed goes on."""
         failures = self._failures.get(item)
         if failures is not None:
-            failures.first = _NEVER
+            failures.first, failures.count = _NEVER, 0
 
     def end_pauses(self) -> None:
         """Whatever made items fail is over, as far as can be told."""
@@ -108,22 +127,18 @@ class Turns:
 
     # ---- what is to be done
 
-    def next(self, now: float, *, light: bool) -> Item | None:
+    def next(self, now: float, *, light: bool, failed: bool) -> Item | None:
         """Return the oldest item whose turn it is, None if there is none now. light: one that sends few bytes.
 
-        It is given once: whoever does not publish it gives it back by `again`.
+        failed: whether it may be one that failed before; of those the one that did so least often is the first. It is
+        given once: whoever does not publish it gives it back by `again`.
         """
-        self._advance(now)
-        ready = self._ready[light]
-        while ready:
-            _, _, item = heappop(ready)
-            if item not in self._owed:
-                continue
-            if self.may_go(item, now):
-                return item
-            self.again(item, now)
-            self._advance(now)
-        return None
+        kinds = [(light, False), (light, True)] if failed else [(light, False)]
+        return self._take(now, kinds, lambda first: first.sequence)
+
+    def next_to_try(self, now: float) -> Item | None:
+        """Return, as `next` does, an item that failed least often: most likely it tells how the bucket is."""
+        return self._take(now, self._ready, lambda first: first[:2])
 
     def again(self, item: Item, now: float) -> None:
         """An item that was given out was not published: it gets another turn."""
@@ -157,7 +172,37 @@ class Turns:
         """Return whether it is about to be renamed, by its name."""
         return isinstance(item, Generation) and self.is_aside(item, now)
 
+    def put_off_seconds(self, item: Operation, now: float) -> float:
+        """Return for how long at most a removal waits on purpose, 0 if it does not."""
+        if not self.is_aside(item, now):
+            return 0.0
+        is_read = item.readers is not None and item.readers.handles > 0
+        return item.queued_at + max(self._delete_delay, READERS_SECONDS if is_read else 0.0) - now
+
+    def failing_since(self, item: Item) -> float:
+        """Return when the first of the item's failed attempts was; infinity if there is none."""
+        failures = self._failures.get(item)
+        return _NEVER if failures is None else failures.first
+
     # ---- inside
+
+    def _take(
+        self,
+        now: float,
+        kinds: Iterable[tuple[bool, bool]],
+        rank: "Callable[[_Ready], int | tuple[int, ...]]",
+    ) -> Item | None:
+        self._advance(now)
+        heaps = [self._ready[kind] for kind in kinds]
+        while ready := [heap for heap in heaps if heap]:
+            item = heappop(min(ready, key=lambda heap: rank(heap[0]))).item
+            if item not in self._owed:
+                continue
+            if self.may_go(item, now):
+                return item
+            self.again(item, now)
+            self._advance(now)
+        return None
 
     def _advance(self, now: float) -> None:
         """Move on what time, or the order, has set free."""
@@ -185,7 +230,9 @@ class Turns:
             heappush(self._later, (now + delay, next(self._ties), item))
         else:
             light = not isinstance(item, Generation) or item.size <= LIGHT_BYTES
-            heappush(self._ready[light], (item.sequence, next(self._ties), item))
+            failures = self.failures_of(item)
+            entry = _Ready(failures, item.sequence, next(self._ties), item)
+            heappush(self._ready[light, failures > 0], entry)
 
     def _delay(self, item: Item, now: float) -> float:
         """Return the seconds until the item may be published; 0: now."""

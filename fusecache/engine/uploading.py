@@ -6,6 +6,7 @@ Invariants:
 1. The journal knows an upload before its first part is sent, and of every part that the bucket holds as it is.
 2. A part counts only if none of its bytes changed since its attempt began; two attempts of one part never overlap.
 3. An upload is aborted after the last of its attempts ended: a part that came later would stay.
+4. An upload that pauses after a failure holds nothing that another could use.
 """
 
 import logging
@@ -63,6 +64,8 @@ PARTS_AT_ONCE_AHEAD = max(1, min(8, _PROCESSORS // 2))
 AHEAD_AFTER_SECONDS = 1.0
 # Causes that pass, or that a person can mend while we wait.
 _WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
+# An upload is tried so often on its own before who waits for it hears of its failures: most are over by then.
+_TRIES = 3
 # A time of last change that lies further back than the upload's begin was set by somebody: it must go with the object.
 _NATURAL_NS = 60 * 1_000_000_000
 # No file is ever written so far.
@@ -100,7 +103,6 @@ class PartUploads:
         # Parts that are being read for their digests.
         self._digesting = 0
         self._active: dict[Generation, Upload] = {}
-        self._pauses: set[trio.CancelScope] = set()
         self.nursery: trio.Nursery | None = None
 
     def grow(self, generation: Generation) -> None:
@@ -125,7 +127,10 @@ class PartUploads:
         self._pump()
 
     async def finish(self, generation: Generation) -> None:
-        """Return when the bucket holds every part of a sealed generation. Raises what prevents it."""
+        """Return when the bucket holds every part of a sealed generation. Raises what prevents it.
+
+        Of what may pass: the bucket was asked a few times, and is asked again when this is called again.
+        """
         upload = generation.upload
         if upload is not None and not self._is_fit(generation, upload):
             self.drop(generation)
@@ -133,15 +138,14 @@ class PartUploads:
         if upload is None:
             upload = self._resume(generation) or self._begin(generation, choose_part_bytes(generation.size))
         upload.is_sealed = True
+        upload.failure, upload.quiet_until = None, float("-inf")
         upload.ready = -(-generation.size // upload.parts.part_bytes)
         self._active[generation] = upload
         self._pump()
         while not upload.stopped.is_set():
             if upload.failure is not None:
-                failure, upload.failure = upload.failure, None
-                if not upload.upload_id:
-                    self.drop(generation)
-                raise failure
+                self._active.pop(generation, None)
+                raise upload.failure
             if upload.upload_id and upload.parts.is_complete(generation.size):
                 self._active.pop(generation, None)
                 # Of a file that was cut, the table knows parts behind its end.
@@ -177,8 +181,10 @@ class PartUploads:
 
     def end_pauses(self) -> None:
         """Whatever made requests fail may be over: try again now what pauses."""
-        for scope in self._pauses:
-            scope.cancel()
+        for upload in self._active.values():
+            upload.quiet_until = float("-inf")
+        if self.nursery is not None:
+            self._pump()
 
     # ---- deciding
 
@@ -211,10 +217,13 @@ class PartUploads:
         record = generation.record
         upload = Upload(record.key, PartTable(part_bytes), record.attributes)
         generation.upload = self._active[generation] = upload
+        self._start_create(generation, upload)
+        return upload
+
+    def _start_create(self, generation: Generation, upload: Upload) -> None:
         upload.attempts += 1
         assert self.nursery is not None
         self.nursery.start_soon(self._create, generation, upload, name=f"create upload {upload.key}")
-        return upload
 
     def _resume(self, generation: Generation) -> Upload | None:
         """Return the upload that an earlier run began."""
@@ -240,9 +249,7 @@ class PartUploads:
         metadata = content_metadata(generation.record.uuid, upload.attributes)
         create = partial(self._store.create_multipart, upload.key, metadata=metadata)
         try:
-            upload.upload_id = await self._ask(
-                generation, upload, lambda: True, partial(self._offload.upload, create)
-            )
+            upload.upload_id = await self._ask(generation, upload, partial(self._offload.upload, create))
             if not upload.stopped.is_set():
                 generation.upload_key = upload.key
                 generation.record = replace(
@@ -255,7 +262,7 @@ class PartUploads:
                 await self._journal.commit(*self._row(generation))
                 upload.is_known = True
         except FusecacheError as exc:
-            self._fail(generation, upload, exc)
+            self._note_failed(generation, upload, exc)
         finally:
             upload.attempts -= 1
             upload.announce()
@@ -266,11 +273,15 @@ class PartUploads:
         most = min(PARTS_AT_ONCE, self._limit.limit)
         now, is_read = trio.current_time(), self._cache.is_fetching()
         for generation, upload in sorted(self._active.items(), key=_sealed_first):
-            if not upload.is_known or upload.failure is not None:
+            if upload.failure is not None or now < upload.quiet_until:
+                continue
+            if not upload.is_known:
+                if not upload.upload_id and not upload.attempts:
+                    self._start_create(generation, upload)
                 continue
             at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
-            if upload.is_failing:
-                continue  # one part tries, and leaves the room to others
+            if upload.failures:
+                at_once = 1  # that tries, and leaves the room to others
             while self._under_way < most and upload.attempts < at_once:
                 # The file may have been cut since.
                 whole = generation.size // upload.parts.part_bytes
@@ -305,21 +316,16 @@ class PartUploads:
         self._pump()
 
     async def _send(self, generation: Generation, upload: Upload, attempt: Attempt) -> None:
-        """Send one part until the bucket has it, or until it is no longer worth it."""
+        """Send one part, once: of a failure `_note_failed` says when another attempt begins."""
         etag, checksums = "", b""
         try:
             etag, checksums = await self._ask(
-                generation,
-                upload,
-                lambda: upload.parts.is_current(attempt),
-                partial(self._send_once, generation, upload, attempt),
+                generation, upload, partial(self._send_once, generation, upload, attempt)
             )
         except FusecacheError as exc:
             # Bytes that changed, or went, meanwhile explain any failure.
-            if upload.parts.is_current(attempt) and not (
-                upload.is_failing and isinstance(exc, _WORTH_WAITING)
-            ):
-                self._fail(generation, upload, exc)
+            if upload.parts.is_current(attempt):
+                self._note_failed(generation, upload, exc)
         try:
             if upload.parts.end(attempt, etag, checksums) and not upload.stopped.is_set():
                 generation.record = replace(generation.record, part_etags=upload.parts.etags())
@@ -353,6 +359,31 @@ class PartUploads:
         finally:
             del upload.sending[attempt.index]
 
+    def _note_failed(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
+        """A request failed: if that may pass, the upload pauses, then one request tries."""
+        if not isinstance(error, _WORTH_WAITING):
+            self._fail(generation, upload, error)
+            return
+        now = trio.current_time()
+        if self._active.get(generation) is not upload or now < upload.quiet_until:
+            return  # one of those beside it failed as well
+        upload.failures += 1
+        self.on_failing(generation, error)
+        if upload.is_sealed and upload.failures >= _TRIES:
+            self._fail(generation, upload, error)
+            return
+        pause = backoff_seconds(upload.failures, random.random())
+        log.warning(
+            "upload waits key=%s attempt=%d seconds=%.1f error=%s", upload.key, upload.failures, pause, error
+        )
+        upload.quiet_until = now + pause
+        if self.nursery is not None:
+            self.nursery.start_soon(self._pump_at, upload.quiet_until, name=f"pause of {upload.key}")
+
+    async def _pump_at(self, moment: float) -> None:
+        await trio.sleep_until(moment)
+        self._pump()
+
     def _fail(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
         """An upload cannot go on: who waits for it hears why; one that nobody waits for yet is begun anew later."""
         if upload.stopped.is_set():
@@ -373,52 +404,19 @@ class PartUploads:
 
     # ---- inside
 
-    async def _ask(
-        self,
-        generation: Generation,
-        upload: Upload,
-        is_worth_it: Callable[[], bool],
-        call: Callable[[], Awaitable[T]],
-    ) -> T:
-        """Send a request again until the bucket answers it.
-
-        Raises the last error if it is not worth it any more, or if another of the upload's requests tries already.
-        """
-        attempt = 0
+    async def _ask(self, generation: Generation, upload: Upload, call: Callable[[], Awaitable[T]]) -> T:
+        """Send a request when the bucket lets us; have it heard how that went."""
+        await trio.sleep_until(max(trio.current_time(), self._limit.silent_until))
         try:
-            while True:
-                await trio.sleep_until(max(trio.current_time(), self._limit.silent_until))
-                try:
-                    answer = await call()
-                except _WORTH_WAITING as exc:
-                    if exc.asks_to_slow_down:
-                        self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
-                    if upload.stopped.is_set() or not is_worth_it() or (upload.is_failing and not attempt):
-                        raise
-                    attempt += 1
-                    upload.is_failing = True
-                    self.on_failing(generation, exc)
-                    await self._pause(upload, attempt, exc)
-                    if upload.stopped.is_set() or not is_worth_it():
-                        raise
-                else:
-                    self._limit.on_success(trio.current_time())
-                    return answer
-        finally:
-            if attempt:
-                upload.is_failing = False
-                self.on_well(generation)
-
-    async def _pause(self, upload: Upload, attempt: int, error: FusecacheError) -> None:
-        """Wait before the next attempt, unless nobody wants the upload any more."""
-        pause = backoff_seconds(attempt, random.random())
-        log.warning("upload waits key=%s attempt=%d seconds=%.1f error=%s", upload.key, attempt, pause, error)
-        with trio.move_on_after(pause) as scope:
-            self._pauses.add(scope)
-            try:
-                await upload.stopped.wait()
-            finally:
-                self._pauses.discard(scope)
+            answer = await call()
+        except _WORTH_WAITING as exc:
+            if exc.asks_to_slow_down:
+                self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
+            raise
+        self._limit.on_success(trio.current_time())
+        upload.failures, upload.quiet_until = 0, float("-inf")
+        self.on_well(generation)
+        return answer
 
     def _row(self, generation: Generation) -> Iterator[PutFile]:
         """Yield the row to be journaled.

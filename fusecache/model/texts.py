@@ -33,6 +33,18 @@ def seconds_text(seconds: float) -> str:
     return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
+def changes_text(changes: int, contents: int | None, nbytes: int) -> str:
+    """Return `3 changes, 1.2 GiB`, or `2 changes of names` if no content is among them; contents: None if unknown."""
+    if changes and contents == 0:
+        return f"{count_text(changes, 'change')} of names"
+    return f"{count_text(changes, 'change')}, {size_text(nbytes)}"
+
+
+def left_text(seconds: float | None) -> str:
+    """Return `, about 5 min left`; "" for what nobody knows, and for less than a second."""
+    return f", about {seconds_text(seconds)} left" if seconds is not None and seconds >= 1 else ""
+
+
 def nearest_text(word: str, known: Iterable[str]) -> str:
     """Return `: did you mean 'status'?` for a misspelt word, "" if nothing known is like it."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -6,6 +6,9 @@ LONGEST_SECONDS = 60.0
 SIGNAL_SECONDS = 1.0
 # After so many different items in a row have failed, the bucket is taken for the cause.
 OUTAGE_ITEMS = 3
+# After no more failed tries than this it is none that lasted: a few keys that the bucket refuses look alike, and are to
+# keep their pauses, while those of an outage so short are short as well.
+LASTING_PROBES = 3
 # While it is, one request tries so often at least.
 PROBE_SECONDS = 10.0
 # So long without a signal, the bucket is well again: what was taken away comes back by doubling.
@@ -86,8 +89,8 @@ class Outage:
         self.quiet_until = float("-inf")
 
     def on_success(self, now: float) -> bool:
-        """A request was answered; return whether that ends an outage."""
-        was_on = self.is_on
+        """A request was answered; return whether that ends an outage that lasted."""
+        was_on = self.is_on and self._probes > LASTING_PROBES
         self._failed.clear()
         self._probes = 0
         self.quiet_until = float("-inf")

@@ -1,14 +1,16 @@
 """Which queued changes may be published now, and what each of the others waits for.
 
 Only changes with smaller sequence numbers are ever waited for, so no two wait for each other, and the oldest that is
-not set aside is always free. Each event costs the depth of a path and a logarithm, however long the queue is.
+not set aside, nor waits as an END for what is, is always free. Each event costs the depth of a path and a logarithm,
+however long the queue is.
 
 Rules, for a change that lies in the directories of its keys:
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. A POINT waits for everything older in its directories' subtrees, and everything younger there waits for it.
 3. A REMOVAL is a POINT that waits for every older write of the whole mount as well.
-4. An END (of a directory's marker) waits like a POINT, and for the older ENDs below its own directory, by which that
-   would still show; nobody else waits for it.
+4. An END (of a directory's marker) waits like a POINT, and for the older REMOVALs, even those that are aside or put
+   off, and ENDs below its own directory, by which that would still show, unless something else is to have its name;
+   nobody else waits for it.
 5. A small new file behind many unpublished bytes waits for the large files older than it beside its directory.
 6. What is aside is not published, and holds nobody back but its own name.
 7. While the oldest write of the mount is stuck, and nothing in its own directory holds it, a REMOVAL is put off: it
@@ -43,6 +45,7 @@ class Role(Enum):
 
 
 _WRITES = frozenset({Role.NEW, Role.POINT})
+_LEAVE = frozenset({Role.REMOVAL, Role.END})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,10 @@ class Gate:
         """Return whether a smaller member is there."""
         return self.lowest < sequence
 
+    def below(self, sequence: int) -> list[int]:
+        """Return the smaller members, in no particular order."""
+        return [each for each in self._members if each < sequence]
+
     def wait(self, sequence: int, present: "Container[int]", most: int) -> None:
         """Have `freed` tell when nothing smaller is there any more. present: of whom no more than `most` can wait."""
         heappush(self._waiting, sequence)
@@ -116,8 +123,8 @@ class _Folder:
     """What is queued at and below one directory. line: the directories from the root to this one.
 
     holders: of POINTs and ENDs here. points: with this directory, for all below. large: files that small ones wait for.
-    aside: changes of names right here that are set aside. ends: ENDs here and below. entries: right here, and
-    directories below with any.
+    aside: changes of names right here that are set aside. ends: ENDs and REMOVALs here and below. entries: right here,
+    and directories below with any.
     """
 
     __slots__ = (
@@ -191,8 +198,14 @@ class PublishOrder:
         for name in names:
             queued = self._names.setdefault(name, [])
             queued.append(change.sequence)
-            if len(queued) > 1 and queued[-2] > change.sequence:
-                queued.sort()
+            if len(queued) > 1:
+                if queued[-2] > change.sequence:
+                    queued.sort()
+                heappush(self._candidates, queued[0])  # an END may wait for less now
+        if change.role in _LEAVE:
+            for above in self._lines(entry):
+                above.ends = above.ends or Gate()
+                above.ends.add(change.sequence)
         if aside:
             self._set_aside(entry)
         else:
@@ -212,6 +225,9 @@ class PublishOrder:
                 del self._names[name]
         if entry.is_aside:
             self._end_aside(entry)
+        for above in self._lines(entry):
+            if above.ends is not None:
+                self._let_go(above.ends, sequence)
         for folder in entry.folders:
             self._leave_folder(folder)
 
@@ -279,6 +295,12 @@ class PublishOrder:
         gate = self._gate_before(entry)
         return None if gate is None else int(gate.lowest)
 
+    def left_below(self, sequence: int) -> list[int]:
+        """Return the REMOVALs and ENDs below its own directory for which an END waits; of others, none."""
+        entry = self._entries.get(sequence)
+        gate = self._gate_before_end(entry) if entry is not None and entry.change.role is Role.END else None
+        return [] if gate is None else gate.below(sequence)
+
     # ---- the rules
 
     def _is_first(self, entry: _Entry) -> bool:
@@ -310,7 +332,10 @@ class PublishOrder:
         return self._writes if self._writes.holds(sequence) else None
 
     def _gate_before_end(self, entry: _Entry) -> Gate | None:
-        own = self._folders.get(entry.names[0].removeprefix(self._prefix))
+        name = entry.names[0]
+        if self._names[name][-1] != entry.change.sequence:
+            return None
+        own = self._folders.get(name.removeprefix(self._prefix))
         ends = own.ends if own is not None else None
         return ends if ends is not None and ends.holds(entry.change.sequence) else None
 
@@ -328,9 +353,6 @@ class PublishOrder:
         if change.role in _WRITES:
             self._writes.add(sequence)
         if change.role is Role.END:
-            for above in self._lines(entry):
-                above.ends = above.ends or Gate()
-                above.ends.add(sequence)
             return
         for above in self._lines(entry):
             above.holders.add(sequence)
@@ -352,9 +374,6 @@ class PublishOrder:
             self._let_go(self._writes, sequence)
             self._look_at_oldest()
         if change.role is Role.END:
-            for above in self._lines(entry):
-                if above.ends is not None:
-                    self._let_go(above.ends, sequence)
             return
         for above in self._lines(entry):
             self._let_go(above.holders, sequence)

@@ -214,6 +214,8 @@ class Remote:
             self.writes_denied.note(exc)
             raise
         self.writes_denied.note(None)
+        if self._writer in self._readers:
+            self.reads_denied.note(None)  # the same keys
         return answer
 
     def _first(self, ask: Callable[[int], T]) -> T:

@@ -69,7 +69,7 @@ class Daemon:
         os.close(writer)
         with os.fdopen(reader) as told:
             line = told.readline().strip()
-        assert line == "ready", f"{line}\n{self.log_path.read_text()}"
+        assert line.split(" ")[0] == "ready", f"{line}\n{self.log_path.read_text()}"
 
     def kill(self) -> None:
         """End the daemon with SIGKILL, and clear the mount that it leaves behind."""

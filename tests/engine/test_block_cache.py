@@ -333,19 +333,18 @@ async def test_a_forgotten_version_leaves_nothing_behind(tmp_path: Path) -> None
         assert [path for path in (tmp_path / "files").glob("*/*") if path.is_file()] == []
 
 
-async def test_who_waits_for_a_cache_that_ends_is_told_so(tmp_path: Path) -> None:
-    """As when one of its tasks fails: those who use it hear of that first, and are cancelled later."""
+async def test_who_waits_for_a_cache_that_fails_is_told_so(tmp_path: Path) -> None:
+    """Those who use it hear of that first, and are cancelled later."""
 
-    class Stuck(InlineOffload):
-        begun: trio.Event | None = None
+    class Broken(InlineOffload):
+        is_broken = False
 
         async def rows(self, call, *args):
-            if self.begun is not None:
-                self.begun.set()
-                await trio.sleep_forever()
+            if self.is_broken:
+                raise RuntimeError("a mistake of ours")
             return await super().rows(call, *args)
 
-    offload = Stuck()
+    offload = Broken()
     cache = BlockCache(new_bucket().watched, offload, CacheOptions(tmp_path, 1 << 30))
     told: list[StateError] = []
 
@@ -355,12 +354,12 @@ async def test_who_waits_for_a_cache_that_ends_is_told_so(tmp_path: Path) -> Non
         except StateError as exc:
             told.append(exc)
 
-    async with trio.open_nursery() as users, trio.open_nursery() as nursery:
-        await nursery.start(cache.run)
-        offload.begun = trio.Event()
-        users.start_soon(forget)
-        await offload.begun.wait()
-        nursery.cancel_scope.cancel()
+    with pytest.raises(ExceptionGroup) as failure:
+        async with trio.open_nursery() as users, trio.open_nursery() as nursery:
+            await nursery.start(cache.run)
+            offload.is_broken = True
+            users.start_soon(forget)
+    assert failure.group_contains(RuntimeError, match="a mistake of ours")
     assert len(told) == 1
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
-from fusecache.model.nouns import ObjectId
+from fusecache.model.nouns import MIB, ObjectId
 from fusecache.policy.granules import PAGE_BYTES
-from tests.engine.block_caches import new_bucket, running_cache, until
+from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes, until
 
 OBJECTS = 5000
 SIZE = 1000
@@ -79,3 +79,30 @@ async def test_after_a_kill_files_without_rows_go_one_folder_after_the_other(
         assert names[0].exists()
         assert names[1].exists()
     assert files.numbers_in((OBJECTS + 1) % 256) == []
+
+
+async def test_a_lower_limit_than_the_last_run_s_is_kept_without_anybody_reading_or_writing(
+    tmp_path: Path,
+) -> None:
+    bucket = new_bucket()
+    data = some_bytes(2 * MIB)
+    objects = [bucket.put(f"o{number}", data) for number in range(24)]
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        for object_id in objects:
+            await read_all(cache, object_id, len(data))
+        await until(lambda: cache.statistics().used_bytes >= 24 * len(data))
+    async with running_cache(bucket.watched, tmp_path, limit_bytes=16 * MIB) as cache:
+        await until(lambda: cache.statistics().used_bytes <= 16 * MIB)
+        left = cache.statistics().used_bytes
+        assert left > 8 * MIB
+        on_disk = sum(
+            path.stat().st_blocks * 512 for path in (tmp_path / "files").rglob("*") if path.is_file()
+        )
+        assert on_disk <= 16 * MIB
+        asked = len(bucket.watched.extents)
+        for object_id in objects:
+            assert await read_all(cache, object_id, len(data)) == data
+        assert len(bucket.watched.extents) > asked
+    async with running_cache(bucket.watched, tmp_path, limit_bytes=16 * MIB) as cache:
+        # Within the limit a start evicts nothing.
+        assert cache.statistics().evicted_bytes == 0

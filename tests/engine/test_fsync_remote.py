@@ -339,6 +339,47 @@ async def test_a_conflict_is_told_and_both_versions_stay(
     assert shown == {"file": b"theirs", copy: b"ours"}
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("size", [1, 0], ids=["written", "empty"])
+async def test_what_the_bucket_refuses_of_what_was_ordered_before_is_told(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, when: str, size: int
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("no"), "put", "step/shard", times=None))
+    async with remote_node(store, cache) as user:
+        for folder in ("step", "beside"):
+            await user.mkdir(folder)
+        await user.write("step/shard", b"bytes")
+        if when == "before":
+            assert await user.drained() == "error"
+        beside = await begun(user, "beside/file", b"1")
+        await user.fs.fsync(beside)
+        last = await begun(user, "step/.metadata", b"1" * size)
+        with pytest.raises(Refused):
+            await user.fs.fsync(last)
+        await user.unlink("step/shard")
+        await user.fs.fsync(last)
+        for handle in (beside, last):
+            await user.close(handle)
+
+
+@pytest.mark.parametrize("change", ["write", "symlink"])
+async def test_a_conflict_of_what_was_ordered_before_is_told(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, change: str
+) -> None:
+    async with remote_node(bucket, cache) as user:
+        await user.mkdir("step")
+        if change == "write":
+            await user.write("step/shard", b"ours")
+        else:
+            await user.symlink("ours", "step/shard")
+        bucket.memory.put_bytes("step/shard", b"theirs")
+        last = await begun(user, "step/.metadata", b"1")
+        with pytest.raises(ObjectChanged, match=r"step/shard"):
+            await user.fs.fsync(last)
+        await user.fs.fsync(last)  # told once; `fusecache recover` goes on to list it
+        await user.close(last)
+
+
 async def test_a_process_that_is_being_killed_is_let_go(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

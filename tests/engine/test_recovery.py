@@ -20,6 +20,7 @@ from fusecache.model.states import FileState
 from fusecache.remote.faulty import Fault, FaultyStore
 from fusecache.remote.remotes import Remote
 from tests.engine.nodes import Bucket, User, files_in, files_of, folders_in, photograph, running_node
+from tests.engine.test_refused_content import slow_requests
 
 LARGE = 5 * MIB
 
@@ -161,6 +162,29 @@ async def test_a_file_whose_put_may_have_been_sent_can_be_changed_after_the_rest
                 await user.unlink("file")
         assert await user.drained() == "durable"
     assert bucket.shows() == {"rewrite": {"file": b"2"}, "rename": {"other": b"1"}, "unlink": {}}[then]
+
+
+async def test_a_rename_of_what_another_was_quicker_with_shows_nothing_that_cannot_be_read(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        slow_requests(user, 3)
+        await user.write("f", b"ours")
+        await trio.sleep(2)  # the PUT is under way
+        bucket.memory.put_bytes("f", b"theirs")
+        await user.rename("f", "g")
+        with trio.fail_after(10):
+            while not user.fs.publisher.conflicts:  # noqa: ASYNC110  # polled on a virtual clock
+                await trio.sleep(0.1)
+        bucket.takes_nothing = True
+    async with running_node(bucket, cache) as user:
+        (kept,) = await user.tree()
+        assert (".conflict-" in kept, await user.read(kept)) == (True, b"ours")
+        bucket.come_back()
+        assert await user.drained() == "conflict"
+        await trio.sleep(5)
+        assert await user.tree() == {kept: b"ours", "f": b"theirs"}
+    assert bucket.shows() == {kept: b"ours", "f": b"theirs"}
 
 
 async def test_a_name_whose_delete_may_have_been_sent_can_be_used_again_after_the_restart(

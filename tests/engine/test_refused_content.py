@@ -105,6 +105,23 @@ async def test_newer_content_ends_what_was_refused_after_it_was_begun(
     assert bucket.shows() == ({"f": b"newer"} if end == "published" else {})
 
 
+async def test_what_is_refused_after_it_was_taken_and_the_node_ended_is_known_to_be_there(
+    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    later = tmp_path / "later"
+    bucket.die_at(0, "after", lambda: photograph(cache, later))
+    async with running_node(bucket, cache) as user:
+        await user.write("f", b"bytes")
+        await trio.sleep(3)
+    bucket.come_back()
+    async with running_node(Refusing(bucket, "f"), later) as user:
+        assert await user.drained() == "durable"
+        assert await refused(user) == []
+        await user.rename("f", "g")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"g": b"bytes"}
+
+
 @pytest.mark.parametrize("end", ["unlinked", "replaced"])
 async def test_a_refused_file_that_goes_while_it_is_open_stays_gone_after_a_crash(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock, end: str

@@ -77,7 +77,7 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
         server = ControlServer(
             user.fs,
             "socket",
-            {},
+            dict,
             on_abandon=lambda: control.abandoned.append(True),
             on_carry_on=lambda: control.abandoned.append(False),
         )

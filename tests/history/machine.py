@@ -204,6 +204,8 @@ class Machine:
         inode = self.names.get(path) or Inode(path)
         assert isinstance(inode, Inode)
         truncates = mode == "truncate" and not is_new
+        if inode.writers:
+            self._note_settling()  # an open waits for the release that follows a close
         changes = self._touched(inode) if truncates else {}
         async with self._held(path):
             handle = await self._promise(changes, Cause.TAKEN_BACK, self.user.open(path, truncate=truncates))

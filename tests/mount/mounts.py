@@ -99,11 +99,12 @@ class Mount:
             *flags,
         ]
 
-    def start(self, *flags: str, umask: int = -1) -> None:
-        """Mount; returns when it answers."""
+    def start(self, *flags: str, umask: int = -1) -> str:
+        """Mount; returns when it answers, with what the command said."""
         self._read_to = self.log_path.stat().st_size if self.log_path.exists() else 0
-        run(*self.command(*flags), env=self.bucket.service.environment(), umask=umask)
+        done = run(*self.command(*flags), env=self.bucket.service.environment(), umask=umask)
         self.pid = self.status()["pid"]
+        return done.stderr
 
     def status(self, path: str = "") -> dict[str, Any]:
         """Return what the daemon says of itself, or of one path."""
@@ -142,12 +143,13 @@ class Mount:
             if ALARM.search(line) and not HARMLESS.search(line)
         ]
 
-    def unmount(self, *flags: str) -> None:
-        """Upload what is left, unmount, and see the daemon end."""
-        run(FUSECACHE, "unmount", self.path, *flags)
+    def unmount(self, *flags: str) -> str:
+        """Upload what is left, unmount, and see the daemon end; return what the command said."""
+        done = run(FUSECACHE, "unmount", self.path, *flags)
         wait_until(lambda: not self.is_alive(), f"the end of daemon {self.pid}")
         assert not mounted_at(self.path)
         self.pid = 0
+        return done.stderr
 
     def kill(self) -> None:
         """End the daemon with SIGKILL, and clear the dead mount away."""

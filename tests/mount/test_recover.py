@@ -105,7 +105,10 @@ def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
     mount: Callable[..., Mount], expect_log: Any
 ) -> None:
     expect_log("kept aside an unfinished file")
-    one = mount()
+    one = mount("--local-only", "tmp/", "--local-only", "scratch/")
+    for folder in ("tmp", "scratch"):
+        (one.path / folder).mkdir()
+        (one.path / folder / "file").write_bytes(b"12345")
     kill_a_writer(one.path / "a", one)
     kill_a_writer(one.path / "b", one)
     first, second = things(one.path)
@@ -117,8 +120,13 @@ def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
     assert done.stdout == f"{first['id']}: removed, 87.9 KiB freed\n"
     assert not Path(first["place"]).exists()
     expect_log.seen += one.new_alarms()
-    one.unmount()
-    one.start()
+    assert [line for line in one.unmount().splitlines() if "uploading" not in line] == [
+        f"fusecache: 1 unfinished file is kept aside, 87.9 KiB: fusecache recover {one.cache}",
+        f"fusecache: 2 local-only files, 10 B, exist only in {one.cache}: the next mount with it shows them again",
+    ]
+    assert one.start("--local-only=tmp/,scratch/") == ""  # nothing that was not known at the end
+    (one.path / "tmp" / "file").unlink()
+    (one.path / "scratch" / "file").unlink()
     assert [thing["path"] for thing in things(one.path)] == ["b"]
     said = status(one)
     assert (said["orphans"], said["cache"]["staging_bytes"]) == (1, len(HALF))
@@ -173,7 +181,7 @@ def test_sync_that_runs_out_of_time_ends_with_1(mount: Callable[..., Mount], buc
     one = mount("--settle-seconds", "30")
     (one.path / "file").write_bytes(b"1")
     done = fusecache("sync", one.path / "file", "--timeout", "1", status=1)
-    assert done.stderr.endswith("timeout: uploads are still under way, 1 file, 1 B left\n")
+    assert done.stderr.endswith("timeout: uploads are still under way, 1 change, 1 B left\n")
     said = fusecache("status", one.path / "file").stdout
     assert re.match(r"file +queued \(1 change, 1 B not in the bucket yet, the oldest for", said)
     one.unmount()
@@ -187,8 +195,9 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path, expect_log: Any
 ) -> None:
     expect_log("recovered files=")
+    expect_log("kept aside reason=")
     one = mount("--settle-seconds", "30")
-    assert "in use" in fusecache("recover", one.cache, status=1).stderr
+    assert f"`fusecache recover {one.path}`" in fusecache("recover", one.cache, status=1).stderr
     unfinished = os.open(one.path / "unfinished", os.O_CREAT | os.O_WRONLY)
     os.write(unfinished, HALF)
     os.fsync(unfinished)
@@ -209,9 +218,21 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     waiting, orphan = str(found["closed"]["id"]), str(found["unfinished"]["id"])
     assert "on the mount" in fusecache("recover", one.cache, "--delete", waiting, "--yes", status=1).stderr
     fusecache("recover", one.cache, "--delete", orphan, "--yes")
-    one.start()
+    assert one.start("--settle-seconds", "30") == ("fusecache: 1 change of the last run goes on uploading\n")
+    expect_log.seen += one.new_alarms()
+    again = os.open(one.path / "again", os.O_CREAT | os.O_WRONLY)
+    os.write(again, HALF)
+    os.fsync(again)
+    one.kill()
+    with pytest.raises(OSError, match="not connected"):
+        os.close(again)
+    assert one.start() == (
+        "fusecache: 1 change of the last run goes on uploading; 1 unfinished file is kept aside: "
+        f"fusecache recover {one.path}\n"
+    )
     fusecache("sync", one.path)
     assert bucket.names() == ["closed"]
+    fusecache("recover", one.path, "--delete", "all", "--yes")
     assert things(one.path) == []
 
 

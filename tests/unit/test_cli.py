@@ -16,6 +16,7 @@ import pytest
 from fusecache import __version__, control_client, mounting
 from fusecache.cli import main
 from fusecache.control_client import Progress, ask, daemon_pid, find_mount
+from fusecache.leftovers import found_text, left_texts
 from fusecache.model.errors import MountError
 from fusecache.model.texts import seconds_text, size_text
 from fusecache.mount_table import root_of
@@ -153,8 +154,8 @@ def test_sync_says_how_it_ended_by_its_exit_status(
     assert main(["sync", str(root / "run"), "--timeout", "2.5"]) == status
     assert served.requests == [{"command": "sync", "path": "run", "timeout_seconds": 2.5}]
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "fusecache: uploading: 2 files, 3.0 MiB left"
-    left = ", 0 files, 0 B left" if result == "timeout" else ""
+    assert lines[0] == "fusecache: uploading: 2 changes, 3.0 MiB left"
+    left = ", 0 changes, 0 B left" if result == "timeout" else ""
     failed = f"fusecache: error: {root / 'run'}: {result}: because of this{left}"
     assert lines[1:] == ["fusecache: because of this" if status == 0 else failed]
 
@@ -270,8 +271,6 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
     shown = status_view(
         {
             **STATUS,
-            "path": "run/a",
-            "state": "queued",
             "pending_files": 2,
             "pending_bytes": 5 << 20,
             "oldest_pending_seconds": 90.0,
@@ -287,32 +286,18 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
             "upload_bytes_per_second": 1 << 20,
             "seconds_left": 4.0,
             "exposed_bytes": 6 << 20,
-            "there": {
-                "pending_files": 1,
-                "pending_bytes": 4,
-                "oldest_pending_seconds": 90.0,
-                "dirty_files": 2,
-                "failed_files": 1,
-                "conflict_files": 3,
-                "local_only_files": 1,
-                "local_only_bytes": 190 << 20,
-            },
             "conflicts": [{"path": "run/b", "kept_as": "run/b.conflict-host-3"}],
             "orphans": 1,
             "cache": {**CACHE, "errors": 1, "stalls": 2},
             "kernel": {"applied": [], "refused": ["read_ahead_kb=1024 (Permission denied)"]},
         }
     ).splitlines()
-    assert shown[0] == (
-        "run/a       queued (1 change, 4 B not in the bucket yet, the oldest for 1 min; 2 files being written; "
-        "1 failed; 3 in conflict; 1 file, 190.0 MiB local only)"
-    )
-    assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
+    assert [line.split("  ", 1)[1].strip() for line in shown[10:]] == [
         "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
         "of these 2 files, 4.0 MiB under way now, the longest request for 3.2 s",
         "1.0 MiB/s, about 4.0 s left",
-        "6.0 MiB, with what is being written, refused, or local only",
         "run/a: 1.0 MiB of 4.0 MiB sent, 3.0 MiB in requests now",
+        "6.0 MiB, with what is being written, refused, or local only",
         "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
         "run/a waits: no network: wait",
         "run/b: another client changed it first; ours is kept as run/b.conflict-host-3",
@@ -327,8 +312,11 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
 @pytest.mark.parametrize(
     ("source", "renewal"),
     [
-        ("/home/u/.aws/credentials", "renew them in /home/u/.aws/credentials, each 30 s it looks"),
-        ("", "renew them where the daemon reads them, each 30 s it looks"),
+        (
+            "/home/u/.aws/credentials",
+            "renew the keys in /home/u/.aws/credentials: it reads them again every 30 s",
+        ),
+        ("", "renew the keys where the daemon reads them: it reads them again every 30 s"),
         ("environment", "`fusecache unmount --force`, and mount with others, which uploads what waits"),
     ],
 )
@@ -383,6 +371,34 @@ def test_a_listing_never_offers_to_remove_what_waits_for_its_upload() -> None:
     assert footer("waiting", "waiting") == [waits + "--restore ID… --to PATH"]
     assert footer("orphan") == ["bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes"]
     assert "(not of those that wait)" in footer("waiting", "orphan")[1]
+
+
+def test_what_is_not_there_is_named_once(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon(done("error", "run/none: no such file or directory"))
+    path = root / "run" / "none"
+    assert main(["status", str(path)]) == 1
+    assert capsys.readouterr().err == f"fusecache: error: {path}: no such file or directory\n"
+    assert main(["sync", str(path)]) == 2
+    assert capsys.readouterr().err == f"fusecache: error: {path}: error: no such file or directory\n"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("2h", 7200), ("0.5", 0.5)])
+def test_a_time_out_is_read_as_people_write_it(
+    root: Path, daemon: Callable[..., FakeDaemon], text: str, seconds: float
+) -> None:
+    served = daemon(done("durable"))
+    assert main(["sync", str(root), "--timeout", text]) == 0
+    assert served.requests[-1]["timeout_seconds"] == seconds
+
+
+def test_a_time_out_that_is_none_is_refused_with_what_is_allowed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["sync", str(root), "--timeout", "soon"])
+    assert "'soon': allowed is 0 or more, in seconds or with a unit" in capsys.readouterr().err
 
 
 def test_a_status_that_failed_is_an_error(
@@ -532,14 +548,14 @@ def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
                 shown += piece.decode()
     assert "uploading" in shown
     assert "50.0M/100M" in shown
-    assert "2 files left" in shown
+    assert "2 changes left" in shown
 
 
 def test_a_log_gets_no_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressView(sys.stderr, verb="uploading") as view:
         for _ in range(3):
             view.show(Progress(1, 10))
-    assert capsys.readouterr().err == "fusecache: uploading: 1 file, 10 B left\n"
+    assert capsys.readouterr().err == "fusecache: uploading: 1 change, 10 B left\n"
 
 
 def test_progress_is_of_what_was_not_sent_yet_and_says_how_long_and_why(
@@ -550,8 +566,8 @@ def test_progress_is_of_what_was_not_sent_yet_and_says_how_long_and_why(
     with ProgressView(sys.stderr, verb="uploading") as view:
         view.show(Progress(1, 10 << 20, left_bytes=0, waiting_for="no network"))
     assert capsys.readouterr().err.splitlines() == [
-        "fusecache: uploading: 1 file, 10.0 MiB left, about 1 min",
-        "fusecache: uploading: 1 file, 10.0 MiB left; waiting: no network",
+        "fusecache: uploading: 1 change, 10.0 MiB left, about 1 min",
+        "fusecache: uploading: 1 change, 10.0 MiB left; waiting: no network",
     ]
 
 
@@ -681,7 +697,78 @@ def test_what_comes_back_has_its_path_inside_the_mount(
     assert "directory" in capsys.readouterr().err
 
 
+def test_several_things_are_named_with_blanks_commas_or_all(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    things = [{**ORPHAN, "id": number} for number in (3, 4, 7)] + [CONFLICT]
+    served = daemon(
+        done("ok", recover={"things": things, "count": 4, "bytes": 0}, freed_bytes=5, path="run/model.x")
+    )
+    for words, numbers in (
+        (["3", "4"], [3, 4]),
+        (["3,4"], [3, 4]),
+        (["3,", "4,3"], [3, 4]),
+        (["7", "--delete", "3"], [7, 3]),
+        (["all"], [3, 4, 7, 9]),
+    ):
+        served.requests.clear()
+        assert main(["recover", str(root), "--yes", "--delete", *words]) == 0
+        assert [each["id"] for each in served.requests if each["command"] == "delete"] == numbers
+    assert main(["recover", str(root), "--delete", "all"]) == 1
+    assert "say it again with --yes" in capsys.readouterr().err
+    served.requests.clear()
+    assert main(["recover", str(root), "--restore", "all"]) == 0
+    assert [each["id"] for each in served.requests if each["command"] == "bring-back"] == [3, 4, 7]
+    capsys.readouterr()
+    for word in ("x", "3-4", ","):
+        with pytest.raises(SystemExit):
+            main(["recover", str(root), "--delete", word])
+        assert "allowed are numbers of the list, as 3 4 or 3,4, or all" in capsys.readouterr().err
+
+
+def test_all_says_what_it_did_not_reach(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon(done("ok", recover={"things": [ORPHAN], "count": 3, "bytes": 0}, freed_bytes=5))
+    assert main(["recover", str(root), "--delete", "all", "--yes"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "7: removed, 5 B freed\n"
+    assert "2 older things were not listed and are still there" in said.err
+
+
+def test_all_of_an_empty_list_is_nothing(
+    root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon(done("ok", recover={"things": [], "count": 0, "bytes": 0}))
+    assert main(["recover", str(root), "--delete", "all"]) == 0
+    assert capsys.readouterr().out == "nothing on the list to do this with\n"
+
+
 # ---- unmount
+
+
+def test_what_a_start_found_of_the_last_run_is_one_line() -> None:
+    point = Path("/mnt/a b")
+    assert found_text(point, changes=0, orphans=0, suspects=0) == ""
+    assert found_text(point, changes=28, orphans=7, suspects=0) == (
+        "28 changes of the last run go on uploading; 7 unfinished files are kept aside: fusecache recover '/mnt/a b'"
+    )
+    assert found_text(Path("/data"), changes=1, orphans=0, suspects=1) == (
+        "1 change of the last run goes on uploading; 1 suspect file is kept aside: fusecache recover /data"
+    )
+    assert found_text(Path("/data"), changes=0, orphans=1, suspects=1) == (
+        "1 unfinished file and 1 suspect file are kept aside: fusecache recover /data"
+    )
+
+
+def test_what_the_bucket_never_gets_by_itself_is_said_when_the_mount_ends() -> None:
+    status = {"options": {"cache_dir": "/nvme/c"}, "orphans": 0, "suspects": 0, "local_only_files": 0}
+    assert left_texts(status) == []
+    status |= {"orphans": 3, "aside_bytes": 3 << 20, "local_only_files": 2, "local_only_bytes": 5}
+    assert left_texts(status) == [
+        "3 unfinished files are kept aside, 3.0 MiB: fusecache recover /nvme/c",
+        "2 local-only files, 5 B, exist only in /nvme/c: the next mount with it shows them again",
+    ]
 
 
 def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -756,7 +843,7 @@ def test_draining_ends_well_only_if_the_daemon_says_so(root: Path, daemon: Calla
         {"pending_files": 5, "pending_bytes": 500}, done("timeout", "", pending_files=4, pending_bytes=400)
     )
     with pytest.raises(
-        MountError, match=r"stays mounted: 4 files, 400 B not in the bucket yet: timeout; .* --force"
+        MountError, match=r"stays mounted: 4 changes, 400 B not in the bucket yet: timeout; .* --force"
     ):
         mounting.drain(root, timeout_seconds=1.0, on_progress=seen.append)
     assert seen == [Progress(5, 500)]
@@ -766,7 +853,7 @@ def test_what_is_pending_is_known_before_a_forced_unmount(
     root: Path, daemon: Callable[..., FakeDaemon]
 ) -> None:
     daemon(done("ok", pending_files=7, pending_bytes=70))
-    assert mounting.pending(root) == Progress(7, 70)
+    assert mounting.last_words(root).progress == Progress(7, 70)
 
 
 # ---- starting in the background

@@ -9,6 +9,7 @@ import pytest
 
 from fusecache.config import (
     FIELDS,
+    FLAG_VALUES_TEXT,
     ORDER_LAST,
     MountOptions,
     add_flags,
@@ -170,6 +171,41 @@ def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
     assert parse_size(text) == count
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("0.5", 0.5), ("500ms", 0.5), ("10m", 600), ("1.5 h", 5400), ("7d", 604800)],
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: float, tmp_path: Path) -> None:
+    assert load(*MOUNT, f"--delete-delay={text}").delete_delay == seconds
+    assert load(*MOUNT, file=f'delete_delay = "{text}"', folder=tmp_path).delete_delay == seconds
+
+
+def test_a_list_s_flag_may_be_given_again_for_more_of_it(tmp_path: Path) -> None:
+    words = ("--local-only", "tmp/", "--local-only", "scratch/, *.lock", "--pin=last/")
+    options = load(*MOUNT, *words, file='local_only = ["other/"]', folder=tmp_path)
+    assert (options.local_only, options.pin) == (("tmp/", "scratch/", "*.lock"), ("last/",))
+
+
+def test_the_help_says_what_a_value_looks_like_and_what_range_it_has() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    shown = " ".join(parser.format_help().split())
+    for words in (
+        "--local-only NAME,... ",
+        "--order-last NAME,... ",
+        "--temp-names NAME,... ",
+        "--memory SIZE ",
+        "--delete-delay DURATION how long",
+        "[0s; 0 to 7d]",
+        "--fsync ordered|remote ",
+    ):
+        assert words in shown
+    said = FLAG_VALUES_TEXT.replace(",...", "")
+    assert {action.metavar.removesuffix(",...") for action in parser._actions if action.metavar} >= {
+        word.rstrip(":") for word in said.split() if word.endswith(":")
+    }
+
+
 def test_a_share_is_of_the_free_space() -> None:
     assert load(*MOUNT, "--cache-size=50%").cache_size == FREE // 2
 
@@ -189,8 +225,11 @@ def test_a_share_is_of_the_free_space() -> None:
         (("--umask=1777",), "octal"),
         (("--uid=-1",), "--uid = '-1': allowed is a whole number"),
         (("--uid=4294967295",), "4294967294"),
-        (("--settle-seconds=nan",), "from 0 to 3600"),
-        (("--settle-seconds=-1",), "from 0 to 3600"),
+        (("--settle-seconds=nan",), "--settle-seconds = 'nan': allowed is 0 to 1h"),
+        (("--settle-seconds=-1",), "0 to 1h, in seconds or with a unit"),
+        (("--settle-seconds=61m",), "0 to 1h"),
+        (("--delete-delay=8d",), "0 to 7d"),
+        (("--delete-delay=10 weeks",), "like 90, 90s, 10m or 2h"),
         (("--log-level=loud",), "one of debug, info, warning, error"),
         (("--endpoint-url=localhost:9000",), "http://host:port"),
         (("--endpoint-url=https://host/bucket",), "without a path"),
@@ -285,13 +324,24 @@ def test_variables_that_are_no_options_are_left_alone() -> None:
 
 
 def test_a_cache_smaller_than_its_buffers_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"cache_size = 100.0 MiB .* smaller memory"):
-        load(*MOUNT, "--cache-size=100MiB")
+    with pytest.raises(ConfigError) as refusal:
+        load(*MOUNT, "--cache-size=100MB")
+    assert str(refusal.value) == (
+        "cache_size = 95.4 MiB is below 256.0 MiB, the larger of 64 MiB and the buffers (memory = 256.0 MiB): "
+        "choose a larger cache_size, or choose a smaller memory"
+    )
     assert load(*MOUNT, "--cache-size=100MiB", "--memory=64MiB").cache_size == 100 * MIB
-    with pytest.raises(ConfigError, match="64 MiB"):
+    with pytest.raises(ConfigError, match=r"below 64\.0 MiB.*: choose a larger cache_size$"):
         load(*MOUNT, "--cache-size=63MiB", "--memory=32MiB")
-    with pytest.raises(ConfigError, match="memory = 1 B: "):
+    with pytest.raises(ConfigError, match=r"memory = 1 B: "):
         load(*MOUNT, "--memory=1")
+
+
+def test_only_a_share_of_a_full_disk_is_said_to_need_free_space() -> None:
+    with pytest.raises(
+        ConfigError, match=r"102\.4 MiB \(0\.1% of the free space\) is below .*: free space on the disk"
+    ):
+        load(*MOUNT, "--cache-size=0.1%")
 
 
 def test_the_cache_cannot_live_inside_its_own_mount() -> None:

@@ -72,3 +72,15 @@ def test_the_lock_is_free_once_its_holder_is_killed(tmp_path: Path) -> None:
     os.close(writer)
     with StateDirectory(tmp_path, "id"):
         pass
+
+
+def test_who_only_looks_at_one_in_use_is_sent_to_its_mount(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path, "id", mountpoint=Path("/mnt/a b")):
+        with pytest.raises(
+            StateError, match=rf"mounted at /mnt/a b \(pid {os.getpid()}\).*`fusecache recover '/mnt/a b'`"
+        ):
+            StateDirectory(tmp_path, None)
+        with pytest.raises(StateError, match=rf"another daemon \(pid {os.getpid()}, mounted at /mnt/a b\)"):
+            StateDirectory(tmp_path, "id")
+    with StateDirectory(tmp_path, None), pytest.raises(StateError, match="`fusecache recover MOUNTPOINT`"):
+        StateDirectory(tmp_path, None)

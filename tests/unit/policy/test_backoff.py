@@ -1,5 +1,6 @@
 """Waits grow, stay within bounds; a struggling bucket gets fewer requests."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,14 +94,19 @@ def test_in_an_outage_a_try_is_never_farther_than_ten_seconds(events: list[tuple
         assert outage.quiet_until <= now + PROBE_SECONDS
 
 
-def test_the_first_success_ends_an_outage() -> None:
+@pytest.mark.parametrize(("tries", "has_lasted"), [(0, False), (1, False), (6, True)])
+def test_the_first_success_ends_an_outage_and_tells_one_that_lasted_from_a_few_keys(
+    *, tries: int, has_lasted: bool
+) -> None:
     outage = Outage()
     for item in range(OUTAGE_ITEMS):
         assert not outage.is_on
         outage.on_failure(item, 1.0, 0.5)
     assert outage.is_on
     assert outage.quiet_until > 1.0
-    assert outage.on_success(2.0)
+    for _ in range(tries):
+        outage.on_failure(1, outage.quiet_until, 0.5)
+    assert outage.on_success(60.0) is has_lasted
     assert not outage.is_on
-    assert outage.quiet_until < 2.0
-    assert not outage.on_success(3.0)
+    assert outage.quiet_until < 60.0
+    assert not outage.on_success(61.0)

@@ -201,3 +201,13 @@ def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> N
     with pytest.raises(ObjectMissing):
         remote.head("missing")
     assert remote.reads_denied.seconds() == 0
+
+
+def test_a_write_that_is_granted_tells_of_the_reads_if_the_keys_are_the_same(bucket: MemoryStore) -> None:
+    for has_other_keys in (False, True):
+        store = FaultyStore(bucket, Fault(DENIED, "head"))
+        remote = Remote([store], FaultyStore(bucket) if has_other_keys else store)
+        with pytest.raises(AccessDenied):
+            remote.head("a")
+        remote.delete("b")
+        assert (remote.reads_denied.seconds() > 0) is has_other_keys

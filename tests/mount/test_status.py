@@ -1,0 +1,90 @@
+"""`fusecache status PATH` and `sync` on real mounts: symlinks, one path's own lines, what found no room."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount.buckets import Bucket
+from tests.mount.mounts import FUSECACHE, Mount, run, wait_until
+
+MIB = 2**20
+pytestmark = pytest.mark.s3server_only
+
+
+def status(path: Path | str) -> list[str]:
+    """Return the lines of a path's status, in words."""
+    return [" ".join(line.split()) for line in run(FUSECACHE, "status", path).stdout.splitlines()]
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Return a path's status for programs."""
+    said: dict[str, Any] = json.loads(run(FUSECACHE, "status", path, "--json").stdout)
+    return said
+
+
+def test_a_symlink_is_told_itself_and_then_its_target(mount, bucket: Bucket, tmp_path: Path):
+    one: Mount = mount()
+    (one.path / "run" / "step-1").mkdir(parents=True)
+    (one.path / "run" / "step-1" / "model").write_bytes(b"1")
+    best, gone, away = (one.path / "run" / name for name in ("best", "gone", "away"))
+    best.symlink_to("step-1")
+    gone.symlink_to("nothing")
+    away.symlink_to(tmp_path)
+    run(FUSECACHE, "sync", one.path)
+    hint = f"mount {bucket.source} at {one.path}; all of it: fusecache status {one.path}"
+    assert status(best) == ["run/best clean, a link to step-1", "run/step-1 clean", hint]
+    assert status(f"{best}/") == ["run/step-1 clean", hint]
+    assert status(best / "model") == ["run/step-1/model clean", hint]
+    assert status(gone)[:2] == [
+        "run/gone clean, a link to nothing",
+        f"nothing is known of its target: {gone}: no such file or directory",
+    ]
+    assert status(away)[0] == f"run/away clean, a link to {tmp_path}"
+    said = facts(best)
+    assert (said["path"], said["state"], said["link"]["path"]) == ("run/step-1", "clean", "run/best")
+    assert facts(one.path).keys() <= said.keys()
+    outside = tmp_path / "shortcut"
+    outside.symlink_to(one.path)
+    assert facts(outside).keys() == facts(one.path).keys()
+    assert "there" not in facts(outside)
+    outside.unlink()
+    outside.symlink_to(best)
+    assert status(outside)[0] == "run/step-1 clean"
+
+
+def test_a_file_larger_than_the_cache_takes_is_told_after_its_writer_was(mount, bucket: Bucket, expect_log):
+    expect_log("write failed")
+    expect_log("removed a file that the disk had no room for")
+    one: Mount = mount("--cache-size", "64MiB", "--memory", "64MiB")
+    model = one.path / "model"
+    with pytest.raises(OSError, match="No space left"):
+        model.write_bytes(bytes(120 * MIB))
+    wait_until(lambda: not model.exists(), "the end of what found no room")
+    for path in (one.path, model):
+        (line,) = [line for line in status(path) if "refused for lack of room" in line]
+        assert "1 write refused for lack of room, the last model (" in line
+        assert "--cache-size" in line
+    assert facts(model)["state"] == "error:no-space"
+
+
+def test_a_checkpoint_that_is_renamed_while_it_uploads_is_counted_under_its_new_name(mount, bucket: Bucket):
+    one: Mount = mount()
+    bucket.control.set(upload_bandwidth=4 * MIB)
+    try:
+        (one.path / "a").mkdir()
+        for name in ("one", "two"):
+            (one.path / "a" / name).write_bytes(bytes(6 * MIB))
+        wait_until(lambda: one.status()["requested_files"] == 2, "two uploads under way")
+        (one.path / "a").rename(one.path / "b")
+        said = facts(one.path / "b")["there"]
+        assert (said["pending_contents"], said["pending_bytes"]) == (2, 12 * MIB)
+        assert sorted(each["path"] for each in said["uploading"]) == ["b/one", "b/two"]
+        assert "12.0 MiB not in the bucket yet" in status(one.path / "b")[0]
+        done = run(FUSECACHE, "sync", one.path / "b")
+    finally:
+        bucket.control.set(upload_bandwidth=None)
+    assert done.stderr.startswith("fusecache: uploading: ")
+    assert "changes, 12.0 MiB left" in done.stderr.splitlines()[0]
+    assert status(one.path / "b")[0] == "b clean"
