@@ -354,11 +354,14 @@ async def test_who_waits_for_a_cache_that_fails_is_told_so(tmp_path: Path) -> No
         except StateError as exc:
             told.append(exc)
 
-    with pytest.raises(ExceptionGroup) as failure:
+    async def use() -> None:
         async with trio.open_nursery() as users, trio.open_nursery() as nursery:
             await nursery.start(cache.run)
             offload.is_broken = True
             users.start_soon(forget)
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await use()
     assert failure.group_contains(RuntimeError, match="a mistake of ours")
     assert len(told) == 1
 
