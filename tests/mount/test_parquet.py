@@ -83,8 +83,9 @@ def test_hinted_files_are_fetched_before_they_are_read(
     with Hints(dataset, sampler, job="run") as hints:
         assert hints.is_sending
         wait_until(lambda: one.status()["cache"]["used_bytes"] >= total, "all files")
-        (job,) = one.status()["hints"]["jobs"]
-        assert job["planned_steps"] >= len(sampler)
+        wait_until(
+            lambda: one.status()["hints"]["jobs"][0]["planned_steps"] >= len(sampler), "the epoch's whole plan"
+        )
         demand = one.status()["cache"]["bytes_by_cause"]["demand"]
         for ids in sampler:
             assert [sample["id"] for sample in dataset.__getitems__(ids)] == ids
