@@ -11,6 +11,7 @@ from fusecache.model.texts import changes_text, count_text, left_text, seconds_t
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
 _MOST_LINES = 5
 _STAGING_SHARE = 0.7
+_SILENT_SECONDS = 90.0
 _VERBS = {
     "gets": "GET",
     "lists": "LIST",
@@ -221,6 +222,13 @@ def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
     jobs = hints.get("jobs", ())
     for job in jobs[:_MOST_LINES]:
+        if job.get("ended_seconds"):
+            yield (
+                "hints",
+                f"{job['job']}: its process ended {seconds_text(job['ended_seconds'])} ago, at step {job['step']}: "
+                "nothing is fetched for it until it is started again",
+            )
+            continue
         pace = f", {seconds_text(job['seconds_a_step'])} a step" if job["seconds_a_step"] else ""
         yield (
             "hints",
@@ -230,6 +238,9 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
         )
         read = job["hit_bytes"] + job["missed_bytes"]
         words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were here"] if read else []
+        # A loader says something once a minute, whatever its run does.
+        if job["silent_seconds"] >= _SILENT_SECONDS:
+            words.append(f"silent for {seconds_text(job['silent_seconds'])}")
         words += [
             f"{job[name]} {what}"
             for name, what in (("late", "came late"), ("skipped", "skipped"))

@@ -7,10 +7,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from loader.errors import LoaderError
+from loader.errors import LoaderError, NoSampleError
 from loader.index import read_index
 from loader.packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.parallel import Source, numbered, write_named, write_parallel
+from loader.paths import check_is_local
 from loader.recompress import recompress
 from loader.tables import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tokens import TokenOptions, TokenSource, load_tokenizer
@@ -56,8 +57,11 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(options: Any) -> int:
     """Convert as asked. Raises LoaderError if it cannot."""
+    check_is_local(options.out)
     if options.kind == "recompress":
         return _recompress(options)
+    for path in options.inputs:
+        check_is_local(path)
     if options.kind == "text":
         if options.length < 0:
             raise LoaderError(f"--length {options.length} is negative")
@@ -65,7 +69,15 @@ def run_convert(options: Any) -> int:
             options.tokenizer, options.length, options.dtype, options.end, options.field, options.lines
         )
         load_tokenizer(how)  # what is wrong with it shall be said once, before anything is written
-        return _write(options, how.columns, [TokenSource(path, how) for path in options.inputs])
+        try:
+            return _write(options, how.columns, [TokenSource(path, how) for path in options.inputs])
+        except NoSampleError as problem:
+            if not options.length:
+                raise
+            raise NoSampleError(
+                f"{problem}; no file has the {options.length} tokens of a sample: lower --length (0: each document is "
+                f"a sample)"
+            ) from None
     columns = _columns(options.columns)
     if options.kind == "jsonl":
         columns = columns or json_columns(options.inputs)
@@ -119,6 +131,8 @@ def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) 
                 write_named(writer, sample, where)
                 bar.update()
             samples = writer.samples
+            if not samples:
+                raise NoSampleError(f"the files hold no sample: there is nothing to write to {options.out}")
     say(
         f"{options.out}: {count_text(samples, 'sample')}, columns "
         + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))

@@ -104,9 +104,7 @@ def encoder(encoding: str) -> Encoder:
             RecursionError,
             pickle.PicklingError,
         ) as problem:
-            raise EncodingError(
-                f"a {type(value).__name__} is no {encoding}: {cause_words(problem)}"
-            ) from problem
+            raise EncodingError(f"{_a(value)} is no {encoding}: {cause_words(problem)}") from problem
 
     return checked
 
@@ -267,6 +265,12 @@ def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:
     return decode_checked
 
 
+def _a(value: Any) -> str:
+    """The kind of a value: an int, a str."""
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeioAEIO' or kind == 'ndarray' else 'a'} {kind}"
+
+
 def _check(encoding: str) -> None:
     name, colon, _ = encoding.partition(":")
     if name not in NAMES or (colon and name != "ndarray"):
@@ -314,13 +318,13 @@ def _raw_encoder(encoding: str) -> Encoder:
 
 def _encode_bytes(value: Any) -> bytes:
     if not isinstance(value, (bytearray, memoryview)):  # bytes never come so far
-        raise EncodingError(f"a {type(value).__name__} is not bytes")
+        raise EncodingError(f"{_a(value)} is not bytes")
     return bytes(value)
 
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise EncodingError(f"a {type(value).__name__} is not text")
+        raise EncodingError(f"{_a(value)} is not text")
     return value.encode()
 
 
@@ -331,7 +335,7 @@ def _encode_json(value: Any) -> bytes:
 def _text_of(kind: type) -> Encoder:
     def encode(value: Any) -> bytes:
         if not isinstance(value, kind) or isinstance(value, bool):  # "True" would not come back
-            raise EncodingError(f"a {type(value).__name__} is no {kind.__name__}")
+            raise EncodingError(f"{_a(value)} is no {kind.__name__}")
         return str(value).encode()
 
     return encode
@@ -350,7 +354,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, np.ndarray):
-            raise EncodingError(f"a {type(value).__name__} is no array")
+            raise EncodingError(f"{_a(value)} is no array")
         code = DTYPE_CODES.get(value.dtype.name)
         if code is None or (dtype is not None and value.dtype.name != dtype.name):
             raise EncodingError(f"an array of {value.dtype.name} does not fit {encoding}")
@@ -370,7 +374,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
 def _items(value: Any) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise EncodingError(f"a {type(value).__name__} is no list")
+        raise EncodingError(f"{_a(value)} is no list")
     return value
 
 
@@ -386,7 +390,7 @@ def _encode_pil(value: Any) -> bytes:
 def _image_encoder(kind: str) -> Encoder:
     def encode(value: Any) -> bytes:
         if not hasattr(value, "save"):
-            raise EncodingError(f"a {type(value).__name__} is neither a PIL image nor an encoded one")
+            raise EncodingError(f"{_a(value)} is neither a PIL image nor an encoded one")
         filename = getattr(value, "filename", "")
         if kind == "jpeg" and filename and getattr(value, "format", "") == "JPEG":
             # As it lies on the disk: encoding it again would lose quality.
@@ -481,6 +485,11 @@ def _decode_image(data: Buffer, start: int, stop: int) -> Any:
     image = _pil_image()
     try:
         return image.open(BytesIO(data[start:stop]))
+    except image.UnidentifiedImageError:
+        begin = bytes(data[start : min(stop, start + 8)])
+        raise ValueError(
+            f"its {stop - start} bytes are no image that PIL knows: they begin with {begin!r}"
+        ) from None
     except image.DecompressionBombError as problem:
         raise UnmetNeedError(
             f"holds an image that PIL takes for an attack ({problem}): raise PIL.Image.MAX_IMAGE_PIXELS if you trust "

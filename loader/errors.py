@@ -9,7 +9,7 @@ class LoaderError(Exception):
 
 
 class ArgumentError(LoaderError, ValueError):
-    """Arguments that contradict each other."""
+    """Arguments that contradict each other, or that nothing here can be done with."""
 
 
 class DatasetError(LoaderError):
@@ -30,6 +30,10 @@ class UnmetNeedError(EncodingError):
 
 class WriterError(LoaderError):
     """A dataset cannot be written as asked."""
+
+
+class NoSampleError(WriterError):
+    """What is to be written has no sample."""
 
 
 class OrderError(LoaderError):

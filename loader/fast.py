@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import torch
 
 from loader.collate import Ragged, collate
-from loader.errors import LoaderError
+from loader.errors import ArgumentError, LoaderError
 from loader.hints import Hints, Plannable
 from loader.sampler import ElasticBatchSampler
 from loader.table import Table
@@ -45,6 +45,7 @@ AHEAD = 4
 SLOW_SECONDS_A_SAMPLE = 2e-4
 
 _ENDED = "this iteration of the loader was ended by another one, by set_epoch or by load_state_dict"
+_CLOSED = "the loader was closed: this iteration of it has ended"
 
 
 class Dataset(Protocol):
@@ -59,7 +60,7 @@ class Loader:
     dataset: an MDSDataset. collate_fn: samples into a batch. threads: that read. ahead: batches in memory besides the
     one that the loop has. pin_memory: batches lie in memory that a GPU copies from by itself; None: if CUDA is there.
     hints: tell a mount's daemon what comes next, until the loader is closed or gone; a copy of it does not.
-    Raises LoaderError for numbers that cannot work.
+    Raises LoaderError for numbers that cannot work, OrderError for the sampler of another dataset.
     """
 
     def __init__(
@@ -75,6 +76,12 @@ class Loader:
     ) -> None:
         if threads < 1 or ahead < 1:
             raise LoaderError(f"{threads} threads that read {ahead} batches ahead: both are at least 1")
+        if not isinstance(sampler, ElasticBatchSampler):
+            raise ArgumentError(
+                f"the loader takes a sampler, which knows ranks and order: ElasticBatchSampler(dataset, "
+                f"global_batch_size=…), not {sampler!r}"
+            )
+        sampler.check_dataset(dataset)
         self.dataset = dataset
         self.batch_sampler = sampler
         self._collate = collate_fn
@@ -90,6 +97,8 @@ class Loader:
 
     def close(self) -> None:
         """End the iteration under way, and the hints."""
+        if self._crew is not None:
+            self._crew.ending = _CLOSED
         self._stop()
         if self._hints is not None:
             self._hints.close()
@@ -148,7 +157,7 @@ class Loader:
                         f"process {os.getpid()} was forked off it and has none of them: begin one there, or fork first"
                     )
                 if crew.stopped:
-                    raise LoaderError(_ENDED)
+                    raise LoaderError(crew.ending)
                 while len(waiting) < self._ahead and (which := next(ids, None)) is not None:
                     waiting.append(_Batch(self, which, crew))
                 if not waiting:
@@ -190,6 +199,7 @@ class _Crew:
         self.is_slow = True  # what nobody has read yet may be far away
         self.is_heavy = True  # and nobody knows how long a batch takes to be made
         self.stopped = False
+        self.ending = _ENDED  # how, if it is stopped before its end
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Piece | None]] = []
         self._all: list[SimpleQueue[_Piece | None]] = []
@@ -304,6 +314,10 @@ class _Batch:
             self.fail(problem)
             del self  # as in result
 
+    def drop(self) -> None:
+        """Have `result` say that the iteration has ended."""
+        self.fail(LoaderError(self._crew.ending))
+
     def fail(self, problem: BaseException) -> None:
         """Have `result` raise it, unless it raises something already."""
         with self._lock:
@@ -322,7 +336,7 @@ class _Piece:
 
     def drop(self) -> None:
         """Leave it, as nobody waits for it any more; who does is told."""
-        self._batch.fail(LoaderError(_ENDED))
+        self._batch.drop()
 
 
 def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:

@@ -35,6 +35,7 @@ from loader.foresight import Ids, Uses, behind, sample_uses, shard_uses, table_b
 from loader.index import Index
 from loader.job_name import hold_name, release_name
 from loader.plan_parts import Part, Places, choose
+from loader.sampler import ElasticBatchSampler
 from loader.warming import Warmer
 
 log = logging.getLogger(__name__)
@@ -87,10 +88,12 @@ class Hints:
 
     dataset: an MDSDataset; sampler: its ElasticBatchSampler. job: a name that a run keeps when it is started again, so
     that its new plans take the place of the old; by default of the run's id in the environment, or the process.
-    A forked process sends nothing, and takes nothing back.
+    A forked process sends nothing, and takes nothing back. Raises OrderError for the sampler of another dataset.
     """
 
     def __init__(self, dataset: Plannable, sampler: Sampler, *, job: str | None = None) -> None:
+        if isinstance(sampler, ElasticBatchSampler):
+            sampler.check_dataset(dataset)
         self._sampler = sampler
         self._index = dataset.index
         self._places = Places(self._index, [find_door(directory) for directory in self._index.directories])

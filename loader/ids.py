@@ -25,6 +25,11 @@ def checked_ids(which: Sequence[int] | NDArray[np.integer[Any]], total: int, whe
     ids = np.asarray(which)
     if ids.size == 0:
         return np.empty(0, np.int64)
+    if ids.ndim > 1 and ids.dtype.kind in "iu":
+        raise IndexError(
+            "lists of ids came where ids are asked for: give a batch sampler to the DataLoader as batch_sampler=, not "
+            "as sampler="
+        )
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise IndexError(f"ids are a list of numbers, not an array of {ids.dtype} with {ids.ndim} axes")
     lowest = ids.min()

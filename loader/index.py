@@ -21,10 +21,13 @@ from numpy.typing import NDArray
 from loader.errors import DatasetError
 from loader.index_rows import VERSION, Rows, Schema
 from loader.names import Names
+from loader.paths import check_is_local, mount_words
 
 INDEX_NAME = "index.json"
 # What is parsed at a time. An index of 10**6 shards is a text of 300 MB: it is never in memory as a whole.
 CHUNK_BYTES = 1 << 20
+# Folders that an error names.
+NEARBY = 5
 # How an index begins that is read piece by piece: nothing stands before its shards but perhaps the version.
 _HEAD = re.compile(rb'\s*\{\s*(?:"version"\s*:\s*2\s*,\s*)?"shards"\s*:\s*\[\s*')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
@@ -109,8 +112,9 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     """Read and check `<directory>/index.json`.
 
     Raises DatasetError, naming the file, the shard and the cause, if it is missing, damaged, of another
-    format, or points outside its directory.
+    format, or points outside its directory; ArgumentError for a path of another machine.
     """
+    check_is_local(directory)
     path = Path(directory) / INDEX_NAME
     rows = Rows(str(path), with_hashes)
     try:
@@ -126,10 +130,15 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     except FileNotFoundError:
         raise DatasetError(
             f"{path} does not exist: this is no MDS dataset, its writer has not finished, or the split has a "
-            f"directory of its own ({_splits_nearby(path.parent)})"
+            f"directory of its own ({_splits_nearby(path.parent)}){_parquet_nearby(path.parent)}"
         ) from None
+    except NotADirectoryError:
+        raise DatasetError(f"{path.parent} is a file: give the directory that holds {INDEX_NAME}") from None
     except OSError as problem:
-        raise DatasetError(f"{path} cannot be read: {problem.strerror}") from problem
+        way_out = mount_words(problem, path)
+        raise DatasetError(
+            f"{path} cannot be read: {problem.strerror}{'. ' if way_out else ''}{way_out}"
+        ) from problem
     except (ValueError, RecursionError) as problem:
         raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None
     found = rows.columns()
@@ -231,4 +240,17 @@ def _splits_nearby(directory: Path) -> str:
         found = sorted(entry.parent.name for entry in directory.glob(f"*/{INDEX_NAME}"))
     except OSError:
         found = []
-    return f"there is {', '.join(found)}" if found else "none is there either"
+    if not found:
+        return "none is there either"
+    shown = ", ".join([*found[:NEARBY], *(["…"] if len(found) > NEARBY else [])])
+    return (
+        f"there is {shown}; if these are parts, `python -m loader merge {directory}` makes one index of them"
+    )
+
+
+def _parquet_nearby(directory: Path) -> str:
+    try:
+        found = next((entry for entry in directory.glob("*.parquet")), None)
+    except OSError:
+        found = None
+    return f"; it has Parquet files, which ParquetDataset({str(directory)!r}) reads" if found else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from loader.errors import WriterError
 from loader.index import INDEX_NAME, read_index
+from loader.paths import check_is_local
 from loader.writer import write_index
 
 _SHARD = re.compile(r"shard\.\d+\.mds(\.\w+)?")
@@ -24,9 +25,10 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
     parts: folders below root, in the order wanted; without it, all that have an index.json, in natural order,
     and a folder that has shards but no index (its writer has not finished) is an error. A folder whose shards
     another index above it names already adds nothing. replace: write over an index that root has already.
-    Raises WriterError if there is nothing to merge, a shard is named twice, a file is missing or of another
-    size than its index says, or root has an index; DatasetError for an index that cannot be read.
+    Raises WriterError if there is nothing to merge, a shard is named twice, parts differ in their columns, a file is
+    missing or of another size than its index says, or root has an index; DatasetError for an index that cannot be read.
     """
+    check_is_local(root)
     top = Path(root)
     if (top / INDEX_NAME).exists() and not replace:
         raise WriterError(
@@ -50,6 +52,7 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
             if name in owners:
                 raise WriterError(f"{name} is named twice by {folder}/{INDEX_NAME}")
             owners[name] = folder
+            _check_columns(folder, entry, owners, shards)
             shards.append(entry)
     if not shards:
         raise WriterError(f"there is nothing to merge below {top}: no folder with an {INDEX_NAME} and shards")
@@ -107,6 +110,28 @@ def _entries(root: Path, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 name = str(PurePosixPath(folder) / entry[which]["basename"])
                 entry[which] = {**entry[which], "basename": name}
         yield name, entry
+
+
+def _check_columns(
+    folder: str, entry: dict[str, Any], owners: dict[str, str], shards: Sequence[dict[str, Any]]
+) -> None:
+    if not shards:
+        return
+    here, there = _columns(entry), _columns(shards[0])
+    if here != there:
+        differ = sorted(
+            f"{name} is {here.get(name, 'missing')}, not {there.get(name, 'missing')}"
+            for name in {*here, *there}
+            if here.get(name) != there.get(name)
+        )
+        raise WriterError(
+            f"{folder} has other columns than {next(iter(owners.values()))}: {'; '.join(differ)}. The parts of a "
+            f"dataset have the same: write it anew, or list the parts to merge"
+        )
+
+
+def _columns(entry: dict[str, Any]) -> dict[str, str]:
+    return dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
 
 
 def _is_above(owner: str, folder: str) -> bool:

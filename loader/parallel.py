@@ -1,15 +1,18 @@
 """A dataset written by several processes, each into a folder of its own, and merged at the end."""
 
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from loader.errors import EncodingError, LoaderError, WriterError
+from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_words
 from loader.index import INDEX_NAME, read_index
 from loader.merging import merge
+from loader.paths import check_is_local
 from loader.writer import MDSWriter
 
 Source = Callable[[], Iterable[Mapping[str, Any]]]
@@ -30,11 +33,15 @@ def write_parallel(
     sources: functions that return samples, importable by name (they go to other processes); the samples of
     the first come first, whatever order they are written in. resume: keep finished parts, and go on with
     unfinished ones, if each source returns the same samples again. progress: called with (finished parts,
-    samples in them). options: of MDSWriter. The first error of a part ends it all; the parts stay.
+    samples in them). options: of MDSWriter. The first error of a part ends it all; the parts stay; one
+    of a source has a note of the part and the sample behind which it came.
     """
+    check_is_local(out)
     root = Path(out)
     if not sources:
         raise WriterError("there is no source to write")
+    for number, source in enumerate(sources):
+        _check_can_be_sent(number, source)
     if (root / INDEX_NAME).exists():
         raise WriterError(f"{root} holds a dataset already: choose another directory, or remove it")
     if not resume and root.exists() and any(root.iterdir()):
@@ -63,7 +70,7 @@ def write_parallel(
     if samples:
         merge(root, [root / folder for folder in folders])
     else:
-        raise WriterError(f"the sources hold no sample: there is nothing to write to {root}")
+        raise NoSampleError(f"the sources hold no sample: there is nothing to write to {root}")
     return samples
 
 
@@ -75,16 +82,35 @@ def write_part(
         return int(read_index(directory).samples.sum())
     try:
         with MDSWriter(directory, columns, resume=resume, **options) as writer:
-            for where, sample in islice(numbered(source), writer.samples, None):
+            for where, sample in islice(numbered(source, f"{directory}: "), writer.samples, None):
                 write_named(writer, sample, where)
             return writer.samples
     except LoaderError as problem:
         raise type(problem)(f"{directory}: {problem}") from problem
 
 
-def numbered(source: Source) -> Iterator[tuple[tuple[Source, int], Mapping[str, Any]]]:
-    """Yield a source's samples, each with (the source, its number from 1): whence it is."""
-    return (((source, number), sample) for number, sample in enumerate(source(), start=1))
+def numbered(source: Source, part: str = "") -> Iterator[tuple[tuple[Source, int], Mapping[str, Any]]]:
+    """Yield a source's samples, each with (the source, its number from 1): whence it is.
+
+    An error of the source gets a note of both, behind `part`.
+    """
+    number = 0
+    try:
+        for number, sample in enumerate(source(), start=1):
+            yield (source, number), sample
+    except Exception as problem:
+        problem.add_note(f"{part}the source {source!r} raised it behind its sample {number}")
+        raise
+
+
+def _check_can_be_sent(number: int, source: Source) -> None:
+    try:
+        ForkingPickler.dumps(source)
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise WriterError(
+            f"source {number}, {source!r}, cannot be sent to another process ({cause_words(problem)}): give a function "
+            f"of a module, or functools.partial of one"
+        ) from problem
 
 
 def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Source, int]) -> None:

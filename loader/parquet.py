@@ -29,6 +29,7 @@ from loader.index import Index
 from loader.index_rows import Schema
 from loader.names import Names
 from loader.optional import optional_module
+from loader.paths import mount_words
 from loader.row_groups import OpenFile, cause_of, check_schemas, chosen_columns, parquet_files, read_footers
 from loader.single_flight import SingleFlight
 from loader.table import Sample, Table
@@ -304,7 +305,8 @@ class ParquetDataset:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
         last = int(self._ends[group])
         told = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
-        way_out = "Restore the file."
+        words = mount_words(problem, self._paths[file]) if isinstance(problem, OSError) else ""
+        way_out = words or "Restore the file."
         if isinstance(problem, NotImplementedError):
             way_out = "Leave the column of that type out with `columns`, or write the file anew."
         return ShardError(

@@ -14,6 +14,7 @@ from typing import Any
 from loader.errors import WriterError
 from loader.index import INDEX_NAME, Index, read_index
 from loader.packer import PackOptions, ShardPacker
+from loader.paths import check_is_local
 from loader.shard import ReadOptions, ShardReader
 from loader.writer import write_index
 
@@ -32,6 +33,7 @@ def recompress(
     far. Raises DatasetError or ShardError for a source that cannot be read, WriterError if `out` has a
     dataset already or is within source.
     """
+    check_is_local(out)
     index = read_index(source)
     target = Path(out)
     if (target / INDEX_NAME).exists():

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from loader.errors import DatasetError
 from loader.merging import natural_key
 from loader.optional import optional_module
+from loader.paths import check_is_local, mount_words
 
 # Nearly all footers are shorter: then a file costs one read.
 TAIL_BYTES = 64 << 10
@@ -221,6 +222,8 @@ def parquet_files(path: str | Path | Sequence[str | Path]) -> tuple[list[str], l
     several = [path] if isinstance(path, (str, Path)) else list(path)
     paths: list[str] = []
     names: list[str] = []
+    for place in several:
+        check_is_local(place)
     for one in [os.fspath(place) for place in several]:
         if os.path.isdir(one):
             below = _below(one)
@@ -254,7 +257,10 @@ def read_footers(paths: list[str]) -> list[Footer]:
         try:
             return OpenFile(path).footer
         except OSError as problem:
-            raise DatasetError(f"{path}: {cause_of(problem)}") from problem
+            way_out = mount_words(problem, path)
+            if isinstance(problem, FileNotFoundError) and any(sign in path for sign in "*?["):
+                way_out = "Patterns are not expanded: give the directory, or a list of files."
+            raise DatasetError(f"{path}: {cause_of(problem)}{'. ' if way_out else ''}{way_out}") from problem
 
     if len(paths) == 1:
         return [read(paths[0])]

@@ -97,6 +97,7 @@ class ElasticBatchSampler:
         cache_folder: str | Path | None = None,
     ) -> None:
         sizes, fingerprint = _shards(dataset)
+        self._dataset = repr(dataset) if isinstance(dataset, Shards) else ""
         spec = OrderSpec(
             order if isinstance(order, str) else "py1e", seed, canonical_nodes, block_size, epoch_size
         )
@@ -142,6 +143,23 @@ class ElasticBatchSampler:
     def epoch(self) -> int:
         """The epoch of the current iteration, or of the next one before it begins."""
         return self._epoch
+
+    def check_dataset(self, dataset: object) -> None:
+        """Raise OrderError, naming both, if a dataset is another than the one that this sampler was made for.
+
+        One that has no fingerprint is not looked at.
+        """
+        if not isinstance(dataset, Shards):
+            return
+        if self._dataset:
+            is_mine = dataset.fingerprint == self._fingerprint
+        else:  # made for sizes
+            is_mine = int(dataset.shard_sizes.sum()) == int(self._tracks.table.sizes.sum())
+        if not is_mine:
+            mine = self._dataset or f"{int(self._tracks.table.sizes.sum())} samples"
+            raise OrderError(
+                f"the sampler was made for another dataset: for {mine}, not for {dataset!r}; make it of this one"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -257,7 +275,7 @@ class ElasticBatchSampler:
                 f"this is no state of a sampler (version {STATE_VERSION}, with settings); it holds "
                 f"{', '.join(sorted(map(str, state))) or 'nothing'}"
             )
-        check_settings(state["settings"], self._settings())
+        check_settings(state["settings"], self._settings(), self._dataset)
         self._move(count_of(state, "epoch"), count_of(state, "samples"))
         self._loaded_epoch = self._epoch
 

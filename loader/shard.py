@@ -19,12 +19,12 @@ from loader.errors import DatasetError, LoaderError
 from loader.gather import gather
 from loader.index import Index
 from loader.order.spec import Ids
+from loader.paths import check_is_local
 from loader.shard_files import (
     DECOMPRESSED_CACHE_BYTES,
     VERIFY_HINT,
     ReadOptions,
     ShardFiles,
-    cause_of,
     path_of,
 )
 from loader.watchdog import Watchdog
@@ -191,7 +191,7 @@ class ShardReader:
         try:
             found = fill(file.fd, extents)
         except OSError as problem:
-            raise self._files.failed(shard, *_hull(extents), samples, cause_of(problem)) from problem
+            raise self._files.unread(shard, *_hull(extents), samples, problem) from problem
         for number, (start, stop) in enumerate(extents):
             if len(found[number]) != stop - start:
                 part = found[number]
@@ -255,8 +255,9 @@ def _hull(extents: list[tuple[int, int]]) -> tuple[int, int]:
 def dataset_directory(path: str | Path, split: str | None) -> str:
     """Return the directory of a dataset or of one of its splits.
 
-    Raises DatasetError for a split that leaves it.
+    Raises DatasetError for a split that leaves it, ArgumentError for a path of another machine.
     """
+    check_is_local(path)
     if split and (split.startswith("/") or ".." in Path(split).parts):
         raise DatasetError(f"split {split!r} lies outside the dataset")
     return os.path.join(path, split) if split else os.fspath(path)

@@ -25,6 +25,7 @@ from loader.compression import decompress
 from loader.errors import LoaderError, ShardError
 from loader.hashing import mismatch
 from loader.index import Index
+from loader.paths import mount_words
 from loader.single_flight import SingleFlight
 from loader.unpacked import Repetitions, UnpackedFolder
 from loader.watchdog import STALL_SECONDS
@@ -158,8 +159,7 @@ class ShardFiles:
             file = OpenFile(path)
             found = os.fstat(file.fd)
         except OSError as problem:
-            way_out = _RAISE_LIMIT if problem.errno == errno.EMFILE else _RESTORE
-            raise self.failed(shard, 0, expected, samples, cause_of(problem), way_out) from problem
+            raise self.unread(shard, 0, expected, samples, problem) from problem
         if not stat.S_ISREG(found.st_mode):
             kind = "a directory" if stat.S_ISDIR(found.st_mode) else "something else"
             raise self.failed(shard, 0, expected, samples, f"this is {kind}, not a file")
@@ -179,7 +179,7 @@ class ShardFiles:
             try:
                 part = os.pread(file.fd, stop - start, start)
             except OSError as problem:
-                raise self.failed(shard, start, stop, [sample], cause_of(problem)) from problem
+                raise self.unread(shard, start, stop, [sample], problem) from problem
             if not part:
                 raise self.failed(shard, start, stop, [sample], f"the file ends at {start}; it was truncated")
             parts.append(part)
@@ -309,6 +309,15 @@ class ShardFiles:
             raise failed(str(problem), "Or read the dataset without check_hashes.") from problem
         if wrong:
             raise failed(f"its {wrong} is not that of the index; it was damaged or replaced")
+
+    def unread(
+        self, shard: int, start: int, stop: int, samples: range | list[int], problem: OSError
+    ) -> ShardError:
+        """Return the error for bytes that the system does not give: as `failed`, with a way out that fits."""
+        way_out = mount_words(problem, self.path(shard))
+        if problem.errno == errno.EMFILE:
+            way_out = _RAISE_LIMIT
+        return self.failed(shard, start, stop, samples, cause_of(problem), way_out or _RESTORE)
 
     def failed(
         self,

@@ -1,14 +1,13 @@
 """What a run will ask of the bucket: shards in use, bytes a step, the first batch, and downloads by cache policy.
 
-    python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500e9 [--png FILE]
+    python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
 
-Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole when it comes into
-use and is not cached, and stays until it is out of use; then the policy says what goes.
+Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole at each step in
+which a sample of it is read and it is not cached. With a known order it stays while it is in use; where it finds no
+room, its samples come as their own bytes, which are the whole shard's in the end.
 """
 
 import argparse
-import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.caches import FirstCome, LeastRecent, shard_uses_by_step
 from loader.course import Course
 from loader.dataset import MDSDataset
 from loader.errors import LoaderError
@@ -24,6 +24,7 @@ from loader.foresight import Ids, shard_uses
 from loader.optional import optional_module
 from loader.order import DEFAULT_SEED
 from loader.sampler import ElasticBatchSampler
+from loader.sizes import parse_size
 from loader.tools import progress_bar, say
 from loader.world import World
 
@@ -60,11 +61,34 @@ def lives(course: Course, ends: Ids, epochs: int) -> Life:
     )
 
 
-def downloads(life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int) -> list[int]:
-    """Return the bytes downloaded in each epoch of so many steps, with a cache of cache_bytes.
+def downloads(course: Course, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int) -> dict[str, list[int]]:
+    """Return by policy the bytes downloaded in each epoch, with a cache of cache_bytes.
 
-    sizes: (shards,) bytes. policy: one of POLICIES; "known order" drops what is used again last, the newcomer as well:
-    where shards have one size, no choice of what goes downloads less.
+    ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
+    """
+    least, first = LeastRecent(sizes, cache_bytes), FirstCome(sizes, cache_bytes)
+    life = lives(course, ends, epochs)
+    fits = in_use(life, sizes, epochs * course.steps)[1].max(initial=0) <= cache_bytes
+    fetched: dict[str, list[int]] = {policy: [0] * epochs for policy in POLICIES}
+    with progress_bar(epochs * course.steps * course.samples, "sample") as progress:
+        for epoch in range(epochs):
+            for uses in shard_uses_by_step(course, ends, epoch):
+                fetched[POLICIES[0]][epoch] += least.use(uses)
+                if not fits:
+                    fetched[POLICIES[1]][epoch] += first.use(uses)
+            progress.update(course.steps * course.samples)
+    for policy in POLICIES[1 if fits else 2 :]:
+        fetched[policy] = known_use_downloads(life, sizes, cache_bytes, policy, course.steps, epochs)
+    return fetched
+
+
+def known_use_downloads(
+    life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
+) -> list[int]:
+    """Return the bytes downloaded in each epoch of so many steps by a cache that knows when shards are in use.
+
+    sizes: (shards,) bytes. Of what is out of use, policy "keep what came first" drops the latest; "known order" what is
+    used again last, the newcomer as well: where shards have one size, no choice of what goes downloads less.
     """
     uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
     following: dict[int, int] = {}
@@ -75,17 +99,15 @@ def downloads(life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int)
         # Not its step: at that of an epoch's beginning many come into use, one after the other.
         following[shard] = number
     shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
-    fetched = [0] * (max((first for _, first, _ in uses), default=0) // steps + 1)
+    fetched = [0] * epochs
     ending: list[tuple[int, int, int]] = []
-    with progress_bar(len(uses), "shard") as progress:
-        for number, (shard, first, last) in enumerate(uses):
-            while ending and ending[0][0] < first:
-                _, done, next_use = heappop(ending)
-                shelf.put(done, next_use)
-            if not shelf.take(shard):
-                fetched[first // steps] += int(sizes[shard])
-            heappush(ending, (last, shard, again[number]))
-            progress.update()
+    for number, (shard, first, last) in enumerate(uses):
+        while ending and ending[0][0] < first:
+            _, done, next_use = heappop(ending)
+            shelf.put(done, next_use)
+        if not shelf.take(shard):
+            fetched[first // steps] += int(sizes[shard])
+        heappush(ending, (last, shard, again[number]))
     return fetched
 
 
@@ -94,7 +116,7 @@ class _Shelf:
 
     def __init__(self, policy: str, sizes: list[int], room: int) -> None:
         self._policy, self._sizes, self._room = policy, sizes, room
-        self._kept: OrderedDict[int, int] = OrderedDict()
+        self._kept: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._used = 0
 
@@ -119,8 +141,6 @@ class _Shelf:
             self._used -= self._sizes[shard]
 
     def _victim(self) -> int:
-        if self._policy == POLICIES[0]:
-            return next(iter(self._kept))
         if self._policy == POLICIES[1]:
             return next(reversed(self._kept))
         while True:
@@ -146,7 +166,7 @@ def report(
     course, index = sampler.course, dataset.index
     ends: Ids = np.cumsum(index.samples)
     sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
-    life = lives(course, ends, epochs)
+    life = lives(course, ends, 1)
     counts, nbytes = in_use(life, sizes, course.steps)
     first = life.shard[life.first == 0]
     per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
@@ -164,8 +184,8 @@ def report(
         "first batch, seconds by exact bytes": -(-course.samples // CONNECTIONS)
         * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
         **{
-            f"bytes an epoch, {policy}": downloads(life, sizes, cache_bytes, policy, course.steps)
-            for policy in POLICIES
+            f"bytes an epoch, {policy}": each
+            for policy, each in downloads(course, ends, sizes, cache_bytes, epochs).items()
         },
     }
     return figures, counts
@@ -175,7 +195,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("dataset", type=Path, help="directory that holds index.json")
     parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
-    parser.add_argument("--cache-bytes", type=float, required=True, help="of each machine: 500e9")
+    parser.add_argument("--cache-bytes", required=True, help="of each machine: 500GB, 1GiB, 500e9")
     parser.add_argument("--order", default="py1e", help="the sampler's (default: py1e)")
     parser.add_argument(
         "--seed", type=int, default=DEFAULT_SEED, help=f"the sampler's (default: {DEFAULT_SEED})"
@@ -192,10 +212,10 @@ def run_simulate(options: Any) -> int:
     """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
     if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
         raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
-    if not (math.isfinite(options.cache_bytes) and options.cache_bytes >= 0):
-        raise LoaderError(
-            f"--cache-bytes {options.cache_bytes:g} is no number of bytes: write 500e9, say, or 0 for no cache"
-        )
+    try:
+        cache_bytes = parse_size(options.cache_bytes)
+    except ValueError as problem:
+        raise LoaderError(f"--cache-bytes {problem}") from None
     dataset = MDSDataset(options.dataset)
     sampler = ElasticBatchSampler(
         dataset,
@@ -206,10 +226,19 @@ def run_simulate(options: Any) -> int:
         block_size=options.block_size,
         world=World(0, options.nodes * options.ranks_per_node, options.ranks_per_node),
     )
-    figures, counts = report(dataset, sampler, int(options.cache_bytes), options.epochs)
+    figures, counts = report(dataset, sampler, cache_bytes, options.epochs)
     width = max(map(len, figures))
     for name, value in figures.items():
         say(f"{name:<{width}}  {_words(value)}")
+    most = figures["bytes in use, most"]
+    if isinstance(most, int) and most > cache_bytes:
+        say(
+            f"warning: up to {most:,} bytes are in use at one time, and the cache has {cache_bytes:,}. Without hints, "
+            "shards come again and again; these figures count them whole, and the daemon may fetch parts. With hints, "
+            "samples without room come as their own bytes. Make the cache larger, or have fewer shards in use, by a "
+            "smaller --canonical-nodes or --block-size.",
+            error=True,
+        )
     if options.png is not None:
         draw(counts, figures, options.png)
         say(f"see {options.png}")

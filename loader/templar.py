@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from loader.errors import DatasetError, LoaderError, ShardError
 from loader.optional import optional_module
 from loader.parquet import ParquetDataset
+from loader.paths import check_is_local
 from loader.row_groups import FOOTERS_AT_ONCE
 from loader.single_flight import SingleFlight
 from loader.unpacked import UnpackedFolder
@@ -97,6 +98,7 @@ class TemplarDataset:
     ) -> None:
         if page_rows < 1:
             raise LoaderError(f"page_rows is {page_rows}: a page has at least 1 row")
+        check_is_local(path)
         self._root = os.fspath(path)
         self._tokenizer = tokenizer
         self._tokenizer_name = tokenizer_name or str(getattr(tokenizer, "name_or_path", "") or "")

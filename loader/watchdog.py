@@ -1,4 +1,4 @@
-"""Tells of reads that do not come back: which shard, which samples, and for how long already.
+"""Tells of reads that do not come back: how many, which shard and samples, and for how long already.
 
 A read of a mount can wait for a network, and a training loop that hangs does not say on what. One daemon
 thread a process looks once a second at what is being read; it begins with the first read, and a forked child
@@ -15,6 +15,8 @@ from time import monotonic, sleep
 
 STALL_SECONDS = 30.0  # longer than any retry of a healthy bucket, shorter than a patience
 TICK_SECONDS = 1.0
+# Between two lines of what goes on all the same.
+AGAIN_SECONDS = 60.0
 
 log = logging.getLogger("loader")
 
@@ -30,7 +32,9 @@ class Watchdog:
         self._describe = describe
         self._stall_seconds = stall_seconds
         self._busy: dict[int, Reading] = {}
-        self._told: dict[Reading, float] = {}
+        # Since when reads have been stalled, with pauses: None if they are not.
+        self._since: float | None = None
+        self._last_stalled = self._last_told = 0.0
         _watched.add(self)
 
     def begin(self, shard: int, together: int = 1) -> None:
@@ -47,20 +51,41 @@ class Watchdog:
         del self._busy[get_ident()]
 
     def look(self, now: float) -> None:
-        """Log each read that has lasted too long, and again whenever its age has doubled."""
-        reads = set(self._busy.copy().values())
-        self._told = {read: age for read, age in self._told.items() if read in reads}
-        for reading in reads:
-            shard, together, since = reading
-            age = now - since
-            if age >= 2 * self._told.get(reading, self._stall_seconds / 2):
-                self._told[reading] = age
-                others = f" or_one_of_shards={together - 1}" if together > 1 else ""
-                log.warning("read stalled age_seconds=%.0f %s%s", age, self._describe(shard), others)
+        """Log that reads last too long when that begins, each minute with how many there are, and when it is over.
+
+        A loop that tries again what has failed begins new reads: it is over when none has lasted too long for as long
+        as two of them may.
+        """
+        stalled = [each for each in set(self._busy.copy().values()) if now - each[2] >= self._stall_seconds]
+        if stalled:
+            self._last_stalled = now
+            oldest = min(stalled, key=lambda each: each[2])
+            if self._since is None:
+                self._since = oldest[2]
+                self._tell(stalled, oldest, now)
+            elif now - self._last_told >= AGAIN_SECONDS:
+                self._tell(stalled, oldest, now)
+        elif self._since is not None and now - self._last_stalled > 2 * self._stall_seconds:
+            log.warning("reads come back again, after %.0f s", self._last_stalled - self._since)
+            self._since = None
+
+    def _tell(self, stalled: list[Reading], oldest: Reading, now: float) -> None:
+        self._last_told = now
+        shard, together, since = oldest
+        others = f", or one of the {together - 1} shards read with it" if together > 1 else ""
+        log.warning(
+            "reads do not come back: %d of them now, the longest for %.0f s (%s%s); they go on waiting; "
+            "on a mount, `fusecache status MOUNTPOINT` says for what",
+            len(stalled),
+            now - since,
+            self._describe(shard),
+            others,
+        )
 
     def forget(self) -> None:
         """Drop what other threads were reading: after a fork there are none."""
         self._busy.clear()
+        self._since = None
 
 
 _watched: "weakref.WeakSet[Watchdog]" = weakref.WeakSet()

@@ -20,6 +20,7 @@ from loader.encodings import encoder
 from loader.errors import EncodingError, WriterError
 from loader.index import INDEX_NAME
 from loader.packer import DEFAULT_SIZE_LIMIT, OFFSET_LIMIT, PackOptions, ShardPacker, index_text, schema_of
+from loader.paths import check_is_local
 from loader.remains import whole_shards
 
 
@@ -39,12 +40,12 @@ class MDSWriter:
     columns: name -> encoding. compression, hashes, size_limit, align: as in PackOptions. A sample larger than
     size_limit gets a shard of its own. resume: keep the whole shards that an earlier writer with the same
     settings left here; `samples` says how many samples they hold, and writing goes on behind them.
-    progress: called after each shard.
+    progress: called after each shard. exist_ok: there for MosaicML's, where True empties the directory first; refused.
     Leaving the block by an exception writes no index.json. Raises WriterError for settings that cannot work,
     if `out` holds a dataset already, and if the shards to resume are of other settings.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one of them is MosaicML's, to be told of
         self,
         out: str | Path,
         columns: Mapping[str, str],
@@ -55,7 +56,13 @@ class MDSWriter:
         align: int = 1,
         resume: bool = False,
         progress: Callable[[WriterProgress], None] | None = None,
+        exist_ok: bool = False,
     ) -> None:
+        check_is_local(out)
+        if exist_ok:
+            raise WriterError(
+                f"exist_ok=True would remove all that is in {out}: remove it yourself, or go on with resume=True"
+            )
         schema = schema_of(columns)
         self._packer = ShardPacker(schema, PackOptions(compression, hashes, size_limit, align))
         self._columns = list(

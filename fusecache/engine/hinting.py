@@ -16,6 +16,7 @@ from fusecache.engine.names import Names
 from fusecache.engine.nodes import Node
 from fusecache.engine.offload import Offload
 from fusecache.engine.prefetching import Prefetcher
+from fusecache.engine.processes import Process, process_of
 from fusecache.engine.snippets import is_worth_it
 from fusecache.engine.timeline import Job, Timeline, Window, index_plan
 from fusecache.engine.tree import Tree
@@ -26,8 +27,8 @@ from fusecache.policy.fetch_order import Cause
 
 log = logging.getLogger(__name__)
 
-# As often silent jobs are looked for.
-_SILENCE_LOOK_SECONDS = 10.0
+# As often jobs are looked for that are silent, or whose processes are gone.
+_LOOK_SECONDS = 2.0
 # A use of now is not as sacred as what is pinned.
 _NOW = 1e-6
 
@@ -47,6 +48,10 @@ class Hinting:
         self._cache = cache
         self._offload = offload
         self._timeline = Timeline()
+        # Who sent a job's plan, where that is to be seen; of these, who says where it is as well: a shell that copies a
+        # plan here may end at once, and its job goes on.
+        self._planners: dict[str, Process] = {}
+        self._speakers: dict[str, Process] = {}
         self._prefetcher = Prefetcher(self._timeline, tree, names, cache, resolve)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -55,16 +60,33 @@ class Hinting:
             await nursery.start(self._prefetcher.run, name="prefetch-hinted")
             task_status.started()
             while True:
-                await trio.sleep(_SILENCE_LOOK_SECONDS)
+                await trio.sleep(_LOOK_SECONDS)
+                self._end_jobs()
                 silent = self._timeline.forget_silent(trio.current_time())
+                for job in silent:
+                    self._forget_process(job)
                 if silent:
                     log.info("silent jobs are forgotten jobs=%s", ",".join(silent))
                     self._changed()
 
+    def _end_jobs(self) -> None:
+        """Have nothing more fetched for jobs whose processes are gone; killed ones take nothing back."""
+        ended = [job for job, process in self._speakers.items() if process.has_ended()]
+        for job in ended:
+            self._forget_process(job)
+            self._timeline.end(job, trio.current_time())
+        if ended:
+            log.info("the processes of jobs have ended jobs=%s", ",".join(ended))
+            self._changed()
+
+    def _forget_process(self, job: str) -> None:
+        self._planners.pop(job, None)
+        self._speakers.pop(job, None)
+
     # ---- what jobs say
 
-    async def take(self, file: str, message: bytes | bytearray) -> None:
-        """Take the content of a hint file, `<job>.plan` or `<job>.cursor`.
+    async def take(self, file: str, message: bytes | bytearray, pid: int = 0) -> None:
+        """Take the content of a hint file, `<job>.plan` or `<job>.cursor`. pid: of the thread that says it, or 0.
 
         Raises HintError, NotFound for the cursor of a job whose plan is not here, NotPermitted if there are too many.
         """
@@ -73,9 +95,19 @@ class Hinting:
             step = decode_cursor(message)
             if not self._timeline.move(job, step, trio.current_time()):
                 raise NotFound(f"{job}: there is no plan of this job, or it was forgotten")
+            process = process_of(pid)
+            if process is not None and process == self._planners.get(job):
+                self._speakers[job] = process
+            else:
+                self._speakers.pop(job, None)
         else:
+            process = process_of(pid)
             window = await self._offload.disk(_read_plan, bytes(message))
             self._timeline.add(job, window, trio.current_time())
+            if process is None or process != self._planners.get(job):
+                self._forget_process(job)
+            if process is not None:
+                self._planners[job] = process
             plan = window.plan
             log.info("plan taken job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step)
         self._changed()
@@ -83,6 +115,7 @@ class Hinting:
     def forget(self, job: str) -> bool:
         """Drop what a job has said; False if it said nothing."""
         known = self._timeline.forget(job)
+        self._forget_process(job)
         self._changed()
         return known
 
@@ -134,6 +167,7 @@ class Hinting:
             "late": job.late,
             "skipped": job.skipped,
             "silent_seconds": round(trio.current_time() - job.heard, 1),
+            "ended_seconds": round(max(0.1, trio.current_time() - job.ended_at), 1) if job.has_ended else 0.0,
         }
 
     # ---- what the cache asks and tells

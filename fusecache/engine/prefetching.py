@@ -150,7 +150,7 @@ class Prefetcher:
     def lead_bytes(self, job: Job) -> int:
         """Return how much may lie ahead of a job at the cost of others."""
         room = self._cache.housekeeping.room_bytes()
-        return lead_bytes(room, job.bytes_per_second, len(self._timeline.jobs))
+        return lead_bytes(room, job.bytes_per_second, len(self._timeline.running()))
 
     def predicted_stalls(self) -> int:
         """Return how many of the pieces on their way will come after their step has begun."""
@@ -164,10 +164,10 @@ class Prefetcher:
         return min(under_way, default=window.front)
 
     def _is_wanted(self, job: Job, last: int) -> bool:
-        return self._timeline.jobs.get(job.name) is job and job.step <= last
+        return self._timeline.jobs.get(job.name) is job and job.step <= last and not job.has_ended
 
     def _is_live(self, walk: Walk) -> bool:
-        return self._timeline.jobs.get(walk.job.name) is walk.job
+        return self._timeline.jobs.get(walk.job.name) is walk.job and not walk.job.has_ended
 
     # ---- choosing
 
@@ -196,11 +196,11 @@ class Prefetcher:
 
     def _all_walks(self) -> list[Walk]:
         """Return two walks for each job."""
-        for name, job in self._timeline.jobs.items():
+        for job in self._timeline.running():
             for is_exact in (True, False):
-                walk = self._walks.get((name, is_exact))
+                walk = self._walks.get((job.name, is_exact))
                 if walk is None or walk.job is not job:
-                    self._walks[name, is_exact] = Walk(job, is_exact)
+                    self._walks[job.name, is_exact] = Walk(job, is_exact)
         return list(self._walks.values())
 
     def _may_start(self, walk: Walk) -> bool:

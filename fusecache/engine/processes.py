@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
@@ -32,6 +33,26 @@ def thread_group(pid: int) -> int:
     return group
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process as it was seen once. started: as the kernel counts (proc(5)), as numbers of processes come again."""
+
+    number: int
+    started: int
+
+    def has_ended(self) -> bool:
+        """Return whether it is there no more; what waits to be reaped has ended."""
+        fields = _fields(self.number)
+        return not fields or int(fields[19]) != self.started or fields[0] in (b"Z", b"X")
+
+
+def process_of(pid: int) -> Process | None:
+    """Return the process of a thread, None if it cannot be seen from here."""
+    number = thread_group(pid) if pid else 0
+    fields = _fields(number) if number else []
+    return Process(number, int(fields[19])) if fields else None
+
+
 def was_killed(process: int) -> bool:
     """Return whether a process is being ended by a signal. Unseen counts as alive.
 
@@ -47,12 +68,15 @@ def was_killed(process: int) -> bool:
 
 
 def _is_signaled(pid: int) -> bool:
+    fields = _fields(pid)
+    return bool(fields) and bool(int(fields[6]) & _PF_SIGNALED)
+
+
+def _fields(pid: int) -> list[bytes]:
+    """Return what /proc/PID/stat says behind the command's name (proc(5)): its state comes first, flags seventh."""
     stat = _read(f"/proc/{pid}/stat")
-    if not stat:
-        return False
-    # The command's name, in parentheses, may hold anything; flags are the seventh field behind it (proc(5)).
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return bool(int(fields[6]) & _PF_SIGNALED)
+    # The name, in parentheses, may hold anything.
+    return stat[stat.rindex(b")") + 2 :].split() if stat else []
 
 
 def _read(path: str) -> bytes:

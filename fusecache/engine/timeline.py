@@ -214,6 +214,12 @@ class Job:
     late: int = 0
     skipped: int = 0
     is_told: bool = False
+    ended_at: float = math.inf
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process that spoke for it is gone: it takes no share, until one of its name speaks again."""
+        return self.ended_at < math.inf
 
     @property
     def extents(self) -> int:
@@ -309,7 +315,7 @@ class Timeline:
                 )
             job = self.jobs[name] = Job(name, now, pace=Pace(step=window.plan.step, since=now))
             job.step = window.plan.step
-        job.heard = now
+        job.heard, job.ended_at = now, math.inf
         job.windows = [*kept, window]
         job.is_told = False
         job.move(window.plan.step, now)
@@ -321,9 +327,20 @@ class Timeline:
         if job is None:
             return False
         job.heard = job.said_at = now
+        job.ended_at = math.inf
         job.reads.clear()
         job.move(step, now)
         return True
+
+    def end(self, name: str, now: float) -> None:
+        """A job's process is gone. What it named is the last to go, still: it may be started again."""
+        job = self.jobs.get(name)
+        if job is not None and not job.has_ended:
+            job.ended_at = now
+
+    def running(self) -> list[Job]:
+        """Return the jobs that have not ended."""
+        return [job for job in self.jobs.values() if not job.has_ended]
 
     def forget(self, name: str) -> bool:
         """Drop what a job has said; False if it said nothing."""
@@ -351,7 +368,7 @@ class Timeline:
 
     def exact_use(self, path: str, start: int, stop: int) -> tuple[Job, int] | None:
         """Return the job, and its next step, for which any of these bytes were named exactly; None if they were not."""
-        for job in self.jobs.values():
+        for job in self.running():
             for window in job.windows:
                 if window.plan.is_exact:
                     step = min(window.steps_of(path, job.step, start, stop), default=None)
@@ -363,13 +380,13 @@ class Timeline:
         """Say whether some job has said that it will read a file."""
         return any(
             next(window.extents_of(path, job.step), None) is not None
-            for job in self.jobs.values()
+            for job in self.running()
             for window in job.windows
         )
 
     def long_use(self, path: str) -> tuple[Job, int] | None:
         """Return a job that reads a file now and for some steps to come, and the step before; None if none does."""
-        for job in self.jobs.values():
+        for job in self.running():
             for window in job.windows:
                 first, last, *_ = next(window.extents_of(path, job.step), (math.inf, 0))
                 if first <= job.step + 1 < last:
@@ -382,7 +399,7 @@ class Timeline:
         has_waited: for the bucket. Return whether a job has moved, or reads the exact bytes of a further step.
         """
         has_moved = False
-        for job in self.jobs.values():
+        for job in self.running():
             step = None
             for window in job.windows:
                 # Of several, whose bytes lie in the same pages, the soonest is meant.

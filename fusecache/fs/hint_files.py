@@ -33,11 +33,13 @@ MOST_NAMES = 4096
 class _Open:
     """An open file. content: of this moment, for readers; written: by this handle, None if it became too large.
 
-    too_large: by itself, not for what others are writing. is_new: something was written since the last close.
+    pid: of the thread that opened it. too_large: by itself, not for what others are writing. is_new: something was
+    written since the last close.
     """
 
     name: str
     content: bytes
+    pid: int
     written: bytearray | None = field(default_factory=bytearray)
     too_large: bool = False
     is_new: bool = False
@@ -88,18 +90,18 @@ class HintFiles:
         entry.attr_timeout = 0
         return entry
 
-    def create(self, name: str) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+    def create(self, name: str, pid: int) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Make and open a file. Raises HintError for a name that is none of a hint."""
         job_of(name)
         number = self._number(name)
-        return self.open(number), self.attributes(number)
+        return self.open(number, pid), self.attributes(number)
 
-    def open(self, inode: int) -> pyfuse3.FileInfo:
-        """Open a file, to write a message or to read what is known."""
+    def open(self, inode: int, pid: int) -> pyfuse3.FileInfo:
+        """Open a file, to write a message or to read what is known. pid: of the thread that asks."""
         name = self._name(inode)
         handle = self._next_handle
         self._next_handle += 1
-        self._open[handle] = _Open(name, self._content(name))
+        self._open[handle] = _Open(name, self._content(name), pid)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
@@ -132,7 +134,7 @@ class HintFiles:
             raise NotPermitted(f"{file.name}: all jobs together may be writing {MOST_BYTES} bytes at a time")
         if file.written is None:
             raise HintError(f"{file.name}: a message has at most {LONGEST_MESSAGE_BYTES} bytes")
-        await self._hinting.take(file.name, file.written)
+        await self._hinting.take(file.name, file.written, file.pid)
 
     def release(self, handle: int) -> None:
         """Close a file."""

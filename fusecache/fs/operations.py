@@ -358,7 +358,7 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Make and open a file."""
         if parent_inode == hint_files.DIRECTORY:
-            return self._control.hints.create(os.fsdecode(name))
+            return self._control.hints.create(os.fsdecode(name), ctx.pid)
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
         node = await self._fs.changes.create(
@@ -372,7 +372,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         """Open a file. ESTALE makes the kernel look the name up again: another client replaced it."""
         if self._control.hints.owns(inode):
-            return self._control.hints.open(inode)
+            return self._control.hints.open(inode, ctx.pid)
         if self._control.owns(inode):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise pyfuse3.FUSEError(errno.EACCES)

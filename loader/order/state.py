@@ -59,14 +59,20 @@ def _weights(weights: tuple[Weight, ...]) -> str:
     return f"{len(weights)} streams, {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any]) -> None:
-    """Raise StateError that names each setting which is not what it was."""
+def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any], dataset: str = "") -> None:
+    """Raise StateError that names each setting which is not what it was. dataset: what the one at hand is called."""
     saved = _EARLIER | dict(saved)
     differences = [
         f"{name} was {saved.get(name)!r} and is {settings.get(name)!r}"
         for name in sorted({*settings, *saved}, key=str)
         if saved.get(name) != settings.get(name)
     ]
+    if saved.get("dataset") != settings.get("dataset"):
+        raise StateError(
+            f"the saved position belongs to another dataset than {dataset or 'these shard sizes'}: names, sample "
+            f"counts, sizes or columns of its shards were others ({'; '.join(differences)}). Continue "
+            f"with the dataset as it was, or start a new epoch without the state."
+        )
     if differences:
         raise StateError(
             f"the saved position belongs to another order: {'; '.join(differences)}. "

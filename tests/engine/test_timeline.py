@@ -256,6 +256,24 @@ def test_a_job_that_says_where_it_is_is_not_kept_by_what_others_read_of_the_same
     assert timeline.forget_silent(2000.0 + SILENT_SECONDS - 1) == []
 
 
+def test_a_job_that_has_ended_is_moved_by_nobody_and_goes_on_when_it_speaks_again() -> None:
+    timeline = Timeline()
+    take(timeline, "job", plan(0, 0, [Said(0, "a", 0, 10, step, step) for step in range(20)]), 0.0)
+    timeline.move("job", 1, 1.0)
+    timeline.end("job", 2.0)
+    for now in range(10, 30):
+        assert not timeline.note_read("a", 0, 10, float(now), has_waited=False)
+    assert timeline.jobs["job"].step == 1
+    assert not timeline.running()
+    assert not timeline.names("a")
+    assert timeline.next_use("a", 0, 10) is not None  # it may be started again
+    assert timeline.move("job", 2, 40.0)
+    assert [job.step for job in timeline.running()] == [2]
+    timeline.end("job", 41.0)
+    take(timeline, "job", plan(0, 0, [Said(0, "a", 0, 10, 0, 0)]), 42.0)
+    assert len(timeline.running()) == 1
+
+
 def test_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_JOBS", 2)
     timeline = Timeline()

@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import socket
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -440,6 +442,39 @@ def test_where_others_have_named_all_that_may_be_named_the_loader_goes_on_when_t
         (hints / "others0.plan").unlink()
         wait_until(planned, "an epoch")
     assert caplog.text.count("takes no hints") == 1
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+(folder / "run.plan").write_bytes(bytes.fromhex(sys.argv[2]))
+(folder / "run.cursor").write_bytes(bytes.fromhex(sys.argv[3]))
+print("said", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_job_whose_process_was_killed_is_fetched_for_no_more_until_it_is_started_again(
+    mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
+) -> None:
+    one = mount()
+    folder = one.path / ".fusecache/hints"
+    said = [plan().hex(), encode_cursor(2).hex()]
+
+    def ended() -> bool:
+        (job,) = one.status()["hints"]["jobs"]
+        return bool(job["ended_seconds"])
+
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(folder), *said], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"said\n"
+        assert not ended()
+        job.kill()
+        wait_until(ended, "the end of the job")
+    assert sorted(os.listdir(folder)) == ["run.cursor", "run.plan"]
+    (folder / "run.plan").write_bytes(plan())  # by another process, as of a run that is started again
+    assert not ended()
 
 
 def test_a_daemon_that_is_gone_disturbs_nobody(

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import re
+import signal
 import threading
 import time
 import traceback
@@ -17,11 +18,11 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from loader import ElasticBatchSampler, MDSDataset, MDSWriter, ShardError, World
+from loader import DatasetError, ElasticBatchSampler, MDSDataset, MDSWriter, ShardError, World
 from loader.fast import Loader
 from tests.mount.buckets import Bucket
 from tests.mount.conftest import ExpectedLog, Place
-from tests.mount.mounts import wait_until
+from tests.mount.mounts import Mount, wait_until
 from tests.s3server import Fault, FaultAction
 
 pytestmark = pytest.mark.s3server_only
@@ -156,7 +157,7 @@ HARMS: dict[Harm, str] = {
     truncate: r"the file has \d+ bytes, the index says \d+; it was truncated",
     put_a_longer_one: r"the file has \d+ bytes, the index says \d+; it was replaced",
     change_a_byte: "its xxh64 is not that of the index",
-    refuse: "Input/output error",
+    refuse: r"Input/output error\. The mount /.* or its bucket did not give it: ask `fusecache status /",
     damage_the_frame: "it does not decompress",
 }
 CASES = [
@@ -193,6 +194,22 @@ def test_a_harm_in_the_bucket_ends_the_training_loop_within_seconds_and_names_th
     del dataset
     if way == "Loader":  # whose threads end by themselves
         wait_until(lambda: is_let_go(place.path), "the end of the threads, and of their files")
+
+
+def test_a_mount_whose_daemon_is_gone_is_no_damaged_shard(
+    mount: Callable[..., Mount], bucket: Bucket, raw: dict[str, bytes]
+) -> None:
+    upload(bucket, raw)
+    first = mount()
+    dataset = MDSDataset(first.path / "data")
+    _ = dataset[0]
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: not first.is_alive(), "the daemon's end")
+    told = rf"(not connected|connection abort)\. The daemon of the mount {re.escape(str(first.path))} is gone: ask"
+    with pytest.raises(ShardError, match=told):
+        _ = dataset[SAMPLES - 1]
+    with pytest.raises(DatasetError, match=told):
+        MDSDataset(first.path / "data")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -238,7 +255,7 @@ def test_a_read_that_the_bucket_does_not_answer_is_told_of_by_shard_and_age_and_
     try:
         loop.start()
         path = re.escape(str(place.path / "data" / name))
-        wanted = rf"read stalled age_seconds=\d+ path={path} shard={HARMED} samples={first}\.\.{stop - 1}"
+        wanted = rf"longest for \d+ s \(path={path} shard={HARMED} samples={first}\.\.{stop - 1}"
         wait_until(lambda: re.search(wanted, log.read_text()), "a word of the stalled read")
         assert loop.is_alive()
     finally:

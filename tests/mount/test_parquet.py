@@ -84,7 +84,8 @@ def test_hinted_files_are_fetched_before_they_are_read(
         assert hints.is_sending
         wait_until(lambda: one.status()["cache"]["used_bytes"] >= total, "all files")
         wait_until(
-            lambda: one.status()["hints"]["jobs"][0]["planned_steps"] >= len(sampler), "the epoch's whole plan"
+            lambda: one.status()["hints"]["jobs"][0]["planned_steps"] >= len(sampler),
+            "the epoch's whole plan",
         )
         demand = one.status()["cache"]["bytes_by_cause"]["demand"]
         for ids in sampler:

@@ -37,6 +37,14 @@ def test_each_job_has_its_horizon_and_what_came_of_it() -> None:
     ]
 
 
+def test_a_job_that_has_ended_or_is_silent_is_not_shown_as_one_that_runs() -> None:
+    ended = {**JOB, "silent_seconds": 95.0, "ended_seconds": 90.0}
+    assert shown({"jobs": [ended]}) == [
+        "llama-0: its process ended 1 min ago, at step 120: nothing is fetched for it until it is started again"
+    ]
+    assert "silent for 1 min" in shown({"jobs": [{**ended, "ended_seconds": 0.0}]})[1]
+
+
 def test_what_is_not_so_says_nothing() -> None:
     assert shown({"jobs": [], "predicted_stalls": 0, "forgotten_jobs": 0}) == []
     assert shown({}) == []

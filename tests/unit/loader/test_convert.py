@@ -80,6 +80,18 @@ def test_documents_are_laid_end_to_end_and_cut(
     assert f"tokens={len(expected) - whole} path={tmp_path}/in{ending}" in caplog.text
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_text_that_fills_no_sample_is_an_error_not_an_empty_dataset(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], processes: str
+) -> None:
+    (tmp_path / "in.txt").write_text("w1 w2 w3")
+    how = ["--tokenizer", str(tokenizer), "--end", "", "--length", "100000", "--processes", processes]
+    assert main(["convert", "text", *how, str(tmp_path / "in.txt"), str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().err
+    assert "no file has the 100000 tokens of a sample: lower --length" in told
+    assert not (tmp_path / "out/index.json").exists()
+
+
 def test_each_document_or_line_is_a_sample_of_its_own_length(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in documents()))
     how = ("--tokenizer", tokenizer, "--end", "", "--length", 0, "--dtype", "uint16")

@@ -292,7 +292,7 @@ def test_on_a_plain_directory_there_is_nobody_to_tell_and_nothing_to_end(directo
     iterator = iter(loader)
     next(iterator)
     loader.close()
-    with pytest.raises(LoaderError, match="ended by another one"):
+    with pytest.raises(LoaderError, match="the loader was closed"):
         list(iterator)
     assert ids_of(loader) == list(sampler_of(MDSDataset(directory)))
     wait_until_no_thread_is_left()

@@ -10,28 +10,35 @@ import numpy as np
 import pytest
 
 from loader.__main__ import main
+from loader.caches import FirstCome, LeastRecent
 from loader.dataset import MDSDataset
+from loader.foresight import Ids
 from loader.sampler import ElasticBatchSampler
-from loader.simulate import POLICIES, Life, downloads, in_use, lives, report
+from loader.simulate import POLICIES, Life, downloads, in_use, known_use_downloads, lives, report
 from loader.world import World
 from loader.writer import MDSWriter
 
 
-def reshuffled(shards: int, epochs: int) -> Life:
+def reshuffled(shards: int, epochs: int) -> list[list[int]]:
     """One shard a step, each epoch in another order."""
-    orders = [random.Random(epoch).sample(range(shards), shards) for epoch in range(epochs)]
-    steps = np.arange(shards * epochs)
-    return Life(np.array(orders).ravel(), steps, steps)
+    return [random.Random(epoch).sample(range(shards), shards) for epoch in range(epochs)]
+
+
+def by_policy(orders: list[list[int]], sizes: Ids, room: int) -> dict[str, list[int]]:
+    """What each policy downloads in each epoch, for one shard a step."""
+    steps = np.arange(sum(map(len, orders)))
+    life = Life(np.array([shard for order in orders for shard in order]), steps, steps)
+    least = LeastRecent(sizes, room)
+    found = {POLICIES[0]: [least.use(np.array(order)) for order in orders]}
+    for policy in POLICIES[1:]:
+        found[policy] = known_use_downloads(life, sizes, room, policy, len(orders[0]), len(orders))
+    return found
 
 
 def test_downloads_of_reshuffled_epochs_are_those_that_theory_gives() -> None:
     shards = 512
-    life, sizes = reshuffled(shards, 4), np.full(shards, 10)
-    least, known = (
-        [each / (10 * shards) for each in downloads(life, sizes, 10 * shards // 2, policy, shards)]
-        for policy in (POLICIES[0], POLICIES[2])
-    )
-    kept = [each / (10 * shards) for each in downloads(life, sizes, 10 * shards // 2, POLICIES[1], shards)]
+    found = by_policy(reshuffled(shards, 4), np.full(shards, 10), 10 * shards // 2)
+    least, kept, known = ([each / (10 * shards) for each in found[policy]] for policy in POLICIES)
     assert least[0] == known[0] == kept[0] == 1.0
     assert np.mean(least[1:]) == pytest.approx(0.85, abs=0.04)
     assert np.mean(known[1:]) == pytest.approx(0.5, abs=0.01)
@@ -39,10 +46,63 @@ def test_downloads_of_reshuffled_epochs_are_those_that_theory_gives() -> None:
 
 
 def test_a_cache_for_all_downloads_once_and_none_each_time() -> None:
-    life, sizes = reshuffled(20, 3), np.full(20, 10)
-    for policy in POLICIES:
-        assert downloads(life, sizes, 200, policy, 20) == [200, 0, 0]
-        assert downloads(life, sizes, 0, policy, 20) == [200, 200, 200]
+    orders, sizes = reshuffled(20, 3), np.full(20, 10)
+    assert set(map(tuple, by_policy(orders, sizes, 200).values())) == {(200, 0, 0)}
+    assert set(map(tuple, by_policy(orders, sizes, 0).values())) == {(200, 200, 200)}
+
+
+def one_by_one(uses: list[int], sizes: list[int], room: int, *, drops: bool) -> int:
+    """What a cache downloads that looks at each use: it drops what was used longest ago, or takes nothing more."""
+    cached: list[int] = []
+    fetched = 0
+    for shard in uses:
+        is_here = shard in cached
+        fetched += 0 if is_here else sizes[shard]
+        used = sum(sizes[each] for each in cached)
+        if drops:
+            cached = [*(each for each in cached if each != shard), shard]
+            while sum(sizes[each] for each in cached) > room:
+                del cached[0]
+        elif not is_here and used + sizes[shard] <= room:
+            cached.append(shard)
+    return fetched
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_uses_taken_together_download_what_they_do_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = [chance.randrange(1, 30) for _ in range(40)]
+    # Some windows of few shards, which fit, and some of many, which do not.
+    uses = [
+        shard
+        for _ in range(12)
+        for width in [chance.choice([3, 10, 40])]
+        for shard in chance.choices(chance.sample(range(40), width), k=150)
+    ]
+    for room in (0, 25, 120, 400, sum(sizes)):
+        for one, drops in (
+            (LeastRecent(np.array(sizes), room), True),
+            (FirstCome(np.array(sizes), room), False),
+        ):
+            found = sum(one.use(np.array(uses[at : at + 400])) for at in range(0, len(uses), 400))
+            assert found == one_by_one(uses, sizes, room, drops=drops), (room, drops)
+
+
+def test_shards_in_use_that_exceed_the_cache_come_again_and_again() -> None:
+    """48 shards mixed, room for 16: two thirds of all uses find theirs gone."""
+    samples = np.full(48, 100)
+    sampler = ElasticBatchSampler(
+        samples, global_batch_size=24, order="py1b", canonical_nodes=1, block_size=4800, world=World()
+    )
+    ends, sizes = np.cumsum(samples), np.full(48, 10)
+    found = downloads(sampler.course, ends, sizes, 160, 2)
+    _, nbytes = in_use(lives(sampler.course, ends, 1), sizes, sampler.course.steps)
+    assert int(nbytes.max()) > 160
+    assert found[POLICIES[0]][1] > 10 * sizes.sum()
+    assert found[POLICIES[1]][1] > 10 * sizes.sum()
+    assert found[POLICIES[2]][1] <= sizes.sum()
+    enough = downloads(sampler.course, ends, sizes, int(nbytes.max()), 2)
+    assert all(each[0] == sizes.sum() for each in enough.values())
 
 
 def fewest_downloads(life: Life, room: int) -> int:
@@ -87,10 +147,8 @@ def test_no_choice_of_what_goes_downloads_less_than_the_known_order(order: str, 
         )
         life = lives(sampler.course, np.cumsum(sizes), 3)
         for room in range(shards + 1):
-            totals = [
-                sum(downloads(life, np.ones(shards, np.int64), room, policy, sampler.course.steps))
-                for policy in POLICIES
-            ]
+            found = downloads(sampler.course, np.cumsum(sizes), np.ones(shards, np.int64), room, 3)
+            totals = [sum(found[policy]) for policy in POLICIES]
             assert totals[2] == fewest_downloads(life, room) <= min(totals), (seed, room)
             differing += totals[2] < min(totals[:2])
     assert differing
@@ -118,7 +176,15 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert main(["simulate", str(tmp_path), *arguments[2:]]) == 1
     assert main([*arguments, "--epochs", "0"]) == 1
-    for size in ("nan", "inf", "-5"):
+    assert "warning" not in capsys.readouterr().err
+    shown = []
+    for size in ("1KiB", "1024", "1.024KB", "1.024e3"):
+        assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 0
+        told = capsys.readouterr()
+        shown.append(told.out)
+        assert "and the cache has 1,024. Without hints, shards come again and again" in told.err
+    assert len(set(shown)) == 1
+    for size in ("nan", "inf", "-5", "1e999", "5 XB", "5iB"):
         assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 1
         assert f"--cache-bytes {size} is no number of bytes" in capsys.readouterr().err
     assert main([*arguments, "--png", str(tmp_path / "nowhere" / "run.png")]) == 1
