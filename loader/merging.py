@@ -5,6 +5,7 @@ the order of the samples: folders in natural order (2 before 10), or as listed.
 """
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from loader.writer import write_index
 
 _SHARD = re.compile(r"shard\.\d+\.mds(\.\w+)?")
 
+log = logging.getLogger(__name__)
+
 
 def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replace: bool = False) -> int:
     """Write `<root>/index.json` over all datasets in folders below root; return how many shards it has.
@@ -25,8 +28,9 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
     parts: folders below root, in the order wanted; without it, all that have an index.json, in natural order,
     and a folder that has shards but no index (its writer has not finished) is an error. A folder whose shards
     another index above it names already adds nothing. replace: write over an index that root has already.
-    Raises WriterError if there is nothing to merge, a shard is named twice, parts differ in their columns, a file is
-    missing or of another size than its index says, or root has an index; DatasetError for an index that cannot be read.
+    Raises WriterError if there is nothing to merge, a shard is named twice, a file is missing or of another size than
+    its index says, or root has an index; DatasetError for an index that cannot be read. Parts with other columns than
+    the first are warned of: samples of them make no batch together.
     """
     check_is_local(root)
     top = Path(root)
@@ -48,11 +52,12 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
             raise WriterError(
                 f"{twice} is named twice: by {owners[twice]}/{INDEX_NAME} and {folder}/{INDEX_NAME}"
             )
+        if shards and entries:
+            _warn_of_columns(folder, entries[0][1], next(iter(owners.values())), shards[0])
         for name, entry in entries:
             if name in owners:
                 raise WriterError(f"{name} is named twice by {folder}/{INDEX_NAME}")
             owners[name] = folder
-            _check_columns(folder, entry, owners, shards)
             shards.append(entry)
     if not shards:
         raise WriterError(f"there is nothing to merge below {top}: no folder with an {INDEX_NAME} and shards")
@@ -112,22 +117,18 @@ def _entries(root: Path, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, entry
 
 
-def _check_columns(
-    folder: str, entry: dict[str, Any], owners: dict[str, str], shards: Sequence[dict[str, Any]]
-) -> None:
-    if not shards:
-        return
-    here, there = _columns(entry), _columns(shards[0])
-    if here != there:
-        differ = sorted(
-            f"{name} is {here.get(name, 'missing')}, not {there.get(name, 'missing')}"
-            for name in {*here, *there}
-            if here.get(name) != there.get(name)
-        )
-        raise WriterError(
-            f"{folder} has other columns than {next(iter(owners.values()))}: {'; '.join(differ)}. The parts of a "
-            f"dataset have the same: write it anew, or list the parts to merge"
-        )
+def _warn_of_columns(folder: str, entry: dict[str, Any], first: str, first_entry: dict[str, Any]) -> None:
+    here, there = _columns(entry), _columns(first_entry)
+    differ = sorted(
+        f"{name} is {here.get(name, 'missing')}, not {there.get(name, 'missing')}"
+        for name in {*here, *there}
+        if here.get(name) != there.get(name)
+    )
+    if differ:
+        log.warning(
+            "%s has other columns than %s: %s. They are merged, but samples of both make no batch together",
+            folder, first, "; ".join(differ),
+        )  # fmt: skip
 
 
 def _columns(entry: dict[str, Any]) -> dict[str, str]:

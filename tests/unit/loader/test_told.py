@@ -230,12 +230,16 @@ def test_parts_that_nobody_merged_and_parquet_files_are_told_of(tmp_path: Path) 
         MDSDataset(tmp_path / "a/index.json")
 
 
-def test_parts_of_other_columns_are_not_merged(tmp_path: Path) -> None:
+def test_a_merge_of_parts_with_other_columns_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b", columns={"id": "int", "text": "json"})
-    with pytest.raises(WriterError, match="b has other columns than a: text is json, not str"):
-        merge(tmp_path)
-    assert not (tmp_path / "index.json").exists()
+    write(tmp_path / "c")
+    merge(tmp_path)
+    assert [record.message.partition(". ")[0] for record in caplog.records] == [
+        "b has other columns than a: text is json, not str"
+    ]
 
 
 # Sources
