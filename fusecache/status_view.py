@@ -6,11 +6,11 @@ from typing import Any
 
 from fusecache.model.causes import renewal_text
 from fusecache.model.texts import changes_text, count_text, left_text, seconds_text, size_text
+from fusecache.policy.ledger import STAGING_SHARE_PERCENT
 
 # Cloudflare R2's prices for a million requests of class A and of class B, in dollars.
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
 _MOST_LINES = 5
-_STAGING_SHARE = 0.7
 _SILENT_SECONDS = 90.0
 _VERBS = {
     "gets": "GET",
@@ -305,8 +305,11 @@ def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> I
     size, limit = shortages["bytes"], cache.get("limit_bytes")
     long_ago = f"{seconds_text(shortages['seconds'])} ago"
     way_out = "raise --cache-size, or wait for uploads"
-    if limit and size > limit * _STAGING_SHARE:
-        way_out = f"raise --cache-size: of {size_text(limit)}, files that wait for uploads take 70 % at most"
+    if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
+        way_out = (
+            f"raise --cache-size: of {size_text(limit)}, files that wait for uploads take "
+            f"{STAGING_SHARE_PERCENT} % at most"
+        )
     yield (
         f"{count_text(shortages['files'], 'write')} refused for lack of room, the last {shortages['path']}"
         f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {way_out}"

@@ -29,7 +29,7 @@ class Changes(DirectoryMoves):
 
     async def create(self, parent: Node, name: str, mode: int) -> Node:
         """Make an empty file, not yet promised to anyone. Raises AlreadyExists, NoSpace."""
-        await self._contents.check_room(self._tree.relative(self._tree.child_key(parent, name)))
+        await self._contents.check_room(lambda: self._tree.relative(self._tree.child_key(parent, name)))
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
         node.mode = mode

@@ -7,10 +7,9 @@ Invariant: a sealed generation never changes; a writer that comes later gets a n
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -31,9 +30,6 @@ from fusecache.model.records import FileRecord, PosixAttributes
 from fusecache.model.states import FileState
 from fusecache.policy.pace import WritePace
 from fusecache.policy.parts import OBJECT_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Space is reserved in steps, so that 4 KiB writes do not go to the ledger each; small ones for small files, as of those
 # many may be open at once.
@@ -180,10 +176,13 @@ class Contents(Promises):
 
     # ---- writing
 
-    async def check_room(self, path: str = "") -> None:
-        """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for it."""
+    async def check_room(self, path_of: Callable[[], str] = lambda: "") -> None:
+        """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for it.
+
+        path_of: returns its path, where somebody is to be told.
+        """
         self._journal.check_writable()
-        with self._shortage_noted(path, 0):
+        with self._shortage_noted(path_of, 0):
             self._check_admitted(_HEADROOM_BYTES)
             if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
                 try:
@@ -193,11 +192,11 @@ class Contents(Promises):
         self._cache.release_staging(_HEADROOM_BYTES)
 
     @contextmanager
-    def _shortage_noted(self, path: str, size: int) -> Iterator[None]:
+    def _shortage_noted(self, path_of: Callable[[], str], size: int) -> Iterator[None]:
         try:
             yield
         except NoSpace as exc:
-            if path:
+            if path := path_of():
                 self.shortages.note(path, size, exc)
             raise
 
@@ -273,7 +272,7 @@ class Contents(Promises):
         """Cut or extend with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._check_size(node, size)
         if size > node.size:
-            with self._shortage_noted(self._tree.path(node), size):
+            with self._shortage_noted(lambda: self._tree.path(node), size):
                 self._check_admitted(size - node.size)
         generation = node.generation
         is_new_start = size == 0 and generation is not None and generation.state is FileState.FAILED

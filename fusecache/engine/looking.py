@@ -11,6 +11,7 @@ import trio
 
 from fusecache.engine.conflicts import Conflicts
 from fusecache.engine.content import Contents
+from fusecache.engine.moving import is_rename
 from fusecache.engine.nodes import Generation, Item, Kind, Node
 from fusecache.engine.owed import Owed
 from fusecache.engine.publisher import Publisher
@@ -19,7 +20,7 @@ from fusecache.engine.tree import Tree
 from fusecache.engine.waiting import Barrier
 from fusecache.model.causes import PERSONS, code_of, way_out
 from fusecache.model.errors import NotFound, Throttled
-from fusecache.model.records import ConflictRecord, OperationKind
+from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
 from fusecache.model.texts import changes_text, count_text, left_text, seconds_text, size_text
 from fusecache.policy.rates import Rate, seconds_left
@@ -369,7 +370,7 @@ class Looking:
             some = items[start : start + _AT_ONCE]
             if path:
                 some = [item for item in some if _is_at(item, key, below)]
-                arriving |= {item.node for item in some if item.node is not None and _is_rename(item)}
+                arriving |= {item.node for item in some if item.node is not None and is_rename(item)}
             yield some
             await trio.lowlevel.checkpoint()
         for start in range(0, len(items) if arriving else 0, _AT_ONCE):
@@ -425,10 +426,6 @@ def _counts(pending: Pending) -> dict[str, Any]:
         "put_off_files": pending.put_off,
         "put_off_seconds": round(pending.put_off_seconds, 1),
     }
-
-
-def _is_rename(item: Item) -> bool:
-    return not isinstance(item, Generation) and item.record.kind is OperationKind.RENAME
 
 
 def _is_at(item: Item, key: str, below: str) -> bool:

@@ -381,7 +381,7 @@ class Operations(pyfuse3.Operations):
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
             self._check_writable(inode)
-            await self._fs.contents.check_room(self._fs.tree.path(node))
+            await self._fs.contents.check_room(lambda: self._fs.tree.path(node))
             await self._fs.contents.closed(node)
         await self._look_again(node)
         appends = writable and bool(flags & os.O_APPEND)

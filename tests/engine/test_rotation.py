@@ -66,35 +66,37 @@ async def save_directory(user: User, step: int) -> None:
 
 
 async def remove_directory(user: User, step: int) -> None:
-    for name in ("model", "optimizer"):
-        await user.unlink(f"run/step-{step}/{name}")
-    await user.rmdir(f"run/step-{step}")
+    await remove_parts(user, f"run/step-{step}")
 
 
 async def save_nested(user: User, step: int) -> None:
     await user.mkdir(f"run/step-{step}")
-    await user.mkdir(f"run/step-{step}/rank-0")
-    await user.write(f"run/step-{step}/rank-0/model", content(step))
-    await user.write(f"run/step-{step}/rank-0/optimizer", half(step))
+    await save_parts(user, f"run/step-{step}/rank-0", step)
 
 
 async def remove_nested(user: User, step: int) -> None:
-    for name in ("model", "optimizer"):
-        await user.unlink(f"run/step-{step}/rank-0/{name}")
-    await user.rmdir(f"run/step-{step}/rank-0")
+    await remove_parts(user, f"run/step-{step}/rank-0")
     await user.rmdir(f"run/step-{step}")
 
 
 async def save_in_root(user: User, step: int) -> None:
-    await user.mkdir(f"step-{step}")
-    await user.write(f"step-{step}/model", content(step))
-    await user.write(f"step-{step}/optimizer", half(step))
+    await save_parts(user, f"step-{step}", step)
 
 
 async def remove_in_root(user: User, step: int) -> None:
+    await remove_parts(user, f"step-{step}")
+
+
+async def save_parts(user: User, folder: str, step: int) -> None:
+    await user.mkdir(folder)
+    await user.write(f"{folder}/model", content(step))
+    await user.write(f"{folder}/optimizer", half(step))
+
+
+async def remove_parts(user: User, folder: str) -> None:
     for name in ("model", "optimizer"):
-        await user.unlink(f"step-{step}/{name}")
-    await user.rmdir(f"step-{step}")
+        await user.unlink(f"{folder}/{name}")
+    await user.rmdir(folder)
 
 
 async def point(user: User, step: int) -> None:
