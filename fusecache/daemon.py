@@ -4,6 +4,7 @@ Invariant: whatever fails before `ready` leaves nothing mounted and nothing lost
 """
 
 import configparser
+import errno
 import logging
 import os
 import signal
@@ -69,19 +70,27 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     `ready` is called once the mount answers, with what whoever mounts should know ("": nothing).
     Raises FusecacheError if it cannot start.
     """
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
-        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
+    _begin_log(options.log_level.upper())
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         return _run(options, ready)
     except FusecacheError as exc:
         notify(STATUS=f"failed: {exc}")
         raise
+
+
+def _begin_log(level: str) -> None:
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
+        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
+    logging.getLogger("pyfuse3").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of pyfuse3's says more than that the kernel, being unmounted, awaits no answer."""
+    return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()
 
 
 def _run(options: MountOptions, ready: Callable[[str], None]) -> int:

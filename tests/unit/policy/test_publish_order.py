@@ -42,16 +42,26 @@ class Reference:
                 return True
             if _folders(second) & _folders(first)[:1]:
                 return True
-        if older.aside:
+        if second.role is Role.END and first.role in {Role.REMOVAL, Role.END}:
+            own = second.keys[0].rstrip("/")
+            if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
+                return True
+        if older.aside or first.role is Role.END:
             return False
-        if first.role is Role.END:
-            return second.role is Role.END and _is_in(_folders(first)[0], second.keys[0].rstrip("/"))
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
             return True
         if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
             return True
         beside = _Folders([] if younger.behind is None else [younger.behind])
         return first.size > SMALL_BYTES and self._lies_in(first, beside)
+
+    def _is_wanted_after(self, end: Change) -> bool:
+        """Return whether something else is to have the name that an END gives up."""
+        name = end.keys[0].rstrip("/")
+        return any(
+            number > end.sequence and name in {key.rstrip("/") for key in each.change.keys}
+            for number, each in self.queued.items()
+        )
 
     def _lies_in(self, change: Change, folders: "_Folders") -> bool:
         return any(_is_in(folder, above) for folder in _folders(change) for above in folders)
