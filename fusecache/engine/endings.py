@@ -12,7 +12,7 @@ from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.journaling import JournalWriter
 from fusecache.engine.nodes import Generation, Item, Node, attributes_of
-from fusecache.engine.owed import Owed
+from fusecache.engine.owed import Owed, leaves_object
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import NoSpace
@@ -129,14 +129,29 @@ class Endings:
             self.on_name_lost(parent, name)
 
     def _hand_over(self, node: Node, parent: Node, name: str, refused: Generation | None) -> None:
-        """Give what is queued for a node, or refused, to a new one of that name: what was closed last shows again."""
-        queued: list[Item] = [
-            item for item in self._owed.for_key(self._tree.child_key(parent, name)) if item.node is node
-        ]
+        """Let the name show what was closed last of all that is queued under it, or was refused."""
+        key = self._tree.child_key(parent, name)
+        of_key = self._owed.for_key(key)
+        queued: list[Item] = [item for item in of_key if item.node is node]
         if refused is not None and refused.state is FileState.REJECTED:
             queued.insert(0, refused)
-        if not queued:
+        if queued:
+            self._hand_to_heir(node, parent, name, queued)
+        elif of_key and leaves_object(of_key[-1], key):
+            self._show_replaced(parent, name, of_key[-1])
+
+    def _show_replaced(self, parent: Node, name: str, last: Item) -> None:
+        """The node was renamed over another one, which is owed to the bucket still: that has its name again."""
+        replaced = last.node
+        if replaced is None or replaced.parent is not None:
             return
+        if replaced.generation is None or replaced.generation is last:
+            self._tree.attach(replaced, parent, name)
+        else:
+            self._hand_to_heir(replaced, parent, name, [last])  # somebody writes on, under no name
+
+    def _hand_to_heir(self, node: Node, parent: Node, name: str, queued: list[Item]) -> None:
+        """Give what is queued for a node to a new one of that name."""
         heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)
         for item in queued:
             item.node = heir
