@@ -4,9 +4,10 @@ Parts cost digests above all, which take a processor for 1.6 s a GB (MD5, AMD EP
 really took, an upload gives way to whatever else keeps the processors busy.
 """
 
-# Beside reads, parts are digested a tenth of the time of all processors. With an eighth, and two processors that node
-# and bucket share, 4 GiB went up at 50 MB/s and a reader kept 0.65 of his speed (benchmarks/cases_uploads.py, `train`).
-SHARE = 10
+# Beside reads, parts are digested a twelfth of the time of all processors. With an eighth, and two processors that node
+# and bucket share, 4 GiB went up at 50 MB/s and a reader kept 0.65 of his speed, with a tenth at 43 MB/s and 0.70
+# (benchmarks/cases_uploads.py, `train`).
+SHARE = 12
 
 
 class UploadPace:

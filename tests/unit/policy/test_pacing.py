@@ -21,7 +21,7 @@ def test_few_processors_work_for_uploads_for_their_share_of_the_time(
     assert worked / now == pytest.approx(processors / SHARE)
 
 
-@pytest.mark.parametrize(("processors", "at_once"), [(10, 1), (19, 1), (20, 2), (64, 6), (256, 25)])
+@pytest.mark.parametrize(("processors", "at_once"), [(12, 1), (23, 1), (24, 2), (64, 5), (256, 21)])
 def test_many_processors_work_for_uploads_without_a_rest(processors: int, at_once: int) -> None:
     pace = UploadPace(processors)
     pace.note_digested(10.0, 3.0)
