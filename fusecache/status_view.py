@@ -12,6 +12,8 @@ from fusecache.policy.ledger import STAGING_SHARE_PERCENT
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
 _MOST_LINES = 5
 _SILENT_SECONDS = 90.0
+# Nobody waits so long for a bucket that is well.
+_LONG_WAIT_SECONDS = 5.0
 _VERBS = {
     "gets": "GET",
     "lists": "LIST",
@@ -316,6 +318,16 @@ def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> I
     )
 
 
+def _reads_waiting(cache: Mapping[str, Any]) -> Iterator[str]:
+    reads, longest = cache.get("waiting_reads", 0), cache.get("longest_wait_seconds", 0.0)
+    if reads and longest >= _LONG_WAIT_SECONDS:
+        verb = "waits" if reads == 1 else "wait"
+        yield (
+            f"{count_text(reads, 'read')} {verb} for the bucket, the longest for {seconds_text(longest)}: "
+            "it is silent or slow, or the network is; after a minute without an answer they fail"
+        )
+
+
 def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
     if not closes.get("files"):
         return
@@ -331,6 +343,7 @@ def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iter
 
 def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     cache = status.get("cache", {})
+    yield from _reads_waiting(cache)
     yield from _closes_waiting(status.get("closes_waiting", {}), cache)
     yield from _shortage_texts(status.get("shortages", {}), cache)
     yield from _waiting_lines(status, status)

@@ -362,6 +362,7 @@ class BlockCache:
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""
         counters, ledger = self._counters, self._room.ledger
+        began = next(iter(counters.waiting.values()), None)
         return CacheStatistics(
             hits=counters.hits,
             misses=counters.misses,
@@ -371,6 +372,8 @@ class BlockCache:
             },
             bytes_read=counters.bytes_read,
             wait_seconds=dict(counters.wait_seconds),
+            waiting_reads=len(counters.waiting),
+            longest_wait_seconds=trio.current_time() - began if began is not None else 0.0,
             evicted_blocks=counters.evicted_blocks,
             evicted_bytes=counters.evicted_bytes,
             used_bytes=ledger.cache_bytes,
@@ -503,9 +506,11 @@ class BlockCache:
         """Wait for granules, and count what the reader waited for: its place in the queue, then the source."""
         began = trio.current_time()
         requests = [request for request in chunk.requests if request.mask & need]
+        wait = self._counters.begin_wait(began)
         try:
             await self._fetcher.wait_for(chunk, need)
         finally:
+            del self._counters.waiting[wait]
             self._counters.count_wait(requests, began, trio.current_time())
 
     async def _chunk(self, entry: CachedObject, index: int) -> Chunk:

@@ -17,7 +17,8 @@ class CacheStatistics:
     """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
 
     hits: reads answered without waiting for the bucket. bytes_by_cause: fetched for demand, hint, readahead.
-    wait_seconds: what readers waited for, summed over readers: nobody waits for read-ahead.
+    wait_seconds: what readers waited for, summed over readers: nobody waits for read-ahead. waiting_reads: those that
+    wait now, the longest of them for longest_wait_seconds.
     uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for.
     stalls: requests that went silent and were given up for another connection. latency: of `read` as a whole;
     first_byte: of a GET, until the first piece of its body.
@@ -29,6 +30,8 @@ class CacheStatistics:
     bytes_by_cause: dict[str, int]
     bytes_read: int
     wait_seconds: dict[str, float]
+    waiting_reads: int
+    longest_wait_seconds: float
     evicted_blocks: int
     evicted_bytes: int
     used_bytes: int
@@ -93,8 +96,17 @@ class Counters:
     wait_seconds: dict[str, float] = field(
         default_factory=lambda: {"network": 0.0, "queue": 0.0, "disk": 0.0}
     )
+    # When each read began that waits now, the oldest first, by a number.
+    waiting: dict[int, float] = field(default_factory=dict)
+    waits: int = 0
     latency: Latencies = field(default_factory=Latencies)
     first_byte: Latencies = field(default_factory=Latencies)
+
+    def begin_wait(self, now: float) -> int:
+        """A reader waits from now on; return the number under which `waiting` has it until it is taken out."""
+        self.waits += 1
+        self.waiting[self.waits] = now
+        return self.waits
 
     def count_wait(self, requests: Sequence[Request], began: float, now: float) -> None:
         """Count a reader's wait for requests: to the queue until the last was started, then to its source."""

@@ -86,6 +86,27 @@ async def test_a_waiting_reader_is_woken_when_its_bytes_are_there_not_when_the_g
             held.set()
 
 
+async def test_who_waits_and_for_how_long_is_told_while_he_does(tmp_path: Path) -> None:
+    data = some_bytes(MIB)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    held = threading.Event()
+
+    def hold(extent: Extent, received: int) -> None:
+        assert held.wait(10)
+
+    bucket.watched.on_progress = hold
+    async with running_cache(bucket.watched, tmp_path) as cache, trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(cache.read, cache.open(object_id, len(data)), 0, MIB)
+        await until(lambda: cache.statistics().waiting_reads == 2)
+        waited = cache.statistics().longest_wait_seconds
+        await until(lambda: cache.statistics().longest_wait_seconds > waited)
+        held.set()
+        await until(lambda: cache.statistics().waiting_reads == 0)
+        assert cache.statistics().longest_wait_seconds == 0
+
+
 async def test_a_cancelled_reader_breaks_nothing_for_the_others(tmp_path: Path) -> None:
     data = some_bytes(MIB)
     bucket = new_bucket()

@@ -9,6 +9,7 @@ from fusecache.model.causes import way_out
 from fusecache.model.errors import AccessDenied
 from fusecache.report import awaited_text, pending_text
 from fusecache.status_view import status_view
+from tests.unit.test_cli import CACHE
 
 MIB = 1 << 20
 MOUNT: dict[str, Any] = {
@@ -127,3 +128,21 @@ def test_sync_and_unmount_count_changes_as_status_does() -> None:
     assert pending_text(Progress(28, 5 * MIB, pending_contents=3)) == "28 changes, 5.0 MiB"
     assert pending_text(Progress(2, 0, pending_contents=0)) == "2 changes of names"
     assert awaited_text(Progress(5, MIB, pending_contents=1, put_off_files=2)) == "3 changes, 1.0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("reads", "seconds", "words"),
+    [
+        (1, 12.0, ["1 read waits for the bucket, the longest for 12.0 s"]),
+        (3, 45.0, ["3 reads wait for the bucket, the longest for 45.0 s"]),
+        (3, 0.5, []),
+        (0, 0.0, []),
+    ],
+)
+def test_reads_that_wait_for_long_are_a_problem_that_is_named(
+    reads: int, seconds: float, words: list[str]
+) -> None:
+    cache = {**CACHE, "waiting_reads": reads, "longest_wait_seconds": seconds}
+    lines = status_view({**MOUNT, "cache": cache}).splitlines()
+    said = [line.removeprefix("problems").strip() for line in lines if "for the bucket" in line]
+    assert [line.partition(":")[0] for line in said] == words
