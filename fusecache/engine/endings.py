@@ -132,23 +132,34 @@ class Endings:
         """Let the name show what was closed last of all that is queued under it, or was refused."""
         key = self._tree.child_key(parent, name)
         of_key = self._owed.for_key(key)
-        queued: list[Item] = [item for item in of_key if item.node is node]
+        queued = self._queued_of(node, key)
         if refused is not None and refused.state is FileState.REJECTED:
             queued.insert(0, refused)
         if queued:
             self._hand_to_heir(node, parent, name, queued)
         elif of_key and leaves_object(of_key[-1], key):
-            self._show_replaced(parent, name, of_key[-1])
+            self._show_replaced(parent, name, key, of_key[-1])
 
-    def _show_replaced(self, parent: Node, name: str, last: Item) -> None:
+    def _queued_of(self, node: Node, key: str) -> list[Item]:
+        """Return what is queued for a node that came to be `key`: renames lead back to the names that it had."""
+        keys, queued = [key], set[Item]()
+        for each in keys:
+            for item in self._owed.for_key(each):
+                if item.node is node:
+                    queued.add(item)
+                    keys += [before for before in item.changed_keys() if before not in keys]
+        return sorted(queued, key=lambda item: item.sequence)
+
+    def _show_replaced(self, parent: Node, name: str, key: str, last: Item) -> None:
         """The node was renamed over another one, which is owed to the bucket still: that has its name again."""
         replaced = last.node
         if replaced is None or replaced.parent is not None:
             return
-        if replaced.generation is None or replaced.generation is last:
+        queued = self._queued_of(replaced, key)
+        if replaced.generation is None or replaced.generation in queued:
             self._tree.attach(replaced, parent, name)
         else:
-            self._hand_to_heir(replaced, parent, name, [last])  # somebody writes on, under no name
+            self._hand_to_heir(replaced, parent, name, queued)  # somebody writes on, under no name
 
     def _hand_to_heir(self, node: Node, parent: Node, name: str, queued: list[Item]) -> None:
         """Give what is queued for a node to a new one of that name."""

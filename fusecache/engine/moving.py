@@ -98,7 +98,8 @@ class Moving:
         generation, published = node.generation, node.published_etag(key_before)
         shown = self._shown(node, key_before)
         followers = self._followers(queued, key_before, shown)
-        if followers is None or (not queued and (generation is None or published is not None)):
+        stays = published is not None and self._owed.exists_after(key_before, published)
+        if followers is None or (not queued and (generation is None or stays)):
             # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
             if generation is not None and generation not in self._owed:

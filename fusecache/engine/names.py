@@ -324,15 +324,28 @@ class Names:
                 self._enter(parent, step, row)
             step = parent
 
-    def _enter(self, parent: Node, node: Node, row: ListedEntry) -> None:
+    def note_left(self, version: ObjectInfo) -> None:
+        """The bucket shows what another file has replaced here: that may fail, and then this shows again."""
+        folder, slash, name = version.key.rpartition("/")
+        parent = self._tree.find(folder + slash)
+        if parent is None or self._tree.key(parent) != folder + slash:
+            return
+        if self._tree.is_hidden(version.key, self._tree.now()):
+            return
+        if self._tree.hides_keys:
+            self._tree.note_shown(version.key)
+        with _or_listed_again(parent):
+            self._enter(parent, None, file_row(name, version))
+
+    def _enter(self, parent: Node, node: Node | None, row: ListedEntry) -> None:
         known = None
         listing = parent.listing
         if listing.generation and row.is_directory:
             known = self._listings.get(parent.number, listing.generation, row.sort_name)
         if known is None and (listing.generation or not row.is_directory):  # else it is no news
             self._overtake(parent, row.name)
-        directory, first, last = self._lister.place_of(node.number)
-        if directory is parent and first <= row.sort_name <= last:
+        directory, first, last = (None, "", "") if node is None else self._lister.place_of(node.number)
+        if node is not None and directory is parent and first <= row.sort_name <= last:
             row = row._replace(number=node.number)  # the kernel goes on with its inode
         elif known is not None:
             row = row._replace(number=known.number)

@@ -110,6 +110,8 @@ class Outcomes:
                 node.object = version
                 if self._tree.key(node) == version.key:  # else a rename is queued behind it
                     self._names.note_published(node)
+            else:
+                self._names.note_left(version)
             if node.generation is generation and (self._tree.is_linked(node) or node.handles == 0):
                 node.generation = None
             self._tree.unpin(node)
@@ -136,6 +138,8 @@ class Outcomes:
                 node.object = outcome.version
             if self._tree.is_linked(node):
                 self._names.note_published(node)
+            elif outcome.version is not None:
+                self._names.note_left(outcome.version)
             self._tree.unpin(node)
         await self._journal.submit_patiently(*changes).wait()
 

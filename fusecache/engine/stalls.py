@@ -11,7 +11,8 @@ from fusecache.engine.cache_statistics import Counters
 from fusecache.engine.residents import Request
 from fusecache.policy.stalls import EARLY_RETRIES, Waits
 
-# A stall is noticed this much late at most; looking at 64 requests takes some 20 microseconds.
+# A stall is noticed this much late, and by what the loop itself is late; looking at 64 requests takes some 20
+# microseconds.
 LOOK_SECONDS = 0.1
 
 
@@ -44,19 +45,26 @@ class StallWatch:
 
     async def _watch(self) -> None:
         try:
+            now = trio.current_time()
             while self._seen:
-                await trio.sleep(LOOK_SECONDS)
-                self._look(trio.current_time())
+                due = now + LOOK_SECONDS
+                await trio.sleep_until(due)
+                now = trio.current_time()
+                self._look(now, now - due)
         finally:
             self._is_watching = False
 
-    def _look(self, now: float) -> None:
-        for request, (received, since) in self._seen.items():
+    def _look(self, now: float, late_seconds: float) -> None:
+        for request, (received, seen) in self._seen.items():
             if not request.is_underway or request.is_given_up:
                 continue
+            # While the loop stood still, the machine may have, and the threads: nobody was silent then.
+            since = seen + late_seconds
             if since == float("inf") or request.received > received:
                 self._seen[request] = (request.received, now)
-            elif request.early_retries < EARLY_RETRIES or request.is_overdue(now):
+                continue
+            self._seen[request] = (received, since)
+            if request.early_retries < EARLY_RETRIES or request.is_overdue(now):
                 waits = self._gap if received else self._first_byte
                 if now - since > waits.deadline_seconds:
                     waits.note(now - since)
