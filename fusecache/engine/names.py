@@ -337,6 +337,15 @@ class Names:
         with _or_listed_again(parent):
             self._enter(parent, None, file_row(name, version))
 
+    def note_unknown(self, key: str) -> Node | None:
+        """What the bucket shows under this key has to be asked for again; return its directory, if it is in memory."""
+        folder, slash, _ = key.rstrip("/").rpartition("/")
+        parent = self._tree.find(folder + slash)
+        if parent is None or self._tree.key(parent) != folder + slash:
+            return None
+        parent.listing.expire()
+        return parent
+
     def _enter(self, parent: Node, node: Node | None, row: ListedEntry) -> None:
         known = None
         listing = parent.listing

@@ -303,10 +303,17 @@ class Outcomes:
         changes: list[Change] = [DropOperation(item.sequence)]
         if item.record.kind in _TAKES_AWAY:
             self._tree.unhide(item.record.key, gone=False)
+            self._show_again(item.record.key)
         if item.node is not None:
             self._tree.unpin(item.node)
             item.node.verified = float("-inf")
         await self._journal.commit(*changes)
+
+    def _show_again(self, key: str) -> None:
+        """The bucket keeps what was to leave: whoever was told that nothing is there has to ask anew."""
+        folder = self._names.note_unknown(key)
+        if folder is not None:
+            self.on_name_lost(folder, key.rstrip("/").rpartition("/")[2])
 
 
 def _renames(item: Operation, node: Node, key: str) -> bool:

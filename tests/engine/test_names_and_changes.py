@@ -330,3 +330,19 @@ async def test_names_asked_for_one_by_one_while_their_directory_is_listed_hide_n
         await trio.testing.wait_all_tasks_blocked()
         for name in names:
             assert (await user.fs.names.lookup(directory, name)).name == name
+
+
+async def test_what_another_client_put_in_the_place_of_what_was_removed_shows_though_listings_are_believed_for_long(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("d/a", b"old")
+    async with running_node(bucket, cache, fresh_seconds=1000.0) as user:
+        assert await user.tree() == {"d": None, "d/a": b"old"}
+        (await user.fs.resolve("d")).lookups += 1  # the kernel knows it
+        lost: list[tuple[str, str]] = []
+        user.fs.on_name_lost(lambda folder, name: lost.append((folder.name, name)))
+        await user.unlink("d/a")
+        bucket.memory.put_bytes("d/a", b"theirs")
+        assert await user.drained() == "conflict"
+        assert lost == [("d", "a")]  # the kernel may remember that there was none
+        assert await user.tree() == {"d": None, "d/a": b"theirs"}
