@@ -25,7 +25,7 @@ class StallWatch:
         self._spawn = spawn
         self._first_byte = Waits()
         self._gap = Waits()
-        # request -> (bytes received, since when no more came)
+        # request -> (bytes received, since when no more came; moved on by what the loop stood still)
         self._seen: dict[Request, tuple[int, float]] = {}
         self._is_watching = False
 

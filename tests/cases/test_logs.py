@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.crash.daemons import Daemon
+from tests.crash.daemons import Daemon, wait_until
 from tests.crash.test_kill import shows
 from tests.s3server import ServerProcess
 
@@ -76,7 +76,9 @@ def test_a_log_that_is_held_open_is_published_as_it_is_and_whole_in_the_end(
             log.write(line)
             if number % SYNCED_LINES == 0:
                 os.fdatasync(log.fileno())
-        assert shows(server)["log"].startswith(LINE.format(0).encode())
+        wait_until(
+            lambda: shows(server).get("log", b"").startswith(LINE.format(0).encode()), "the open log's lines"
+        )
     assert hurried.sync() == 0
     assert shows(server) == {"log": "".join(LINE.format(number) for number in range(LINES)).encode()}
     assert_published_at_intervals(server, began)

@@ -3,11 +3,13 @@
 import errno
 import gzip
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -65,23 +67,21 @@ def test_a_file_of_five_tebibytes_is_refused_however_it_is_made_so_large(
 @pytest.mark.case(22)
 def test_a_small_file_follows_an_empty_one_without_a_pause(mount: Callable[..., Mount], bucket: Bucket):
     one: Mount = mount("--settle-seconds", "0")
-    for turn in range(5):
+    for turn in range(10):
         (one.path / f"{turn}-empty").write_bytes(b"")
         (one.path / f"{turn}-small").write_bytes(pattern(1024, seed=turn))
-    one.sync()
+        one.sync()  # so that a machine that stands still does so in one turn alone
     assert bucket.sizes() == {
-        f"{turn}-{kind}": size for turn in range(5) for kind, size in (("empty", 0), ("small", 1024))
+        f"{turn}-{kind}": size for turn in range(10) for kind, size in (("empty", 0), ("small", 1024))
     }
     puts = bucket.requests("PutObject")
+    assert {entry.status for entry in puts} == {200}
     after_empty = [
         entry
-        for before in puts
-        if before.headers["content-length"] == "0"
-        for entry in puts
-        if entry.connection == before.connection and entry.number > before.number
+        for before, entry in pairwise(sorted(puts, key=lambda put: (put.connection, put.number)))
+        if entry.connection == before.connection and before.headers["content-length"] == "0"
     ]
-    assert after_empty
-    assert all(entry.status == 200 and entry.seconds < 0.9 for entry in puts)
+    assert statistics.median(entry.seconds for entry in after_empty) < 0.9  # one that waits does so each time
 
 
 @pytest.mark.case(26)

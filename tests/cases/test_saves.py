@@ -20,7 +20,9 @@ HOLD_COMPLETE = Fault(FaultAction.HOLD, operation="CompleteMultipartUpload")
 
 
 @pytest.mark.case(1)
-def test_three_gibibytes_are_saved_without_an_answer_of_the_bucket_and_read_back_at_once(mount, bucket):
+def test_three_gibibytes_are_saved_without_an_answer_of_the_bucket_and_read_back_at_once(
+    mount, bucket, expect_log
+):
     node: Mount = mount("--cache-size", "8GiB")
     bucket.control.faults(Fault(FaultAction.HOLD, method="[PD]*", key=f"{bucket.prefix}*"))
     weights = torch.arange(3 * GIB // 4, dtype=torch.int32)
@@ -35,6 +37,9 @@ def test_three_gibibytes_are_saved_without_an_answer_of_the_bucket_and_read_back
     node.sync()
     assert bucket.names() == []
     wait_until(lambda: not bucket.uploads(), "the end of the upload that nobody will complete")
+    for words in ("upload waits", "publishing waits"):
+        if words in node.log():  # held for longer than a request may take
+            expect_log(words)
 
 
 class Watch:

@@ -1,7 +1,7 @@
 """Two nodes with caches of their own that write one checkpoint, or one name, at the same time."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -9,12 +9,13 @@ import pytest
 from tests.mount.buckets import Bucket
 from tests.mount.conftest import ExpectedLog
 from tests.mount.mounts import Mount, pattern, wait_until
+from tests.s3server import Fault, FaultAction, Rules
 
 MIB = 2**20
 SIZES = [pytest.param(1000, id="one request"), pytest.param(66 * MIB, id="parts")]
 BASES = [pytest.param(None, id="new"), pytest.param(b"base", id="replaced")]
-# Both are written before either is published; the second then meets the first, and not R2's one write a second.
-SETTLE_SECONDS = ("1", "3")
+# The second comes when the first is there.
+SETTLE_SECONDS = ("0.2", "1")
 
 
 @pytest.mark.case(7)
@@ -47,13 +48,30 @@ def test_a_node_that_dies_before_its_fsync_fails_it_and_publishes_nothing_of_its
         assert (path / "shard-0").read_bytes() == pattern(3 * MIB)
 
 
-def write_on_both(mount: Callable[..., Mount], name: str, one: bytes, two: bytes) -> tuple[Mount, Mount]:
+@pytest.fixture
+def bucket(bucket: Bucket) -> Iterator[Bucket]:
+    """A prefix whose keys may be written as often as one likes: two nodes write one at the same moment."""
+    bucket.control.set_rules(write_interval_seconds=0)
+    yield bucket
+    bucket.control.set_rules(write_interval_seconds=Rules().write_interval_seconds)
+
+
+def write_on_both(
+    mount: Callable[..., Mount], bucket: Bucket, name: str, one: bytes, two: bytes
+) -> tuple[Mount, Mount]:
     """Write a name on two nodes before either publishes; return them once neither has anything left to do."""
     first, second = (mount("--settle-seconds", seconds) for seconds in SETTLE_SECONDS)
+    bucket.control.faults(
+        *(
+            Fault(FaultAction.HOLD, operation=operation, key=bucket.prefix + name)
+            for operation in ("PutObject", "CompleteMultipartUpload")
+        )
+    )
     for node in (first, second):
         (node.path / name).exists()
     (first.path / name).write_bytes(one)
     (second.path / name).write_bytes(two)
+    bucket.control.clear_faults()
     for node in (first, second):
         wait_until(
             lambda node=node: node.status()["pending_files"] == 0, "the end of the uploads", seconds=60
@@ -71,7 +89,7 @@ def test_different_bytes_of_two_nodes_both_survive(
     if base is not None:
         bucket.put("file", base)
     written = pattern(size, seed=1), pattern(size, seed=2)
-    first, second = write_on_both(mount, "file", *written)
+    first, second = write_on_both(mount, bucket, "file", *written)
     copies = [name for name in bucket.names() if name.startswith("file.conflict-")]
     assert len(copies) == 1
     assert sorted(bucket.names()) == ["file", *copies]
@@ -90,7 +108,7 @@ def test_the_same_bytes_of_two_nodes_are_success_on_both(
     if base is not None:
         bucket.put("file", base)
     data = pattern(size, seed=1)
-    for node in write_on_both(mount, "file", data, data):
+    for node in write_on_both(mount, bucket, "file", data, data):
         node.sync()
         assert node.status()["conflicts"] == []
     assert bucket.sizes() == {"file": size}

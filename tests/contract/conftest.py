@@ -21,8 +21,9 @@ from tests.contract.peer import MakePeer, Peer, Script, openssl_trust
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
 
-# One attempt: what a single answer does, without botocore's pause before the second.
-ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
+# One attempt: what a single answer does, without botocore's pause before the second. A busy machine stands still for
+# two seconds; more patience would make tests long that wait for its end.
+ONCE = Transport(attempts=1, connect_timeout_seconds=5, read_timeout_seconds=3)
 # Small enough to see the copy in parts without moving gigabytes; parts as small as buckets allow.
 SMALL_COPIES = Transport(single_copy_bytes=6 * 2**20, copy_part_bytes=5 * 2**20)
 

@@ -21,17 +21,16 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.nouns import MIB, Extent, ObjectId
-from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.remotes import Remote
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.store import Condition, FileSlice
-from tests.contract.conftest import SMALL_COPIES, s3_store
+from tests.contract.conftest import ONCE, SMALL_COPIES, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
 MakeBody = Callable[[bytes], FileSlice]
 
 # One attempt: what a single answer does, without botocore's pause before the second.
-ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
 DATA = bytes(range(256)) * 4096  # 1 MiB
 BODIES = {"empty": b"", "small": b"bytes", "large": DATA * 7}
 
@@ -261,7 +260,7 @@ def test_requests_and_bytes_are_counted(server: S3Server, body: MakeBody) -> Non
         (Fault(FaultAction.IGNORE_RANGE), Unavailable, "got 200"),
         (Fault(FaultAction.WRONG_ETAG, etag="0" * 32), ObjectChanged, "version"),
         (Fault(FaultAction.DROP_BEFORE), Unavailable, "GET s3://bucket/a"),
-        (Fault(FaultAction.STALL, after_bytes=10, seconds=3), Unavailable, "timed out"),
+        (Fault(FaultAction.STALL, after_bytes=10, seconds=10), Unavailable, "timed out"),
         (Fault(FaultAction.ANSWER, status=429, code="TooManyRequests"), Throttled, "429"),
         (Fault(FaultAction.ANSWER, status=503, code="SlowDown"), Throttled, "SlowDown"),
         (Fault(FaultAction.ANSWER, status=500, code="InternalError"), Unavailable, "InternalError"),

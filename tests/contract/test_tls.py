@@ -15,14 +15,12 @@ import pytest
 from fusecache.model.errors import Unavailable
 from fusecache.model.nouns import MIB, Extent, ObjectId
 from fusecache.remote import s3_access
-from fusecache.remote.endpoints import Transport
 from fusecache.remote.openssl import TlsContext, library
-from tests.contract.conftest import s3_store
+from tests.contract.conftest import ONCE, s3_store
 from tests.s3server import Fault, FaultAction, S3Server
 from tests.s3server.certificate import make_certificate
 
 DATA = bytes(range(256)) * 4096 * 3  # 3 MiB
-ONCE = Transport(attempts=1, connect_timeout_seconds=2, read_timeout_seconds=2)
 
 
 @pytest.fixture

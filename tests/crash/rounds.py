@@ -1,7 +1,7 @@
 """Rounds of a real daemon, a real mount and a real kill -9: what was closed is there afterwards, also in the bucket.
 
-In each round two writers change files of their own; within two seconds after a close the daemon is killed, while the
-bucket is slow to take anything. Then another daemon starts, shows, and drains.
+In each round two writers change files of their own; soon after a close the daemon is killed, while the bucket
+is slow to take anything. Then another daemon starts, shows, and drains.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from tests.s3server import Fault, FaultAction, ServerProcess
 ROOT = Path(__file__).parents[2]
 WRITERS = 2
 CLOSES = 25  # at most so many, before the time begins after which the daemon is killed
-KILL_SECONDS = 2.0
-PUBLISH_SECONDS = 1.5  # that each publishing request takes
+KILL_SECONDS = 1.1  # at most, from that close to the kill
+PUBLISH_SECONDS = 0.8  # that each publishing request takes
 SYNC_SECONDS = 120.0
 
 

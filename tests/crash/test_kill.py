@@ -33,7 +33,7 @@ def shows(server: ServerProcess) -> dict[str, bytes]:
 def test_five_closed_checkpoints_are_all_published_after_a_kill(
     server: ServerProcess, daemon: Daemon
 ) -> None:
-    server.control.set(upload_bandwidth=20e6)
+    server.control.set(upload_bandwidth=2e6)
     sizes = {"a": 70 * MIB, "b": 3 * MIB, "c": 130 * MIB, "d": 100, "e": 20 * MIB}
     files = {
         f"step/{name}": some_bytes(size, seed) for seed, (name, size) in enumerate(sizes.items(), start=1)
@@ -70,7 +70,11 @@ def test_a_file_that_was_not_closed_is_kept_aside(server: ServerProcess, daemon:
     assert daemon.orphans() == [b"half a checkpoint"]
 
 
-def test_a_file_that_was_just_closed_is_published(server: ServerProcess, daemon: Daemon) -> None:
+def test_a_file_that_was_just_closed_is_published(
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon()
+    daemon.mount("--settle-seconds", "3600")  # "just" is before it has settled, however long that takes here
     (daemon.path / "file").write_bytes(b"whole")
     daemon.kill()
     assert server.control.objects() == {}

@@ -4,7 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import lmdb
 
 from fusecache.model.nouns import MIB, ObjectId
 from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes
@@ -24,7 +28,6 @@ async def main():
     async with running_cache(bucket.watched, Path(sys.argv[1])) as cache:
         while True:
             await read_all(cache, object_id, len(data))
-            await trio.sleep({pause})
             print("read", flush=True)
             if {keeps}:
                 await trio.sleep_forever()
@@ -34,9 +37,9 @@ trio.run(main)
 """
 
 
-def _run_and_kill(directory: Path, reads: int, pause_seconds: float, *, keeps: bool = False) -> None:
+def _run_and_kill(directory: Path, reads: int, wait: Callable[[], None] | None = None) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(size=SIZE, pause=pause_seconds, keeps=keeps), str(directory)],
+        [sys.executable, "-c", CHILD.format(size=SIZE, keeps=wait is not None), str(directory)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -45,8 +48,23 @@ def _run_and_kill(directory: Path, reads: int, pause_seconds: float, *, keeps: b
     with child.stdout:
         for _ in range(reads):
             assert child.stdout.readline() == b"read\n"
+        if wait is not None:
+            wait()
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
+
+
+def _wait_for_rows(directory: Path) -> None:
+    """Return once the index has rows of all bytes: within some seconds, or the test fails."""
+    deadline = time.monotonic() + 20
+    with lmdb.open(str(directory / "index" / "rows"), max_dbs=5, readonly=True) as env:
+        meta = env.open_db(b"meta", create=False)
+        while True:
+            with env.begin(db=meta) as txn:
+                if int.from_bytes(txn.get(b"used_bytes", b"")) >= SIZE:
+                    return
+            assert time.monotonic() < deadline, "the rows are not written"
+            time.sleep(0.1)
 
 
 async def _check(directory: Path) -> int:
@@ -62,10 +80,10 @@ async def _check(directory: Path) -> int:
 
 async def test_a_kill_in_the_middle_of_writing_leaves_right_bytes(tmp_path: Path) -> None:
     for reads in (1, 3, 6):
-        _run_and_kill(tmp_path, reads, 0)
+        _run_and_kill(tmp_path, reads)
         await _check(tmp_path)
 
 
 async def test_a_kill_some_seconds_later_loses_nothing(tmp_path: Path) -> None:
-    _run_and_kill(tmp_path, 1, 10, keeps=True)
+    _run_and_kill(tmp_path, 1, lambda: _wait_for_rows(tmp_path))
     assert await _check(tmp_path) == 0

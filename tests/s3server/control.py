@@ -194,7 +194,7 @@ class Control:
         key: str | None = None,
         *,
         finished: bool = True,
-        timeout: float = 10.0,
+        timeout: float = 60.0,
     ) -> list[LogEntry]:
         """Block until `count` matching requests are in the log; return them all. TimeoutError."""
         return self._state.log.wait(count, operation, key, finished=finished, timeout=timeout)

@@ -105,14 +105,14 @@ def test_refused_connections_come_back_on_the_same_port(either: S3Server | Serve
 
 
 def test_what_a_blackhole_swallowed_never_takes_effect(either: S3Server | ServerProcess) -> None:
-    client = boto_client(either, read_timeout=0.2)
+    hasty, client = boto_client(either, read_timeout=0.2), boto_client(either)
     try:
         with RawClient(either) as patient:
             assert patient.ask("GET", "/bucket/k", {}).status == 404
             either.control.clear_log()
             either.control.pause("blackhole")
             with pytest.raises(ReadTimeoutError):
-                client.put_object(Bucket=BUCKET, Key="k", Body=b"x")
+                hasty.put_object(Bucket=BUCKET, Key="k", Body=b"x")
             patient.sock.sendall(patient.head("PUT", "/bucket/k", {"Content-Length": "1"}) + b"x")
             either.control.resume()
             with pytest.raises((EOFError, ConnectionResetError)):
@@ -120,6 +120,7 @@ def test_what_a_blackhole_swallowed_never_takes_effect(either: S3Server | Server
         assert (either.control.objects(), either.control.log()) == ({}, [])
         client.put_object(Bucket=BUCKET, Key="k", Body=b"x")
     finally:
+        hasty.close()
         client.close()
 
 
