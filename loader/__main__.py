@@ -15,7 +15,13 @@ from loader.tools import count_text, list_shards, say, show_samples, show_stats,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 if all is well, 1 if the dataset is not, 2 for a wrong command line."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    # argparse takes folders behind an option for unknown, and its own remedy does not go with commands.
+    if rest and (options.command != "merge" or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.parts += map(Path, rest)
     try:
         return _run(options)
     except LoaderError as problem:

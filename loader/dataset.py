@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from loader.encodings import BlobDecoder, SampleDecoder, blob_decoder, sample_decoder
 from loader.errors import DatasetError, EncodingError, ShardError, UnmetNeedError
+from loader.given import byte_count
 from loader.ids import checked_ids, several
 from loader.index import INDEX_NAME, Index, join_indices, read_index
 from loader.order.spec import Weight
@@ -38,9 +39,9 @@ class MDSDataset:
     which have weights for the sample order. allow_pickle: columns of encoding `pkl` run code that comes with
     the dataset.
     check_hashes: compare each shard with the hashes that its index holds before its first sample is read.
-    decompressed_cache_bytes: bound for compressed shards, in the memory of each process, or in cache_folder,
-    which a machine's processes share; the dataset's own directory is not written to. stall_seconds: log a
-    warning when a read lasts longer.
+    decompressed_cache_bytes: bound for compressed shards (or as "200GB"), in the memory of each process, or in
+    cache_folder, which a machine's processes share; the dataset's own directory is not written to. stall_seconds:
+    log a warning when a read lasts longer.
     Each sample has its own memory, or shares that of the samples that were asked for with it: its arrays are views
     into it, and may be written to.
     Raises DatasetError if an index is missing or damaged, or check_hashes finds none. Pickles (for DataLoader
@@ -54,7 +55,7 @@ class MDSDataset:
         *,
         allow_pickle: bool = False,
         check_hashes: bool = False,
-        decompressed_cache_bytes: int = DECOMPRESSED_CACHE_BYTES,
+        decompressed_cache_bytes: int | str = DECOMPRESSED_CACHE_BYTES,
         cache_folder: str | Path | None = None,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
@@ -73,7 +74,7 @@ class MDSDataset:
         self._fingerprint = ""
         self._allow_pickle = allow_pickle
         options = ReadOptions(
-            decompressed_cache_bytes=decompressed_cache_bytes,
+            decompressed_cache_bytes=byte_count(decompressed_cache_bytes, "decompressed_cache_bytes"),
             cache_folder=None if cache_folder is None else os.fspath(cache_folder),
             check_hashes=self._index.hashes is not None,
             stall_seconds=stall_seconds,

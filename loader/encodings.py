@@ -164,6 +164,11 @@ def sample_decoder(
         except _DECODE_ERRORS as problem:
             if name is None:
                 raise EncodingError(head_text(len(data), head.size)) from problem
+            if stop > len(data) and not isinstance(problem, UnmetNeedError):
+                raise EncodingError(
+                    f"column {name!r} does not decode: by the sizes in the sample it ends at byte {stop}, outside the "
+                    f"sample's {len(data)}"
+                ) from problem
             raise _undecoded(f"column {name!r}", problem) from problem
         if stop != len(data):
             raise EncodingError(f"the columns take {stop} bytes, but the sample has {len(data)}")
@@ -300,7 +305,7 @@ def array_details(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] 
 
 def _raw_encoder(encoding: str) -> Encoder:
     if encoding == "int":
-        return lambda value: operator.index(value).to_bytes(8, "little", signed=True)
+        return _whole_encoder("int", 8, signed=True)
     if encoding in SCALARS:
         return _scalar_encoder(encoding)
     if encoding.startswith("ndarray"):
@@ -345,8 +350,20 @@ def _scalar_encoder(encoding: str) -> Encoder:
     dtype = np.dtype(encoding).newbyteorder("<")
     if dtype.kind == "f":
         return lambda value: np.array(float(value), dtype).tobytes()
-    signed = dtype.kind == "i"
-    return lambda value: operator.index(value).to_bytes(dtype.itemsize, "little", signed=signed)
+    return _whole_encoder(encoding, dtype.itemsize, signed=dtype.kind == "i")
+
+
+def _whole_encoder(encoding: str, size: int, *, signed: bool) -> Encoder:
+    def encode(value: Any) -> bytes:
+        number = operator.index(value)
+        try:
+            return number.to_bytes(size, "little", signed=signed)
+        except OverflowError:
+            bits = 8 * size - signed
+            low = -(1 << bits) if signed else 0
+            raise EncodingError(f"{number} is no {encoding}, which is {low} to {(1 << bits) - 1}") from None
+
+    return encode
 
 
 def _array_encoder(encoding: str) -> Encoder:

@@ -21,8 +21,8 @@ def digest(name: str, data: bytes) -> str:
             return hashlib.new(name, data).hexdigest()
     except (ValueError, TypeError):  # one that this OpenSSL does not have; one of any length
         pass
-    some = ", ".join(["sha1", "sha256", *sorted(XXHASHES)])
-    raise LoaderError(f"the hash {name!r} is unknown: choose one of {some}")
+    some = ", ".join(["md5", "sha1", "sha256", *sorted(XXHASHES)])
+    raise LoaderError(f"the hash {name!r} is unknown: choose one of {some}, or another of hashlib's")
 
 
 def mismatch(hashes: dict[str, str], data: bytes) -> str:

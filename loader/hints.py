@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from fusecache.model.hint import CURSOR, FOLDER, PLAN, HintError, encode_cursor
 from loader.course import Course
 from loader.door import Door, find_door
-from loader.errors import LoaderError
+from loader.errors import ArgumentError, LoaderError
 from loader.foresight import Ids, Uses, behind, sample_uses, shard_uses, table_bytes
 from loader.index import Index
 from loader.job_name import hold_name, release_name
@@ -92,6 +92,11 @@ class Hints:
     """
 
     def __init__(self, dataset: Plannable, sampler: Sampler, *, job: str | None = None) -> None:
+        if not hasattr(dataset, "index") or not hasattr(type(sampler), "course"):
+            raise ArgumentError(
+                f"Hints takes a dataset and its sampler, in this order, not {type(dataset).__name__} and "
+                f"{type(sampler).__name__}"
+            )
         if isinstance(sampler, ElasticBatchSampler):
             sampler.check_dataset(dataset)
         self._sampler = sampler

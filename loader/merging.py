@@ -14,10 +14,9 @@ from typing import Any
 
 from loader.errors import WriterError
 from loader.index import INDEX_NAME, read_index
+from loader.packer import SHARD_FILE
 from loader.paths import check_is_local
 from loader.writer import write_index
-
-_SHARD = re.compile(r"shard\.\d+\.mds(\.\w+)?")
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +95,10 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _below(root: Path, part: str | Path) -> str:
-    path = Path(part)
-    inner = os.path.relpath(path if path.is_absolute() or not (root / path).exists() else root / path, root)
+    path = root / part if (root / part).exists() else Path(part)
+    if not path.exists():
+        raise WriterError(f"there is no folder {root / part}")
+    inner = os.path.relpath(path, root)
     if inner == "." or inner.split("/")[0] == "..":
         raise WriterError(f"{part} does not lie below {root}: an index names only what is below it")
     return inner
@@ -161,7 +162,7 @@ def _check_unlisted(root: Path, owners: dict[str, str]) -> None:
             continue
         for name in files:
             path = name if folder == "." else f"{folder}/{name}"
-            if _SHARD.fullmatch(name) and path not in owners:
+            if SHARD_FILE.fullmatch(name) and path not in owners:
                 raise WriterError(
                     f"{root / path} is in no index: its writer has not finished. Finish it, remove it, or list "
                     f"the parts to merge"

@@ -22,6 +22,8 @@ from loader.index_rows import VERSION, Schema
 DEFAULT_SIZE_LIMIT = 1 << 26
 OFFSET_LIMIT = 1 << 32
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+# What a writer calls its files, with the ending of a compression.
+SHARD_FILE = re.compile(r"shard\.\d+\.mds(\.\w+)?")
 _SIZE = re.compile(r"(\d+|\d*\.\d+|\d+\.\d*) *([kmg]?b?)", re.IGNORECASE)
 
 
@@ -29,13 +31,13 @@ _SIZE = re.compile(r"(\d+|\d*\.\d+|\d+\.\d*) *([kmg]?b?)", re.IGNORECASE)
 class PackOptions:
     """How shards are stored.
 
-    compression: None or "zstd:7", "gz", .... hashes: names of hashlib or xxhash, kept in the index.
+    compression: None or "zstd:7", "gz", .... hashes: names of hashlib or xxhash, or one, kept in the index.
     size_limit: raw bytes of a shard, or "64mb"; None: all samples in one. align: pad each shard so that its
     samples begin at a multiple of it (64 lets fixed-size arrays be used where they lie); 1 pads nothing.
     """
 
     compression: str | None = None
-    hashes: Sequence[str] | None = None
+    hashes: Sequence[str] | str | None = None
     size_limit: int | str | None = DEFAULT_SIZE_LIMIT
     align: int = 1
 
@@ -50,7 +52,8 @@ class ShardPacker:
             raise WriterError(f"align {options.align} is not a power of two up to 4096")
         self._align = options.align
         self._compression = options.compression or None
-        self._hashes = sorted(set(options.hashes or ()))
+        hashes = options.hashes or ()
+        self._hashes = sorted({hashes} if isinstance(hashes, str) else set(hashes))
         try:
             self.family = split(options.compression)[0]
             for name in self._hashes:

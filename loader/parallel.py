@@ -34,7 +34,7 @@ def write_parallel(
     the first come first, whatever order they are written in. resume: keep finished parts, and go on with
     unfinished ones, if each source returns the same samples again. progress: called with (finished parts,
     samples in them). options: of MDSWriter. The first error of a part ends it all; the parts stay; one
-    of a source has a note of the part and the sample behind which it came.
+    of a source has a note of the part, and of how many samples came before it.
     """
     check_is_local(out)
     root = Path(out)
@@ -90,16 +90,16 @@ def write_part(
 
 
 def numbered(source: Source, part: str = "") -> Iterator[tuple[tuple[Source, int], Mapping[str, Any]]]:
-    """Yield a source's samples, each with (the source, its number from 1): whence it is.
+    """Yield a source's samples, each with (the source, its number from 0): whence it is.
 
-    An error of the source gets a note of both, behind `part`.
+    An error of the source gets a note of it and how many it gave, behind `part`.
     """
-    number = 0
+    number = -1
     try:
-        for number, sample in enumerate(source(), start=1):
+        for number, sample in enumerate(source()):
             yield (source, number), sample
     except Exception as problem:
-        problem.add_note(f"{part}the source {source!r} raised it behind its sample {number}")
+        problem.add_note(f"{part}the source {source!r} raised it behind its first {number + 1} samples")
         raise
 
 

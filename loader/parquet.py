@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from loader.arrow_values import Column, column_values, ordered, with_values_in_place
 from loader.errors import DatasetError, ShardError
+from loader.given import byte_count
 from loader.ids import checked_ids, several
 from loader.index import Index
 from loader.index_rows import Schema
@@ -75,12 +76,12 @@ class ParquetDataset:
         path: str | Path | Sequence[str | Path],
         columns: Sequence[str] | None = None,
         *,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | str = CACHE_BYTES,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         optional_module("pyarrow", why="Parquet")
         self._paths, self._names = parquet_files(path)
-        self._cache_bytes, self._stall_seconds = cache_bytes, stall_seconds
+        self._cache_bytes, self._stall_seconds = byte_count(cache_bytes, "cache_bytes"), stall_seconds
         footers = read_footers(self._paths)
         first = footers[0].schema
         self._columns = chosen_columns(self._paths[0], first, columns)

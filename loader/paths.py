@@ -18,7 +18,7 @@ _NO_ANSWER = {errno.EIO, errno.ETIMEDOUT}
 def check_is_local(path: object) -> None:
     """Raise ArgumentError for what would be another machine's, and here a folder with an odd name: `s3://…`.
 
-    So it does for MosaicML's pair of a local directory and a remote one.
+    So it does for MosaicML's pair of a local directory and a remote one, and for what is no path at all.
     """
     if isinstance(path, tuple):
         raise ArgumentError(
@@ -28,6 +28,8 @@ def check_is_local(path: object) -> None:
         raise ArgumentError(
             f"{path}: nothing is downloaded or uploaded here. Mount the bucket, and give its directory"
         )
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"a directory's path is asked for, not {path!r} ({type(path).__name__})")
 
 
 def mount_words(problem: OSError, path: str | Path) -> str:

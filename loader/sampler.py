@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from loader.callers import read_ahead, refuse_to_be_dealt_out_again
 from loader.course import Course
 from loader.errors import OrderError, StateError
+from loader.given import sample_count, whole_number
 from loader.order import (
     DEFAULT_SEED,
     BatchPlan,
@@ -66,8 +67,8 @@ class ElasticBatchSampler:
 
     dataset: an MDSDataset, or the sizes of its shards. global_batch_size: samples a step over all ranks, a
     multiple of their number. order: its name, with seed, canonical_nodes, block_size (0: the default) and
-    epoch_size; or an OrderSpec, which has these and all else (loader.order), in place of them. All of it, and
-    the dataset, is part of the state and checked on load. drop_last: leave out the incomplete last global
+    epoch_size (or as "100k"); or an OrderSpec, which has these and all else (loader.order), in place of them. All
+    of it, and the dataset, is part of the state and checked on load. drop_last: leave out the incomplete last global
     batch; else its samples come as a smaller last batch, filled up by repeats to the same number a rank (the
     native order repeats none: some ranks get one more). consumed_when_yielded: for loaders that ask for the
     state at the moment they take a batch (torchdata's StatefulDataLoader): then a batch counts as consumed once
@@ -90,7 +91,7 @@ class ElasticBatchSampler:
         order: str | OrderSpec = "py1e",
         canonical_nodes: int | None = None,
         world: World | None = None,
-        epoch_size: int | None = None,
+        epoch_size: int | str | None = None,
         block_size: int = 0,
         drop_last: bool = True,
         consumed_when_yielded: bool = False,
@@ -99,7 +100,11 @@ class ElasticBatchSampler:
         sizes, fingerprint = _shards(dataset)
         self._dataset = repr(dataset) if isinstance(dataset, Shards) else ""
         spec = OrderSpec(
-            order if isinstance(order, str) else "py1e", seed, canonical_nodes, block_size, epoch_size
+            order if isinstance(order, str) else "py1e",
+            seed,
+            canonical_nodes,
+            block_size,
+            sample_count(epoch_size, "epoch_size"),
         )
         if isinstance(order, OrderSpec):
             if spec != OrderSpec():
@@ -110,6 +115,7 @@ class ElasticBatchSampler:
         spec, shards_per_stream = _with_streams(spec, dataset, sizes.size)
         self._fingerprint, self._spec = fingerprint, spec
         self._world = World.detect() if world is None else world
+        global_batch_size = whole_number(global_batch_size, "global_batch_size", "samples")
         if global_batch_size < 1:
             raise OrderError(f"global_batch_size is {global_batch_size}: a step takes at least 1 sample")
         if global_batch_size % self._world.ranks:
@@ -203,6 +209,7 @@ class ElasticBatchSampler:
         Raises StateError for an earlier one than was just loaded: trainers that count epochs by themselves would
         begin anew, and say nothing.
         """
+        epoch = whole_number(epoch, "epoch")
         if epoch < 0:
             raise OrderError(f"epoch {epoch} is negative")
         if epoch < self._loaded_epoch:
@@ -215,6 +222,7 @@ class ElasticBatchSampler:
 
     def record_step(self, batches: int = 1) -> None:
         """Tell that the training loop has finished with so many more batches."""
+        batches = whole_number(batches, "batches")
         if not 0 <= batches <= self._yielded - self._recorded:
             raise StateError(
                 f"{self._recorded + batches} batches cannot be consumed: {self._yielded} were handed out"
@@ -246,6 +254,7 @@ class ElasticBatchSampler:
                     f"loop has consumed (loaders read ahead): call record_step() after each step, or pass "
                     f"batches_consumed"
                 )
+        batches_consumed = whole_number(batches_consumed, "batches_consumed")
         if not 0 <= batches_consumed <= self._yielded:
             raise StateError(
                 f"{batches_consumed} batches cannot be consumed: {self._yielded} were handed out"
@@ -266,7 +275,7 @@ class ElasticBatchSampler:
             )
         if "sample_in_epoch" in state:
             epoch, samples = streaming_position(state, self._spec)
-            # On several ranks the library fills the end of an epoch up by repeats, and counts them.
+            self._check_librarys_end(samples)
             self._move(epoch, min(samples, self._plan.length))
             self._loaded_epoch = self._epoch
             return
@@ -278,6 +287,17 @@ class ElasticBatchSampler:
         check_settings(state["settings"], self._settings(), self._dataset)
         self._move(count_of(state, "epoch"), count_of(state, "samples"))
         self._loaded_epoch = self._epoch
+
+    def _check_librarys_end(self, samples: int) -> None:
+        # On several ranks the library fills the end of an epoch, or of each stream that is cut into batches by itself,
+        # up by repeats, and counts them: less than a global batch.
+        table = self._tracks.table
+        lines = 1 if self._spec.batching == "random" else table.streams
+        if samples >= max(self._plan.length, table.samples) + lines * self._global_batch_size:
+            raise StateError(
+                f"sample {samples} is beyond the epoch's {self._plan.length}: the saved run had another dataset or "
+                f"epoch_size, or a larger global batch than {self._global_batch_size}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}

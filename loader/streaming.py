@@ -23,8 +23,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from loader import stream
 from loader.dataset import MDSDataset
 from loader.errors import ArgumentError, LoaderError, StateError
+from loader.given import optional_whole, sample_count, whole_number
 from loader.hints import Hints
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
+from loader.order.state import count_of
 from loader.rank_epochs import Epochs, Position, Progress
 from loader.sampler import ElasticBatchSampler
 from loader.shard import DECOMPRESSED_CACHE_BYTES
@@ -35,7 +37,6 @@ from loader.world import World
 _IGNORED = {
     "download_retry", "download_timeout", "keep_zip", "predownload", "cache_limit", "stream_name", "stream_config",
 }  # fmt: skip
-_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def Stream(
@@ -62,7 +63,8 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
     is resumed between two global batches only; a shard that cannot be read is an error at once; and device_per_stream
     ends when no batch is left for one of the ranks. hints: as in loader.fast.Loader; the process that made the
     dataset gives them, not its workers. decompressed_cache_bytes: as in MDSDataset. cache_folder: for unpacked shards
-    as there, and for stored orders as in ElasticBatchSampler.
+    as there, and for stored orders as in ElasticBatchSampler. batch_size: without it, single samples can be read, but
+    an iteration is an error, as there.
     Raises LoaderError for what this class does not do (ArgumentError, a ValueError as there, for streams together
     with local or remote, or none of them), OrderError for settings that cannot work.
     """
@@ -89,7 +91,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         allow_unsafe_types: bool = False,
         replication: int | None = None,
         hints: bool = True,
-        decompressed_cache_bytes: int = DECOMPRESSED_CACHE_BYTES,
+        decompressed_cache_bytes: int | str = DECOMPRESSED_CACHE_BYTES,
         cache_folder: str | Path | None = None,
         **ignored: Any,
     ) -> None:
@@ -105,16 +107,18 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
                 "shuffle_algo 'native' is none of StreamingDataset's, whose states could not tell it from these: use "
                 "it with MDSDataset and ElasticBatchSampler"
             )
-        self.batch_size = batch_size or 1
+        self.batch_size = optional_whole(batch_size, "batch_size", "samples")
         self.replication = replication
-        self.num_canonical_nodes = num_canonical_nodes
-        self.shuffle, self.shuffle_algo, self.shuffle_seed = shuffle, shuffle_algo, shuffle_seed
-        self.sampling_method, self.sampling_granularity = sampling_method, sampling_granularity
+        self.num_canonical_nodes = optional_whole(num_canonical_nodes, "num_canonical_nodes")
+        self.shuffle, self.shuffle_algo = shuffle, shuffle_algo
+        self.shuffle_seed = whole_number(shuffle_seed, "shuffle_seed")
+        self.sampling_method = sampling_method
+        self.sampling_granularity = whole_number(sampling_granularity, "sampling_granularity")
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
         self.batching_method, self.partition_algo = batching_method, partition_algo
         self.allow_unsafe_types = allow_unsafe_types
         self.cache_limit = ignored.get("cache_limit")
-        self.predownload = ignored.get("predownload") or (8 * batch_size if batch_size else 64)
+        self.predownload = ignored.get("predownload") or (8 * self.batch_size if self.batch_size else 64)
         self.initial_physical_nodes: int | None = None
         self.streams = list(streams) if streams else [stream.Stream(str(local), split)]
         self._samples = MDSDataset(
@@ -129,11 +133,11 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         self._world = _world(replication)
         self._order: dict[str, Any] = {
             "order": shuffle_algo if shuffle else SEQUENTIAL,
-            "block_size": shuffle_block_size or 0,
-            "epoch_size": _number(epoch_size),
+            "block_size": optional_whole(shuffle_block_size, "shuffle_block_size", "samples") or 0,
+            "epoch_size": sample_count(epoch_size or None, "epoch_size"),
             "batching": batching_method,
             "sampling": sampling_method,
-            "granularity": sampling_granularity,
+            "granularity": self.sampling_granularity,
             "tail_layout": (self._world.nodes, self._world.ranks_per_node),
         }
         self._spreads = shuffle_algo in ("py1s", "py2s")
@@ -149,6 +153,11 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         self._give_hints()
 
     def __iter__(self) -> Iterator[Sample]:
+        if not self.batch_size:
+            raise ArgumentError(
+                "batch_size is missing: pass StreamingDataset the samples that a rank takes a step, as many as its "
+                "DataLoader's batch_size; the order of samples depends on it"
+            )
         self._reading = None
         return self._iterate()
 
@@ -243,6 +252,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         """
         if num_samples is None:
             return self._own_state()
+        num_samples = whole_number(num_samples, "num_samples")
         epoch, position = self._epochs.next - 1, self._epochs.position()
         self._adopt(position)
         offset = 0
@@ -289,9 +299,10 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         was = self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes
         order = self._rows, self.shuffle_seed
         try:
+            nodes = count_of(obj, "initial_physical_nodes") if obj.get("initial_physical_nodes") else None
             position = Position(
-                obj["epoch"], obj["sample_in_epoch"], obj["num_canonical_nodes"], obj["shuffle_seed"],
-                obj.get("initial_physical_nodes"),
+                obj["epoch"], obj["sample_in_epoch"], _count_in(obj, "num_canonical_nodes"),
+                _count_in(obj, "shuffle_seed"), nodes,
             )  # fmt: skip
             self._adopt(position)
             self._sampler().load_state_dict(self._as_state(position.epoch, position.samples))
@@ -316,7 +327,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         """Give hints by the order as it is now."""
         if self._hints is not None:
             self._hints.close()
-        if self._gives_hints and get_worker_info() is None:
+        if self._gives_hints and self.batch_size and get_worker_info() is None:
             progress = Progress(self._sampler().course, self._epochs)
             self._hints = Hints(self._samples, progress)
             weakref.finalize(self, self._hints.close)
@@ -350,7 +361,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         spec = self._spec
         return ElasticBatchSampler(
             self._samples,
-            global_batch_size=self.batch_size * self._world.ranks,
+            global_batch_size=(self.batch_size or 1) * self._world.ranks,
             order=spec,
             world=self._world,
             drop_last=spec.batching != "random",
@@ -419,17 +430,9 @@ def _check_ignored(ignored: Mapping[str, Any]) -> None:
         raise LoaderError(f"unknown arguments: {', '.join(unknown)}")
 
 
-def _number(text: int | str | None) -> int | None:
-    """100_000, "100k" and "1.5m" are numbers of samples."""
-    if not isinstance(text, str):
-        return text or None
-    digits, factor = text.strip().lower().replace(",", ""), 1
-    if digits and digits[-1] in _SUFFIXES:
-        digits, factor = digits[:-1], _SUFFIXES[digits[-1]]
-    try:
-        return int(float(digits) * factor)
-    except ValueError:
-        raise LoaderError(f"epoch_size {text!r} is no number") from None
+def _count_in(state: Mapping[str, Any], name: str) -> int:
+    """Return a count that a state holds. Raises KeyError where it does not, StateError for what is none."""
+    return count_of({name: state[name]}, name)
 
 
 def _samples_in(batch: Any) -> int:

@@ -6,6 +6,7 @@ A column's encoding is told by the file (Parquet) or by its first rows (JSON lin
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -250,7 +251,14 @@ def _array(value: Any, dtype: str | None, dimensions: list[int]) -> Any:
         if found.dtype.kind in "iu" and not np.array_equal(exact, found):
             raise EncodingError(f"numbers from {found.min()} to {found.max()} do not fit {dtype}")
         found = exact
-    return found.reshape(dimensions) if dimensions else found
+    if not dimensions:
+        return found
+    if found.size != math.prod(dimensions):
+        raise EncodingError(
+            f"{found.size} numbers do not fill the shape {','.join(map(str, dimensions))}: name the shape that all "
+            f"rows have, or none, where they differ (ndarray:{found.dtype.name})"
+        )
+    return found.reshape(dimensions)
 
 
 def _nullable(columns: Mapping[str, str]) -> frozenset[str]:

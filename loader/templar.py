@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import DatasetError, LoaderError, ShardError
+from loader.given import byte_count
 from loader.optional import optional_module
 from loader.parquet import ParquetDataset
 from loader.paths import check_is_local
@@ -92,7 +93,7 @@ class TemplarDataset:
         tokenizer: Callable[[list[str]], Any] | None = None,
         tokenizer_name: str | None = None,
         cache_folder: str | Path | None = None,
-        cache_bytes: int = PAGE_CACHE_BYTES,
+        cache_bytes: int | str = PAGE_CACHE_BYTES,
         page_rows: int = PAGE_ROWS,
         text_column: str = "text",
     ) -> None:
@@ -103,7 +104,8 @@ class TemplarDataset:
         self._tokenizer = tokenizer
         self._tokenizer_name = tokenizer_name or str(getattr(tokenizer, "name_or_path", "") or "")
         self._page_rows, self._text_column = page_rows, text_column
-        self._folder = None if cache_folder is None else self._cache(cache_folder, cache_bytes)
+        limit = byte_count(cache_bytes, "cache_bytes")
+        self._folder = None if cache_folder is None else self._cache(cache_folder, limit)
         self._configs = _configs(self._root)
         self._bytes = {
             shard: size

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from loader.errors import OrderError
+from loader.given import optional_whole, whole_number
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class World:
     told: tuple[int, int] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        for name in ("rank", "ranks", "ranks_per_node"):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name))
         if self.ranks_per_node == 0:
             object.__setattr__(self, "ranks_per_node", self.ranks)
         if self.ranks < 1 or not 0 <= self.rank < self.ranks:
@@ -115,6 +118,8 @@ class World:
         rank, ranks = known or _from_environment(variables)
         told = (rank, ranks) if known is None else None
         ranks_per_node = _ranks_per_node(variables, rank, ranks)
+        dp_rank, dp_size = optional_whole(dp_rank, "dp_rank"), optional_whole(dp_size, "dp_size")
+        replication = whole_number(replication, "replication")
         if (dp_rank is None) != (dp_size is None):
             raise OrderError("dp_rank and dp_size go together: give both or neither")
         if (dp_rank is not None) + (mesh is not None) + (replication != 1) > 1:
@@ -210,7 +215,7 @@ def _distributed() -> tuple[int, int] | None:
 
 
 def _from_environment(variables: Mapping[str, str]) -> tuple[int, int]:
-    rank, ranks = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    rank, ranks = _number(variables, "RANK"), _number(variables, "WORLD_SIZE", least=1)
     if (rank is None) != (ranks is None):
         raise OrderError("RANK and WORLD_SIZE go together: the environment has only one of them")
     if rank is not None and ranks is not None:
@@ -220,7 +225,10 @@ def _from_environment(variables: Mapping[str, str]) -> tuple[int, int]:
 
 def _from_mpi(variables: Mapping[str, str]) -> tuple[int, int] | None:
     # Asked before Slurm: the daemons that mpirun has on the nodes of a job are the tasks of a step themselves.
-    rank, ranks = _number(variables, "OMPI_COMM_WORLD_RANK"), _number(variables, "OMPI_COMM_WORLD_SIZE")
+    rank, ranks = (
+        _number(variables, "OMPI_COMM_WORLD_RANK"),
+        _number(variables, "OMPI_COMM_WORLD_SIZE", least=1),
+    )
     return None if rank is None or ranks is None else (rank, ranks)
 
 
@@ -234,11 +242,11 @@ def _from_slurm(variables: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _ranks_per_node(variables: Mapping[str, str], rank: int, ranks: int) -> int:
-    local = _number(variables, "LOCAL_WORLD_SIZE")
+    local = _number(variables, "LOCAL_WORLD_SIZE", least=1)
     mpi, slurm = _from_mpi(variables), _from_slurm(variables)
     # A launcher of other numbers has started something that started the ranks: it does not know of them.
     if local is None and mpi is not None and mpi[1] == ranks:
-        local = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
+        local = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE", least=1)
     elif local is None and slurm is not None and slurm[1] == ranks:
         local = _tasks_per_node(variables)
     if local is None and rank == 0 and ranks > 1:
@@ -300,11 +308,14 @@ def _warn_of_one_node(ranks: int) -> None:
     )
 
 
-def _number(variables: Mapping[str, str], name: str) -> int | None:
+def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int | None:
     text = variables.get(name)
     if text is None or not text.strip():
         return None
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise OrderError(f"{name}={text!r} in the environment is not a number") from None
+    if number < least:
+        raise OrderError(f"{name}={text!r} in the environment is less than {least}")
+    return number

@@ -8,6 +8,7 @@ Invariants: 1. index.json appears whole, after all shards are closed. 2. No offs
 """
 
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,15 @@ import numpy as np
 from loader.encodings import encoder
 from loader.errors import EncodingError, WriterError
 from loader.index import INDEX_NAME
-from loader.packer import DEFAULT_SIZE_LIMIT, OFFSET_LIMIT, PackOptions, ShardPacker, index_text, schema_of
+from loader.packer import (
+    DEFAULT_SIZE_LIMIT,
+    OFFSET_LIMIT,
+    SHARD_FILE,
+    PackOptions,
+    ShardPacker,
+    index_text,
+    schema_of,
+)
 from loader.paths import check_is_local
 from loader.remains import whole_shards
 
@@ -42,7 +51,7 @@ class MDSWriter:
     settings left here; `samples` says how many samples they hold, and writing goes on behind them.
     progress: called after each shard. exist_ok: there for MosaicML's, where True empties the directory first; refused.
     Leaving the block by an exception writes no index.json. Raises WriterError for settings that cannot work,
-    if `out` holds a dataset already, and if the shards to resume are of other settings.
+    if `out` holds a dataset already, or, without resume, shards; and if the shards to resume are of other settings.
     """
 
     def __init__(  # noqa: PLR0913 -- one of them is MosaicML's, to be told of
@@ -51,7 +60,7 @@ class MDSWriter:
         columns: Mapping[str, str],
         *,
         compression: str | None = None,
-        hashes: Sequence[str] | None = None,
+        hashes: Sequence[str] | str | None = None,
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
         align: int = 1,
         resume: bool = False,
@@ -69,11 +78,12 @@ class MDSWriter:
             zip(schema.names, [encoder(name) for name in schema.encodings], schema.sizes, strict=True)
         )
         self._directory = Path(out)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        _make(self._directory)
         if (self._directory / INDEX_NAME).exists():
             raise WriterError(
                 f"{self._directory} holds a dataset already: choose another directory, or remove it"
             )
+        self._check_left_over(resume=resume)
         self._shards = whole_shards(self._directory, self._packer) if resume else []
         self._pending: list[bytes] = []
         self._pending_bytes = self._packer.empty_bytes
@@ -107,6 +117,10 @@ class MDSWriter:
         """
         if self._closed:
             raise WriterError("this writer is closed")
+        if not hasattr(sample, "keys"):
+            raise EncodingError(
+                f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
+            )
         data = self._encode(sample)
         limit = self._packer.size_limit
         if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
@@ -128,6 +142,25 @@ class MDSWriter:
             self._write_shard()
         self._closed = True
         write_index(self._directory, self._shards)
+
+    def finish(self) -> None:
+        """Do as `close`, by the name that MosaicML's writer has for it."""
+        self.close()
+
+    def _check_left_over(self, *, resume: bool) -> None:
+        ending = f".{self._packer.family}" if self._packer.family else None
+        for name in sorted(path.name for path in self._directory.iterdir()):
+            found = SHARD_FILE.fullmatch(name)
+            if found and not resume:
+                raise WriterError(
+                    f"{self._directory} holds {name}, which a writer left that did not finish: go on behind its whole "
+                    f"shards with resume=True (--resume), choose another directory, or remove it"
+                )
+            if found and found[1] != ending:
+                raise WriterError(
+                    f"{self._directory} holds {name}, of another compression than these settings: resume with the "
+                    f"settings that it was written with, choose another directory, or remove it"
+                )
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
         if len(sample) != len(self._columns):
@@ -174,6 +207,15 @@ class MDSWriter:
             so_far.raw_bytes + entry["raw_data"]["bytes"],
             so_far.stored_bytes + (entry["zip_data"] or entry["raw_data"])["bytes"],
         )
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise WriterError(
+            f"the directory {directory} cannot be made: {problem.strerror}: {problem.filename}; choose another"
+        ) from problem
 
 
 def write_index(directory: Path, shards: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import OrderError
+from loader.given import optional_whole, plain_number, whole_number
 
 Ids = NDArray[np.int64]
 # Stored orders take 4 bytes an id where that is enough.
@@ -48,7 +49,11 @@ class Weight:
     choose: int | None = None
 
     def __post_init__(self) -> None:
-        given = [value for value in (self.proportion, self.repeat, self.choose) if value is not None]
+        given = []
+        for name in ("proportion", "repeat", "choose"):
+            if (value := getattr(self, name)) is not None:
+                given.append(plain_number(value, name))
+                object.__setattr__(self, name, given[-1])
         if len(given) > 1:
             raise OrderError("a stream has at most one of proportion, repeat and choose")
         if given and not 0 <= given[0] < float("inf"):
@@ -104,6 +109,10 @@ class OrderSpec:
         ):
             if value not in known:
                 raise OrderError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}")
+        for name in ("seed", "block_size", "granularity"):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+        for name in ("canonical_nodes", "epoch_size"):
+            object.__setattr__(self, name, optional_whole(getattr(self, name), name))
         if self.seed < 0:
             raise OrderError(f"seed {self.seed} is negative")
         if self.epoch_size is not None and self.epoch_size < 1:

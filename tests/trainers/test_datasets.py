@@ -1,6 +1,7 @@
 """Datasets written onto the mount by our MDSWriter: case 54, an index never names a shard that is not there."""
 
 import json
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -114,6 +115,7 @@ def test_a_node_killed_while_a_dataset_is_written_leaves_no_index_and_it_can_be_
     if resume:
         resume_dataset(again.path / "data")
     else:
+        shutil.rmtree(again.path / "data")  # a new writer takes no folder with another's shards
         write_dataset(again.path / "data")
     again.sync()
     assert_right(mount().path / "data")

@@ -176,7 +176,7 @@ def test_a_conversion_that_was_cut_short_is_resumed(
 ) -> None:
     file = write_jsonl(tmp_path / "in.jsonl", [*rows(), {"id": "no number"}])
     how = ("convert", "jsonl", file, tmp_path / "out", "--columns", "id:int", "--size-limit", 300)
-    told = f"{file}, sample 31: column 'id': a str is no int"
+    told = f"{file}, sample 30: column 'id': a str is no int"
     assert told in refused(capsys, *how)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert "index.json" not in kept

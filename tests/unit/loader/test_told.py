@@ -245,12 +245,12 @@ def test_a_merge_of_parts_with_other_columns_is_warned_of(
 # Sources
 
 
-def test_an_error_of_a_source_names_its_part_and_the_sample_behind_which_it_came(tmp_path: Path) -> None:
+def test_an_error_of_a_source_names_its_part_and_how_many_samples_came_before_it(tmp_path: Path) -> None:
     with pytest.raises(ConnectionResetError) as caught:
         write_parallel(tmp_path, COLUMNS, [partial(rows, 0, 9), rows_then_none], processes=1)
     (note,) = caught.value.__notes__
     assert re.fullmatch(
-        rf"{tmp_path}/00001: the source <function rows_then_none.*> .* behind its sample 3", note
+        rf"{tmp_path}/00001: the source <function rows_then_none.*> .* behind its first 3 samples", note
     )
 
 

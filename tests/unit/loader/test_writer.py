@@ -190,7 +190,7 @@ def test_several_processes_write_one_dataset_and_a_second_go_keeps_what_is_done(
     sources = [partial(part, 0, 100), partial(part, 100, 100), partial(part, 100, 250)]
     told: list[tuple[int, int]] = []
     how: dict[str, Any] = {"processes": 2, "options": {"size_limit": 1000, "hashes": ["sha1"]}}
-    with pytest.raises(Exception, match=r"out/00003: sample 6: column 'id'"):
+    with pytest.raises(Exception, match=r"out/00003: sample 5: column 'id'"):
         write_parallel(tmp_path / "out", COLUMNS, [*sources, partial(failing, 250)], **how)
     assert not (tmp_path / "out" / "index.json").exists()
     with pytest.raises(WriterError, match="not empty"):
