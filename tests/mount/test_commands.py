@@ -295,8 +295,9 @@ def test_a_status_that_waits_for_a_slow_bucket_is_not_taken_for_a_silent_daemon(
     mount, full: Bucket, monkeypatch: pytest.MonkeyPatch
 ):
     one: Mount = mount()
-    monkeypatch.setattr(control_client, "SILENCE_SECONDS", 1.5)
-    full.control.set(latency=2.5)
+    # It reports twice a second; a machine may pause for longer.
+    monkeypatch.setattr(control_client, "SILENCE_SECONDS", 5)
+    full.control.set(latency=7)
     try:
         found, _ = control_client.find_mount(one.path, os.environ)
         answer = control_client.ask(found, "status", "deep/never/seen")
@@ -338,7 +339,7 @@ def test_a_large_file_on_a_slow_link_shows_its_pace_and_a_forced_unmount_waits_f
     expect_log("recovered files=")
     one: Mount = mount("--delete-delay", "1")
     content = pattern(70 * MIB, seed=3)
-    bucket.control.set(upload_bandwidth=2 * MIB)
+    bucket.control.set(upload_bandwidth=MIB // 4)  # minutes
     try:
         (one.path / "model").write_bytes(content)
 
@@ -356,7 +357,7 @@ def test_a_large_file_on_a_slow_link_shows_its_pace_and_a_forced_unmount_waits_f
         began = time.monotonic()
         done = fusecache("unmount", "--force", one.path)
         assert "still ending" not in done.stderr
-        assert time.monotonic() < began + 5
+        assert time.monotonic() < began + 30
         wait_until(lambda: not one.is_alive(), "the daemon's end")
     finally:
         bucket.control.set(upload_bandwidth=None)

@@ -224,9 +224,8 @@ def test_the_first_batch_comes_by_its_own_bytes_and_the_shards_before_they_are_n
     mount: Callable[..., Mount], bucket: Bucket, tokens: Path
 ) -> None:
     one = mount("--read-only")
-    bucket.control.set(
-        latency=0.03, bandwidth=1e6
-    )  # a shard takes a second, a sample hardly longer than nothing
+    # A shard takes ten seconds, a sample a tenth of one.
+    bucket.control.set(latency=0.03, bandwidth=1e5)
     try:
         dataset = MDSDataset(one.path / "tokens")
         sampler = ElasticBatchSampler(dataset, global_batch_size=BATCH, world=World())

@@ -1,4 +1,7 @@
-"""`status`, `sync` and `recover` by the real command line: what is said of bytes that the bucket does not have."""
+"""`status`, `sync` and `recover` by the real command line: what is said of bytes that the bucket does not have.
+
+What a test only looks up it asks the daemon for itself: an interpreter takes as long to start as most tests last.
+"""
 
 import json
 import os
@@ -13,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from fusecache.control_client import find_mount
+from fusecache.recover_command import LiveMount
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import Mount, run, wait_until
 from tests.mount.test_commands import fusecache
+from tests.s3server import Fault, FaultAction
 
 pytestmark = pytest.mark.s3server_only
 
@@ -30,18 +36,27 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def kill_a_writer(path: Path, mount: Mount) -> None:
     """Have a process killed in the middle of writing; return when its bytes lie aside."""
-    before = len(things(mount.path))
+    before = len(things(mount))
     done = subprocess.run([sys.executable, "-c", KILLED_WRITER, path], check=False)
     assert done.returncode == -signal.SIGKILL
-    wait_until(lambda: len(things(mount.path)) > before, "the orphan")
+    wait_until(lambda: len(things(mount)) > before, "the orphan")
 
 
-def things(place: Path) -> list[dict[str, Any]]:
+def things(mount: Mount) -> list[dict[str, Any]]:
+    """Return what the daemon lists."""
+    found, _ = find_mount(mount.path, os.environ)
+    return list(LiveMount(found).listing()["things"])
+
+
+def taken(mount: Mount) -> tuple[int, int, int]:
+    """Return how many files lie aside, their bytes, and the room that the cache has given to files of its own."""
+    said = mount.status()
+    return said["orphans"], said["aside_bytes"], said["cache"]["staging_bytes"]
+
+
+def listed(place: Path) -> list[dict[str, Any]]:
+    """Return what the command line lists."""
     return list(json.loads(fusecache("recover", place, "--json").stdout)["things"])
-
-
-def status(mount: Mount) -> dict[str, Any]:
-    return dict(json.loads(fusecache("status", mount.path, "--json").stdout))
 
 
 # ---- on a mount
@@ -55,11 +70,11 @@ def test_an_unfinished_file_is_listed_brought_back_and_published(
     (one.path / "step").mkdir()
     kill_a_writer(one.path / "step" / "model", one)
     said = fusecache("recover", one.path).stdout
-    (thing,) = things(one.path)
+    (thing,) = listed(one.path)
     first, second, *_ = said.splitlines()
     assert re.match(rf" *{thing['id']}  orphan +87\.9 KiB  \d{{4}}-\d\d-\d\d [\d:]+  step/model$", first)
     assert second.strip() == f"its writer was killed before it closed the file; {thing['place']}"
-    assert (status(one)["orphans"], status(one)["aside_bytes"]) == (1, len(HALF))
+    assert (one.status()["orphans"], one.status()["aside_bytes"]) == (1, len(HALF))
     assert "1 unfinished file kept aside" in fusecache("status", one.path).stdout
 
     with pytest.raises(FileNotFoundError):
@@ -69,8 +84,8 @@ def test_an_unfinished_file_is_listed_brought_back_and_published(
     assert done.stdout == f"{thing['id']}: {back}\n"
     assert back.read_bytes() == HALF
     assert fusecache("recover", one.path).stdout == "nothing was left behind\n"
-    assert status(one)["orphans"] == 0
-    fusecache("sync", one.path)
+    assert one.status()["orphans"] == 0
+    one.sync()
     assert bucket.get("step/model.recovered-1") == HALF
     assert "step/model" not in bucket.names()
 
@@ -82,7 +97,7 @@ def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
     one = mount()
     (one.path / "there").mkdir()
     kill_a_writer(one.path / "model", one)
-    (thing,) = things(one.path)
+    (thing,) = things(one)
     number = str(thing["id"])
     (one.path / "taken").write_bytes(b"mine")
     done = fusecache("recover", one.path, "--restore", number, "--to", one.path / "taken", status=1)
@@ -93,7 +108,7 @@ def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
         "exists"
         in fusecache("recover", one.path, "--restore", number, "--to", tmp_path / "copy", status=1).stderr
     )
-    assert len(things(one.path)) == 1
+    assert len(things(one)) == 1
     done = fusecache("recover", one.path, "--restore", number, "--to", one.path / "there")
     assert done.stdout == f"{number}: {one.path / 'there' / 'model'}\n"
     assert (one.path / "there" / "model").read_bytes() == HALF
@@ -111,11 +126,11 @@ def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
         (one.path / folder / "file").write_bytes(b"12345")
     kill_a_writer(one.path / "a", one)
     kill_a_writer(one.path / "b", one)
-    first, second = things(one.path)
+    first, second = things(one)
     done = fusecache("recover", one.path, "--delete", str(first["id"]), status=1)
     assert f"would remove a, {'87.9 KiB'}" in done.stdout
     assert "--yes" in done.stderr
-    assert status(one)["orphans"] == 2
+    assert one.status()["orphans"] == 2
     done = fusecache("recover", one.path, "--delete", str(first["id"]), "--yes")
     assert done.stdout == f"{first['id']}: removed, 87.9 KiB freed\n"
     assert not Path(first["place"]).exists()
@@ -127,42 +142,42 @@ def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
     assert one.start("--local-only=tmp/,scratch/") == ""  # nothing that was not known at the end
     (one.path / "tmp" / "file").unlink()
     (one.path / "scratch" / "file").unlink()
-    assert [thing["path"] for thing in things(one.path)] == ["b"]
-    said = status(one)
-    assert (said["orphans"], said["cache"]["staging_bytes"]) == (1, len(HALF))
+    assert [thing["path"] for thing in things(one)] == ["b"]
+    # Room is given back when the disk has the journal of it, a moment after the call.
+    wait_until(lambda: taken(one) == (1, len(HALF), len(HALF)), "the room of what was unlinked")
     fusecache("recover", one.path, "--delete", str(second["id"]), "--yes")
-    said = status(one)
-    assert (said["orphans"], said["aside_bytes"], said["cache"]["staging_bytes"]) == (0, 0, 0)
+    wait_until(lambda: taken(one) == (0, 0, 0), "the room of what was removed")
 
 
 def test_a_conflict_ends_sync_with_3_until_somebody_has_seen_to_it(
     mount: Callable[..., Mount], bucket: Bucket, expect_log: Any
 ) -> None:
     expect_log("conflict key=")
-    one = mount("--settle-seconds", "2")
     bucket.put("file", b"theirs")
-    wait_until(lambda: (one.path / "file").exists(), "the file")
+    one = mount()
+    bucket.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
     (one.path / "file").write_bytes(b"ours")
     bucket.put("file", b"theirs, newer")
-    wait_until(lambda: status(one)["conflict_files"], "the conflict")
+    bucket.control.clear_faults()
+    wait_until(lambda: one.status()["conflict_files"], "the conflict")
     for _ in range(2):
         done = fusecache("sync", one.path / "file", status=3)
         assert "compare them, then remove or rename the copy" in done.stderr
-    (thing,) = things(one.path)
+    (thing,) = things(one)
     copy = one.path / thing["kept_as"]
     assert copy.name.endswith(f"-{thing['id']}")  # one number for both
     first = fusecache("status", one.path / "file").stdout.splitlines()[0]
     assert first.split(maxsplit=1) == ["file", "conflict (1 in conflict)"]
-    fusecache("sync", copy)
+    one.sync(copy.name)
     assert copy.read_bytes() == b"ours"
     expect_log.seen += one.new_alarms()
     one.unmount()  # both versions are in the bucket: nothing to wait for
     one.start()
     fusecache("sync", one.path, status=3)
-    done = fusecache("recover", one.path, "--delete", str(thing["id"]), "--yes")
+    fusecache("recover", one.path, "--delete", str(thing["id"]), "--yes")
     fusecache("sync", one.path)
     assert bucket.names() == ["file"]
-    assert things(one.path) == []
+    assert things(one) == []
 
 
 @pytest.mark.case(49)
@@ -205,7 +220,7 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     one.kill()
     with pytest.raises(OSError, match="not connected"):
         os.close(unfinished)
-    found = {thing["path"]: thing for thing in things(one.cache)}
+    found = {thing["path"]: thing for thing in listed(one.cache)}
     assert {path: thing["kind"] for path, thing in found.items()} == {
         "unfinished": "orphan",
         "closed": "waiting",
@@ -230,10 +245,10 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
         "fusecache: 1 change of the last run goes on uploading; 1 unfinished file is kept aside: "
         f"fusecache recover {one.path}\n"
     )
-    fusecache("sync", one.path)
+    one.sync()
     assert bucket.names() == ["closed"]
     fusecache("recover", one.path, "--delete", "all", "--yes")
-    assert things(one.path) == []
+    assert things(one) == []
 
 
 def test_a_read_only_mount_over_unpublished_files_is_refused_with_the_way_out(
@@ -250,7 +265,7 @@ def test_a_read_only_mount_over_unpublished_files_is_refused_with_the_way_out(
         assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     one.start()
-    fusecache("sync", one.path)
+    one.sync()
     expect_log.seen += one.new_alarms()
     one.unmount()
     one.start("--read-only")
@@ -274,5 +289,5 @@ def test_sockets_of_killed_daemons_go_at_the_next_start_of_any_mount(
         assert fresh.exists()
         fresh.unlink()
     assert alive.is_socket()
-    fusecache("status", two.path)
-    fusecache("status", three.path)
+    assert two.status()["pid"] == two.pid
+    assert three.status()["pid"] == three.pid

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import pattern, run, tree_of
+from tests.mount.mounts import Mount, pattern, run, tree_of
 from tests.s3server import Fault, FaultAction
 
 HOLD = Fault(FaultAction.HOLD, operation="PutObject")
+# Nothing is sent between two calls, however far apart they are: all of it when the mount ends.
+AT_THE_END = ("--settle-seconds", "3600")
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,14 +37,15 @@ def copies(place: Place) -> list[tuple[str, str]]:
 # ---- files
 
 
-def test_an_unpublished_file_is_renamed_without_a_trace_of_its_first_name(place: Place):
-    (place.path / "first").write_bytes(b"bytes")
-    (place.path / "first").rename(place.path / "second")
-    assert os.listdir(place.path) == ["second"]
-    place.sync()
-    assert place.bucket.names() == ["second"]
-    if place.bucket.service.control is not None:
-        assert place.bucket.published() == [("PutObject", "second")]
+def test_an_unpublished_file_is_renamed_without_a_trace_of_its_first_name(mount):
+    one: Mount = mount(*AT_THE_END)
+    (one.path / "first").write_bytes(b"bytes")
+    (one.path / "first").rename(one.path / "second")
+    assert os.listdir(one.path) == ["second"]
+    one.unmount()
+    assert one.bucket.names() == ["second"]
+    if one.bucket.service.control is not None:
+        assert one.bucket.published() == [("PutObject", "second")]
 
 
 @pytest.mark.case(5)
@@ -350,15 +354,16 @@ def test_an_unlinked_open_file_keeps_working(place: Place):
     assert place.bucket.names() == []
 
 
-def test_a_file_removed_before_its_upload_is_never_uploaded(place: Place):
+def test_a_file_removed_before_its_upload_is_never_uploaded(mount):
+    one: Mount = mount(*AT_THE_END)
     for index in range(5):
-        (place.path / f"f{index}").write_bytes(b"x" * 1000)
-        (place.path / f"f{index}").unlink()
-    (place.path / "last").write_bytes(b"1")
-    place.sync()
-    assert place.bucket.names() == ["last"]
-    if place.bucket.service.control is not None:
-        assert place.bucket.published() == [("PutObject", "last")]
+        (one.path / f"f{index}").write_bytes(b"x" * 1000)
+        (one.path / f"f{index}").unlink()
+    (one.path / "last").write_bytes(b"1")
+    one.unmount()
+    assert one.bucket.names() == ["last"]
+    if one.bucket.service.control is not None:
+        assert one.bucket.published() == [("PutObject", "last")]
 
 
 @pytest.mark.case(36)
@@ -385,14 +390,15 @@ def test_removed_and_written_again_is_the_new_file(place: Place):
 
 
 @pytest.mark.s3server_only
-def test_removing_and_renaming_into_place_is_one_put(place: Place):
-    place.bucket.put(".metadata", b"old")
-    (place.path / ".metadata.tmp").write_bytes(b"new")
-    (place.path / ".metadata").unlink()
-    (place.path / ".metadata.tmp").rename(place.path / ".metadata")
-    place.sync()
-    assert place.bucket.get(".metadata") == b"new"
-    assert place.bucket.published() == [("PutObject", ".metadata")]
+def test_removing_and_renaming_into_place_is_one_put(mount, bucket: Bucket):
+    bucket.put(".metadata", b"old")
+    one: Mount = mount(*AT_THE_END)
+    (one.path / ".metadata.tmp").write_bytes(b"new")
+    (one.path / ".metadata").unlink()
+    (one.path / ".metadata.tmp").rename(one.path / ".metadata")
+    one.unmount()
+    assert bucket.get(".metadata") == b"new"
+    assert bucket.published() == [("PutObject", ".metadata")]
 
 
 # ---- symlinks, links, attributes

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +73,26 @@ def test_a_file_larger_than_the_cache_takes_is_told_after_its_writer_was(mount, 
 
 def test_a_checkpoint_that_is_renamed_while_it_uploads_is_counted_under_its_new_name(mount, bucket: Bucket):
     one: Mount = mount()
-    bucket.control.set(upload_bandwidth=4 * MIB)
+    bucket.control.set(upload_bandwidth=MIB // 4)
     try:
         (one.path / "a").mkdir()
         for name in ("one", "two"):
             (one.path / "a" / name).write_bytes(bytes(6 * MIB))
         wait_until(lambda: one.status()["requested_files"] == 2, "two uploads under way")
         (one.path / "a").rename(one.path / "b")
-        said = facts(one.path / "b")["there"]
-        assert (said["pending_contents"], said["pending_bytes"]) == (2, 12 * MIB)
-        assert sorted(each["path"] for each in said["uploading"]) == ["b/one", "b/two"]
+        there = facts(one.path / "b")["there"]
+        assert (there["pending_contents"], there["pending_bytes"]) == (2, 12 * MIB)
+        assert sorted(each["path"] for each in there["uploading"]) == ["b/one", "b/two"]
         assert "12.0 MiB not in the bucket yet" in status(one.path / "b")[0]
-        done = run(FUSECACHE, "sync", one.path / "b")
+        with subprocess.Popen(
+            [FUSECACHE, "sync", one.path / "b"], stderr=subprocess.PIPE, text=True
+        ) as syncing:
+            assert syncing.stderr is not None
+            said = syncing.stderr.readline()
+            bucket.control.set(upload_bandwidth=None)
+            syncing.communicate(timeout=60)
+        assert syncing.returncode == 0
     finally:
         bucket.control.set(upload_bandwidth=None)
-    assert re.match(r"fusecache: uploading: \d changes, (12|6)\.0 MiB left", done.stderr)
+    assert re.match(r"fusecache: uploading: \d changes, (12|6)\.0 MiB left", said)
     assert status(one.path / "b")[0] == "b clean"

@@ -202,10 +202,10 @@ def test_close_does_not_wait_for_the_bucket(place: Place):
 
 @pytest.mark.s3server_only
 def test_a_file_rewritten_quickly_is_uploaded_once_with_its_last_bytes(mount):
-    one: Mount = mount("--settle-seconds", "1")
+    one: Mount = mount("--settle-seconds", "3600")
     for turn in range(10):
         (one.path / "file").write_bytes(f"turn {turn}".encode())
-    one.sync()
+    one.unmount()
     assert one.bucket.get("file") == b"turn 9"
     assert one.bucket.published() == [("PutObject", "file")]
 

@@ -190,7 +190,7 @@ def test_tensors_saved_over_a_published_file_replace_it_at_once_and_whole(mount,
     )
     trainer.call("save_tensors", path=f"{node.path}/model.safetensors", value=2)
     assert trainer.call("load_tensors", path=f"{node.path}/model.safetensors") == 2
-    wait_until(lambda: len(bucket.operations("PutObject")) == 2, "the upload of the second", seconds=10)
+    wait_until(lambda: len(bucket.operations("PutObject")) == 2, "the upload of the second", seconds=60)
     assert trainer.call("load_tensors", path=f"{other.path}/model.safetensors") == 1
     bucket.control.clear_faults()
     node.sync()
