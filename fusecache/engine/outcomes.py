@@ -106,8 +106,8 @@ class Outcomes:
         ]
         node = generation.node
         if node is not None:
+            node.object = version
             if self._tree.is_linked(node):
-                node.object = version
                 if self._tree.key(node) == version.key:  # else a rename is queued behind it
                     self._names.note_published(node)
             else:

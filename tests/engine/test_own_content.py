@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from fusecache.engine.nodes import FileHandle
 from fusecache.model.errors import NoSpace
+from fusecache.model.nouns import MIB
 from tests.engine.nodes import Bucket, User, running_node
 from tests.engine.test_writing import SlowUploads
 
@@ -120,3 +121,47 @@ async def test_a_name_whose_object_is_about_to_go_has_nothing_to_be_moved(
         await user.close(second)
         assert await user.drained() == "durable"
     assert bucket.shows() == {"c": b"new"}
+
+
+async def test_what_came_to_the_bucket_under_an_older_name_meanwhile_shows_again(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    large = bytes(6 * MIB)
+    async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
+        await user.write("large", large)
+        await user.write("x", b"closed")
+        await trio.sleep(4)  # both are on their way
+        await user.rename("x", "a")
+        handle = await failing(user, "b")
+        await user.rename("b", "a")
+        while "x" not in bucket.shows():
+            await trio.sleep(0.1)
+        assert "large" not in bucket.shows()  # for which the rename waits
+        await end(user, handle)
+        assert await user.read("a") == b"closed"
+        await append(user, "a", b"+")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"a": b"closed+", "large": large}
+
+
+async def test_a_removed_name_stays_so_though_what_took_its_place_was_taken_back(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("a", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.unlink("a")
+        handle = await user.open("b")
+        await user.fs.contents.write(handle, 0, b"half")
+        await user.fs.contents.flush(handle)  # a forked child's
+        await user.rename("b", "a")
+        await user.fs.contents.write(handle, 4, b"more")
+        assert handle.node.generation is not None
+        user.fs.contents._fail(handle.node.generation, NoSpace("full"))
+        await end(user, handle)
+        assert await user.tree() == {}
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.tree() == {}
+    assert bucket.shows() == {}
