@@ -15,7 +15,7 @@ def whole_number(value: object, name: str, unit: str = "", error: type[LoaderErr
 
     Raises `error`, which names the argument and what it got, for anything else.
     """
-    if isinstance(value, Real) and float(value).is_integer() and not isinstance(value, Integral):
+    if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
         return int(float(value))
     try:
         return operator.index(value)  # type: ignore[arg-type]  # TypeError is the answer to anything else

@@ -97,7 +97,9 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 def _below(root: Path, part: str | Path) -> str:
     path = root / part if (root / part).exists() else Path(part)
     if not path.exists():
-        raise WriterError(f"there is no folder {root / part}")
+        raise WriterError(
+            f"there is no folder {root / part}: the parts to be merged are folders below {root}"
+        )
     inner = os.path.relpath(path, root)
     if inner == "." or inner.split("/")[0] == "..":
         raise WriterError(f"{part} does not lie below {root}: an index names only what is below it")

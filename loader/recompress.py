@@ -15,6 +15,7 @@ from loader.errors import WriterError
 from loader.index import INDEX_NAME, Index, read_index
 from loader.packer import PackOptions, ShardPacker
 from loader.paths import check_is_local
+from loader.remains import left_over_shards, make_directory
 from loader.shard import ReadOptions, ShardReader
 from loader.writer import write_index
 
@@ -31,7 +32,7 @@ def recompress(
 
     threads: that compress at a time, each with a shard in memory. progress: called with the shards done so
     far. Raises DatasetError or ShardError for a source that cannot be read, WriterError if `out` has a
-    dataset already or is within source.
+    dataset or shards already or is within source.
     """
     check_is_local(out)
     index = read_index(source)
@@ -41,7 +42,11 @@ def recompress(
     if f"{target.resolve()}/".startswith(f"{Path(source).resolve()}/"):
         raise WriterError(f"{target} lies in {source}, to which nothing is written: choose another directory")
     packers = [ShardPacker(schema, options) for schema in index.schemas]
-    target.mkdir(parents=True, exist_ok=True)
+    make_directory(target)
+    for name in left_over_shards(target):
+        raise WriterError(
+            f"{target} holds {name}, which a run left that did not finish: choose another directory, or remove it"
+        )
     shards: list[dict[str, Any]] = []
     for entry in _in_order(index, packers, target, threads or os.cpu_count() or 1):
         shards.append(entry)

@@ -17,7 +17,22 @@ import numpy as np
 from loader.compression import decompress
 from loader.encodings import sample_decoder
 from loader.errors import EncodingError, WriterError
-from loader.packer import ShardPacker
+from loader.packer import SHARD_FILE, ShardPacker
+
+
+def make_directory(directory: Path) -> None:
+    """Make it, unless it is there. Raises WriterError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise WriterError(
+            f"the directory {directory} cannot be made: {problem.strerror}: {problem.filename}; choose another"
+        ) from problem
+
+
+def left_over_shards(directory: Path) -> list[str]:
+    """Return the names of all shards in a directory, whole or not."""
+    return sorted(path.name for path in directory.iterdir() if SHARD_FILE.fullmatch(path.name))
 
 
 def whole_shards(directory: Path, packer: ShardPacker) -> list[dict[str, Any]]:

@@ -296,7 +296,8 @@ class ElasticBatchSampler:
         if samples >= max(self._plan.length, table.samples) + lines * self._global_batch_size:
             raise StateError(
                 f"sample {samples} is beyond the epoch's {self._plan.length}: the saved run had another dataset or "
-                f"epoch_size, or a larger global batch than {self._global_batch_size}"
+                f"epoch_size, or a larger global batch than {self._global_batch_size}: continue with those, or start "
+                f"a new epoch without the state"
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -317,5 +317,7 @@ def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int | No
     except ValueError:
         raise OrderError(f"{name}={text!r} in the environment is not a number") from None
     if number < least:
-        raise OrderError(f"{name}={text!r} in the environment is less than {least}")
+        raise OrderError(
+            f"{name}={text!r} in the environment is less than {least}: set it right, or unset it"
+        )
     return number

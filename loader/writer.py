@@ -23,14 +23,13 @@ from loader.index import INDEX_NAME
 from loader.packer import (
     DEFAULT_SIZE_LIMIT,
     OFFSET_LIMIT,
-    SHARD_FILE,
     PackOptions,
     ShardPacker,
     index_text,
     schema_of,
 )
 from loader.paths import check_is_local
-from loader.remains import whole_shards
+from loader.remains import left_over_shards, make_directory, whole_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class MDSWriter:
             zip(schema.names, [encoder(name) for name in schema.encodings], schema.sizes, strict=True)
         )
         self._directory = Path(out)
-        _make(self._directory)
+        make_directory(self._directory)
         if (self._directory / INDEX_NAME).exists():
             raise WriterError(
                 f"{self._directory} holds a dataset already: choose another directory, or remove it"
@@ -148,15 +147,14 @@ class MDSWriter:
         self.close()
 
     def _check_left_over(self, *, resume: bool) -> None:
-        ending = f".{self._packer.family}" if self._packer.family else None
-        for name in sorted(path.name for path in self._directory.iterdir()):
-            found = SHARD_FILE.fullmatch(name)
-            if found and not resume:
+        ending = self._packer.file_name(0).removeprefix("shard.00000")
+        for name in left_over_shards(self._directory):
+            if not resume:
                 raise WriterError(
                     f"{self._directory} holds {name}, which a writer left that did not finish: go on behind its whole "
                     f"shards with resume=True (--resume), choose another directory, or remove it"
                 )
-            if found and found[1] != ending:
+            if not name.endswith(ending):
                 raise WriterError(
                     f"{self._directory} holds {name}, of another compression than these settings: resume with the "
                     f"settings that it was written with, choose another directory, or remove it"
@@ -207,15 +205,6 @@ class MDSWriter:
             so_far.raw_bytes + entry["raw_data"]["bytes"],
             so_far.stored_bytes + (entry["zip_data"] or entry["raw_data"])["bytes"],
         )
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise WriterError(
-            f"the directory {directory} cannot be made: {problem.strerror}: {problem.filename}; choose another"
-        ) from problem
 
 
 def write_index(directory: Path, shards: Sequence[Mapping[str, Any]]) -> None:

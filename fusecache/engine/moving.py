@@ -111,7 +111,8 @@ class Moving:
             queued.remove(replaced)
             replaced.successor = last if isinstance(last, Generation) else None
             changes += self._contents.drop(replaced)
-        if queued and not any(map(_is_held, queued)):  # else a removal is to come before what may be taken back
+        # A removal comes before what may still be taken back.
+        if queued and not any(map(_is_held, queued)):
             collapsed = self._contents.places.collapse_delete(key_now, changes)
             base = collapsed if collapsed is not None else base
         for item in queued:

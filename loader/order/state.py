@@ -6,6 +6,7 @@ carries all three, in words short enough to stay below 1 KB, and a difference is
 
 import hashlib
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from loader.errors import StateError
@@ -105,6 +106,6 @@ def streaming_position(state: Mapping[str, Any], spec: OrderSpec) -> tuple[int, 
 def count_of(state: Mapping[str, Any], name: str) -> int:
     """Return a count of a saved state. Raises StateError if it is none."""
     value = state.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
         raise StateError(f"{name} of the saved state is {value!r}, not a count")
-    return value
+    return int(value)

@@ -371,7 +371,14 @@ def test_a_dataset_is_not_recompressed_into_itself_or_another(
     for name in ("in", "other"):
         with MDSWriter(tmp_path / name, {"id": "int"}) as writer:
             writer.write({"id": 1})
-    for out, told in (("in", "holds a dataset already"), ("other", "holds a dataset"), ("in/new", "lies in")):
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "shard.00000.mds").touch()
+    for out, told in (
+        ("in", "holds a dataset already"),
+        ("other", "holds a dataset"),
+        ("in/new", "lies in"),
+        ("unfinished", "unfinished holds shard.00000.mds, which a run left that did not finish"),
+    ):
         assert told in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / out)
 
 

@@ -177,6 +177,17 @@ def test_a_bound_that_is_no_size_is_refused_at_once(directory: Path, size: Any) 
         MDSDataset(directory, decompressed_cache_bytes=size)
 
 
+def test_a_seed_may_be_longer_than_any_float() -> None:
+    assert OrderSpec(seed=1 << 1100).seed == 1 << 1100
+
+
+def test_a_state_that_was_saved_with_numbers_of_numpy_is_loaded() -> None:
+    saved = sampler_of().state_dict()
+    sampler = sampler_of()
+    sampler.load_state_dict({**saved, "samples": np.int64(16), "epoch": np.int64(1)})
+    assert json.loads(json.dumps(sampler.state_dict())) == {**saved, "samples": 16, "epoch": 1}
+
+
 def test_numbers_of_numpy_are_plain_in_states(directory: Path) -> None:
     number: Any = np.int64
     real: Any = np.float64
