@@ -67,12 +67,16 @@ def test_what_a_caller_keeps_stays_as_it_is_however_much_is_read_after_it(tmp_pa
     dataset = MDSDataset(write(tmp_path))
     order = np.random.default_rng(2)
     kept: list[tuple[int, bytes]] = []
-    for _ in range(60):
-        ids = order.permutation(COUNT)[:16].tolist()
-        batch = dataset.__getitems__(ids)
-        kept += [(number, batch[place]["image"]) for place, number in enumerate(ids) if place % 3 == 0]
-        del batch
-        gc.collect()
+    gc.freeze()  # what other tests imported is not to be gone through each time
+    try:
+        for _ in range(60):
+            ids = order.permutation(COUNT)[:16].tolist()
+            batch = dataset.__getitems__(ids)
+            kept += [(number, batch[place]["image"]) for place, number in enumerate(ids) if place % 3 == 0]
+            del batch
+            gc.collect()
+    finally:
+        gc.unfreeze()
     assert all(value == image(number) for number, value in kept)
 
 
