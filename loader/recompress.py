@@ -43,9 +43,10 @@ def recompress(
         raise WriterError(f"{target} lies in {source}, to which nothing is written: choose another directory")
     packers = [ShardPacker(schema, options) for schema in index.schemas]
     make_directory(target)
-    for name in left_over_shards(target):
+    if left_over := left_over_shards(target):
         raise WriterError(
-            f"{target} holds {name}, which a run left that did not finish: choose another directory, or remove it"
+            f"{target} holds {left_over[0]}, which a run left that did not finish: choose another directory, or "
+            f"remove it"
         )
     shards: list[dict[str, Any]] = []
     for entry in _in_order(index, packers, target, threads or os.cpu_count() or 1):

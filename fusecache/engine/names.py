@@ -321,41 +321,45 @@ class Names:
             if self._tree.hides_keys:
                 self._tree.note_shown(self._tree.key(step))
             with _or_listed_again(parent):
-                self._enter(parent, step, row)
+                self._enter(parent, step.number, row)
             step = parent
 
     def note_left(self, version: ObjectInfo) -> None:
         """The bucket shows what another file has replaced here: that may fail, and then this shows again."""
-        folder, slash, name = version.key.rpartition("/")
-        parent = self._tree.find(folder + slash)
-        if parent is None or self._tree.key(parent) != folder + slash:
-            return
-        if self._tree.is_hidden(version.key, self._tree.now()):
+        parent, name = self._place_of(version.key)
+        if parent is None or self._tree.is_hidden(version.key, self._tree.now()):
             return
         if self._tree.hides_keys:
             self._tree.note_shown(version.key)
         with _or_listed_again(parent):
-            self._enter(parent, None, file_row(name, version))
+            self._enter(parent, 0, file_row(name, version))
 
-    def note_unknown(self, key: str) -> Node | None:
-        """What the bucket shows under this key has to be asked for again; return its directory, if it is in memory."""
-        folder, slash, _ = key.rstrip("/").rpartition("/")
+    def note_unknown(self, key: str) -> tuple[Node | None, str]:
+        """What the bucket shows under this key has to be asked for again; return its directory, if known, and name."""
+        parent, name = self._place_of(key)
+        if parent is not None:
+            parent.listing.expire()
+        return parent, name
+
+    def _place_of(self, key: str) -> tuple[Node | None, str]:
+        """Return the directory of a key, if it is in memory, and the name in it."""
+        folder, slash, name = key.rstrip("/").rpartition("/")
         parent = self._tree.find(folder + slash)
         if parent is None or self._tree.key(parent) != folder + slash:
-            return None
-        parent.listing.expire()
-        return parent
+            return None, name
+        return parent, name
 
-    def _enter(self, parent: Node, node: Node | None, row: ListedEntry) -> None:
+    def _enter(self, parent: Node, number: int, row: ListedEntry) -> None:
+        """Enter a row. number: of the inode that the kernel knows it by, 0: of none."""
         known = None
         listing = parent.listing
         if listing.generation and row.is_directory:
             known = self._listings.get(parent.number, listing.generation, row.sort_name)
         if known is None and (listing.generation or not row.is_directory):  # else it is no news
             self._overtake(parent, row.name)
-        directory, first, last = (None, "", "") if node is None else self._lister.place_of(node.number)
-        if node is not None and directory is parent and first <= row.sort_name <= last:
-            row = row._replace(number=node.number)  # the kernel goes on with its inode
+        directory, first, last = self._lister.place_of(number)
+        if directory is parent and first <= row.sort_name <= last:
+            row = row._replace(number=number)  # the kernel goes on with its inode
         elif known is not None:
             row = row._replace(number=known.number)
         else:

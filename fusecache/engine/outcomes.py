@@ -311,9 +311,9 @@ class Outcomes:
 
     def _show_again(self, key: str) -> None:
         """The bucket keeps what was to leave: whoever was told that nothing is there has to ask anew."""
-        folder = self._names.note_unknown(key)
+        folder, name = self._names.note_unknown(key)
         if folder is not None:
-            self.on_name_lost(folder, key.rstrip("/").rpartition("/")[2])
+            self.on_name_lost(folder, name)
 
 
 def _renames(item: Operation, node: Node, key: str) -> bool:

@@ -12,7 +12,15 @@ from fusecache.engine.keeper import Staged
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
 from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
-from tests.engine.block_caches import new_bucket, pages_of, read_all, running_cache, some_bytes, until
+from tests.engine.block_caches import (
+    Bucket,
+    new_bucket,
+    pages_of,
+    read_all,
+    running_cache,
+    some_bytes,
+    until,
+)
 
 
 async def test_reading_through_returns_the_bytes_and_fetches_each_granule_once(tmp_path: Path) -> None:
@@ -86,8 +94,8 @@ async def test_a_waiting_reader_is_woken_when_its_bytes_are_there_not_when_the_g
             held.set()
 
 
-async def test_who_waits_and_for_how_long_is_told_while_he_does(tmp_path: Path) -> None:
-    data = some_bytes(MIB)
+def holding(data: bytes) -> tuple[Bucket, ObjectId, threading.Event]:
+    """Return a bucket with an object, of which nothing comes before the event is set."""
     bucket = new_bucket()
     object_id = bucket.put("a", data)
     held = threading.Event()
@@ -96,6 +104,12 @@ async def test_who_waits_and_for_how_long_is_told_while_he_does(tmp_path: Path) 
         assert held.wait(10)
 
     bucket.watched.on_progress = hold
+    return bucket, object_id, held
+
+
+async def test_who_waits_and_for_how_long_is_told_while_he_does(tmp_path: Path) -> None:
+    data = some_bytes(MIB)
+    bucket, object_id, held = holding(data)
     async with running_cache(bucket.watched, tmp_path) as cache, trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(cache.read, cache.open(object_id, len(data)), 0, MIB)
@@ -109,14 +123,7 @@ async def test_who_waits_and_for_how_long_is_told_while_he_does(tmp_path: Path) 
 
 async def test_a_cancelled_reader_breaks_nothing_for_the_others(tmp_path: Path) -> None:
     data = some_bytes(MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
-    held = threading.Event()
-
-    def hold(extent: Extent, received: int) -> None:
-        assert held.wait(10)
-
-    bucket.watched.on_progress = hold
+    bucket, object_id, held = holding(data)
     answers: list[bytes] = []
     async with running_cache(bucket.watched, tmp_path) as cache, trio.open_nursery() as nursery:
 

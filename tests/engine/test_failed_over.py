@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.model.errors import NoSpace
 from tests.engine.nodes import Bucket, User, running_node
+from tests.engine.test_own_content import end, find_no_room
 from tests.engine.test_writing import SlowUploads
 
 
@@ -16,12 +15,8 @@ async def rename_what_fails(user: User, name: str, target: str) -> None:
     handle = await user.open(name)
     await user.fs.contents.write(handle, 0, b"unfinished")
     await user.rename(name, target)
-    generation = handle.node.generation
-    assert generation is not None
-    user.fs.contents._fail(generation, NoSpace("full"))
-    with pytest.raises(NoSpace):
-        await user.fs.contents.flush(handle)
-    await user.fs.contents.release(handle)
+    find_no_room(user, handle)
+    await end(user, handle)
 
 
 async def test_a_target_that_was_on_its_way_to_the_bucket_shows_again_and_can_be_removed(

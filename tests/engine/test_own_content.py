@@ -17,9 +17,14 @@ async def failing(user: User, name: str) -> FileHandle:
     """Open a file for writing, and have a write find no room."""
     handle = await user.open(name, truncate=False)
     await user.fs.contents.write(handle, 0, b"half")
-    assert handle.node.generation is not None
-    user.fs.contents._fail(handle.node.generation, NoSpace("full"))
+    find_no_room(user, handle)
     return handle
+
+
+def find_no_room(user: User, handle: FileHandle) -> None:
+    generation = handle.node.generation
+    assert generation is not None
+    user.fs.contents._fail(generation, NoSpace("full"))
 
 
 async def end(user: User, handle: FileHandle) -> None:
@@ -156,8 +161,7 @@ async def test_a_removed_name_stays_so_though_what_took_its_place_was_taken_back
         await user.fs.contents.flush(handle)  # a forked child's
         await user.rename("b", "a")
         await user.fs.contents.write(handle, 4, b"more")
-        assert handle.node.generation is not None
-        user.fs.contents._fail(handle.node.generation, NoSpace("full"))
+        find_no_room(user, handle)
         await end(user, handle)
         assert await user.tree() == {}
         bucket.come_back()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -317,10 +319,8 @@ def test_a_part_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
 def test_rows_of_parquet_are_counted_from_0_in_every_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     for values, encoding in (([1, 2, None], "int"), ([1, 2, 300], "uint8")):
-        parquet.write_table(arrow.table({"id": values}), tmp_path / "rows.parquet")
+        pq.write_table(pa.table({"id": values}), tmp_path / "rows.parquet")
         command = [
             "convert",
             "parquet",
