@@ -366,7 +366,11 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
         ("stalls", "request went silent, and was made again", "requests went silent, and were made again"),
         ("checksum_failures", "damaged piece of the cache", "damaged pieces of the cache"),
         ("disk_errors", "error of the cache's disk", "errors of the cache's disk"),
-        ("uncached", "fetch that found no room in the cache", "fetches that found no room in the cache"),
+        (
+            "uncached",
+            "fetch not kept, as the cache had no room or its disk was too slow",
+            "fetches not kept, as the cache had no room or its disk was too slow",
+        ),
     )
     for name, one, many in counters:
         if cache.get(name):

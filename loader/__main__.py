@@ -17,11 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 if all is well, 1 if the dataset is not, 2 for a wrong command line."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    # argparse takes folders behind an option for unknown, and its own remedy does not go with commands.
-    if rest and (options.command != "merge" or any(word.startswith("-") for word in rest)):
+    if rest and (any(word.startswith("-") for word in rest) or not _take(options, rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.parts += map(Path, rest)
     try:
         return _run(options)
     except LoaderError as problem:
@@ -70,6 +67,22 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     return parser
+
+
+def _take(options: Any, rest: Sequence[str]) -> bool:
+    """Take paths that stand behind an option; False if the command has none there.
+
+    argparse calls them unknown once some stood before it, and its own remedy does not go with commands.
+    """
+    if options.command == "merge":
+        options.parts += map(Path, rest)
+        return True
+    if options.command == "convert" and options.kind != "recompress":
+        *inputs, out = rest
+        options.inputs += [str(options.out), *inputs]
+        options.out = Path(out)
+        return True
+    return False
 
 
 def _run(options: Any) -> int:

@@ -34,7 +34,7 @@ from loader.order import (
     Weight,
     batch_plan,
 )
-from loader.order.state import check_settings, count_of, settings_of, streaming_position
+from loader.order.state import check_is_state, check_settings, count_of, settings_of, streaming_position
 from loader.world import World
 
 STATE_VERSION = 1
@@ -268,11 +268,7 @@ class ElasticBatchSampler:
         (order, block size, dataset, batch size) is for the caller to match. Raises StateError naming each
         difference, or what is wrong with the state; the sampler then stays where it was.
         """
-        if not isinstance(state, Mapping):
-            raise StateError(
-                f"a sampler's state is the dict that state_dict() returned, not {type(state).__name__}; "
-                f"to begin anew, load none"
-            )
+        check_is_state(state, "sampler")
         if "sample_in_epoch" in state:
             epoch, samples = streaming_position(state, self._spec)
             self._check_librarys_end(samples)

@@ -26,7 +26,7 @@ from loader.errors import ArgumentError, LoaderError, StateError
 from loader.given import optional_whole, sample_count, whole_number
 from loader.hints import Hints
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
-from loader.order.state import count_of
+from loader.order.state import check_is_state, count_of
 from loader.rank_epochs import Epochs, Position, Progress
 from loader.sampler import ElasticBatchSampler
 from loader.shard import DECOMPRESSED_CACHE_BYTES
@@ -287,13 +287,14 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
 
         Raises StateError if the state does not fit, and OrderError; the dataset stays where it was.
         """
+        check_is_state(obj, "StreamingDataset")
         number, workers, generation = _worker()
         handed_out = obj.get("handed_out", 0)
         layout = [number, workers, self._world.ranks, self.batch_size]
-        if handed_out and obj["handed_out_by"] != layout:
+        if handed_out and obj.get("handed_out_by") != layout:
             raise StateError(
                 f"the state tells of {handed_out} samples that worker, workers, ranks, batch_size = "
-                f"{obj['handed_out_by']} handed out, and cannot go on with {layout}; states that can are those of "
+                f"{obj.get('handed_out_by')} handed out, and cannot go on with {layout}; states that can are those of "
                 f"StreamingDataLoader"
             )
         was = self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes

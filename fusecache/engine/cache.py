@@ -27,7 +27,7 @@ from fusecache.engine.housekeeping import Housekeeping
 from fusecache.engine.keeper import Keeper, Staged
 from fusecache.engine.offload import Offload
 from fusecache.engine.reading_ahead import ReadAhead, Stream
-from fusecache.engine.residents import SMALL_GRANULES, CachedObject, Chunk, Frame
+from fusecache.engine.residents import SMALL_GRANULES, CachedObject, Chunk, Frame, Source
 from fusecache.engine.room import Room
 from fusecache.engine.snippets import Snippets
 from fusecache.index.cache_index import CacheIndex, read_boot_id
@@ -506,11 +506,13 @@ class BlockCache:
         """Wait for granules, and count what the reader waited for: its place in the queue, then the source."""
         began = trio.current_time()
         requests = [request for request in chunk.requests if request.mask & need]
-        wait = self._counters.begin_wait(began)
+        asks_bucket = any(request.source is Source.NETWORK for request in requests)
+        wait = self._counters.begin_wait(began) if asks_bucket else None
         try:
             await self._fetcher.wait_for(chunk, need)
         finally:
-            del self._counters.waiting[wait]
+            if wait is not None:
+                del self._counters.waiting[wait]
             self._counters.count_wait(requests, began, trio.current_time())
 
     async def _chunk(self, entry: CachedObject, index: int) -> Chunk:

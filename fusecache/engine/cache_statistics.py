@@ -18,7 +18,7 @@ class CacheStatistics:
 
     hits: reads answered without waiting for the bucket. bytes_by_cause: fetched for demand, hint, readahead.
     wait_seconds: what readers waited for, summed over readers: nobody waits for read-ahead. waiting_reads: those that
-    wait now, the longest of them for longest_wait_seconds.
+    wait for the bucket now, the longest of them for longest_wait_seconds.
     uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for.
     stalls: requests that went silent and were given up for another connection. latency: of `read` as a whole;
     first_byte: of a GET, until the first piece of its body.
@@ -96,14 +96,14 @@ class Counters:
     wait_seconds: dict[str, float] = field(
         default_factory=lambda: {"network": 0.0, "queue": 0.0, "disk": 0.0}
     )
-    # When each read began that waits now, the oldest first, by a number.
+    # When each read began that waits for the bucket now, the oldest first, by a number.
     waiting: dict[int, float] = field(default_factory=dict)
     waits: int = 0
     latency: Latencies = field(default_factory=Latencies)
     first_byte: Latencies = field(default_factory=Latencies)
 
     def begin_wait(self, now: float) -> int:
-        """A reader waits from now on; return the number under which `waiting` has it until it is taken out."""
+        """A reader waits for the bucket from now on; return its number in `waiting`, until it is taken out."""
         self.waits += 1
         self.waiting[self.waits] = now
         return self.waits

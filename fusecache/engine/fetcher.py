@@ -33,6 +33,7 @@ from fusecache.engine.residents import (
     Waiter,
 )
 from fusecache.engine.stalls import StallWatch
+from fusecache.engine.write_turns import WriteTurns
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
 from fusecache.model.nouns import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
@@ -103,6 +104,8 @@ class Fetcher:
         self._counters = counters
         self.limit = RequestLimit(connections)
         self._stalls = StallWatch(counters, self._start_task)
+        self._writes = WriteTurns(frames.large_count)
+        self._is_told = self._asks_again = False
         self._running = {Source.NETWORK: 0, Source.DISK: 0}
         self._small_loads = 0
         self._last_get = float("-inf")
@@ -211,6 +214,8 @@ class Fetcher:
                     if queue is seated:  # its frame went to others meanwhile
                         self._push(queue.pop())
                         break
+                    if head.cause is not Cause.HINT:
+                        self._have_one_unwritten(head)
                     if head.cause is Cause.READAHEAD:
                         self.on_refused(head.handle)
                 else:
@@ -298,7 +303,7 @@ class Fetcher:
         if chunk.frame_for(request.first, request.stop) is not None:
             request.queue = self._seated[request.source]
         else:
-            request.queue = self._queues[request.source, request.stop - request.first <= SMALL_GRANULES]
+            request.queue = self._queues[request.source, _is_small(request)]
         request.queue.push(request, request.cause, request.depth)
 
     def _seat(self, chunk: Chunk, but: Request) -> None:
@@ -334,7 +339,7 @@ class Fetcher:
             return frame
         chunk.pins += 1  # making room must not take this chunk's own frames
         try:
-            if request.stop - request.first <= SMALL_GRANULES:
+            if _is_small(request):
                 frame = self._frames.acquire(small=True, cause=request.cause, now=now)
                 if frame is not None:
                     self._frames.give(frame, chunk, request.first)
@@ -414,7 +419,8 @@ class Fetcher:
                 self._retry_early(request)
             else:
                 self._retry_or_give_up(request, error)
-        await self._keep(chunk, frame, first, request.stop if error is None else request.first)
+        stop = request.stop if error is None else request.first
+        await self._keep(chunk, frame, first, stop, is_asked_for=request.kept is not None)
         if request.kept is not None and request.state is RequestState.DONE:
             request.kept.set()
 
@@ -530,14 +536,38 @@ class Fetcher:
         self._push(request)
         self.pump()
 
-    async def _keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
-        """Keep granules on disk, then let the frame go."""
+    async def _keep(self, chunk: Chunk, frame: Frame, first: int, stop: int, *, is_asked_for: bool) -> None:
+        """Keep granules on disk, unless it is too slow for that; then let the frame go."""
         try:
             if first < stop:
-                await self.disk.keep(chunk, frame, first, stop)
+                async with self._writes.turn(frame, is_asked_for=is_asked_for) as may_write:
+                    if may_write:
+                        await self.disk.keep(chunk, frame, first, stop)
+                    else:
+                        self._count_unwritten()
         finally:
             self._frames.let_go(frame, trio.current_time())
         self.pump()
+
+    def _have_one_unwritten(self, request: Request) -> None:
+        """No frame is left for a reader's request: if all wait for the disk, one waits no longer."""
+        seconds = self._writes.give_up_one(small=_is_small(request), cause=request.cause)
+        if seconds is not None and not self._asks_again:
+            self._asks_again = True
+            self.nursery.start_soon(self._ask_again, seconds, name="slow-disk")
+
+    async def _ask_again(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._asks_again = False
+        self.pump()
+
+    def _count_unwritten(self) -> None:
+        self._counters.uncached += 1
+        if not self._is_told:
+            self._is_told = True
+            log.warning(
+                "the cache's disk is slower than the bucket: what it cannot take in time is served and not kept"
+            )
 
     def _end(self, request: Request, error: RemoteError | None = None) -> None:
         """Nothing more will arrive by this request: tell the readers."""
@@ -566,3 +596,8 @@ class Fetcher:
             self._running[Source.DISK] -= 1
             self._frames.let_go(frame, trio.current_time())
         self._end(request)
+
+
+def _is_small(request: Request) -> bool:
+    """Say whether a small buffer holds all of it."""
+    return request.stop - request.first <= SMALL_GRANULES

@@ -60,6 +60,15 @@ def _weights(weights: tuple[Weight, ...]) -> str:
     return f"{len(weights)} streams, {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
+def check_is_state(state: object, whose: str) -> None:
+    """Raise StateError unless a state is a mapping. whose: what it would be loaded into."""
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"a {whose}'s state is the dict that state_dict() returned, not {type(state).__name__}; to begin anew, "
+            f"load none"
+        )
+
+
 def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any], dataset: str = "") -> None:
     """Raise StateError that names each setting which is not what it was. dataset: what the one at hand is called."""
     saved = _EARLIER | dict(saved)

@@ -30,7 +30,7 @@ class Bucket:
     """A bucket in memory.
 
     states: the contents after each publishing request; copied: the numbers of those after a copy; requests: (method,
-    key) of each write.
+    key) of each write; gets: the key of each GET, in no order.
 
     A key's value is its bytes; a symlink's is `-> target`.
     """
@@ -38,6 +38,7 @@ class Bucket:
     def __init__(self) -> None:
         self.memory = MemoryStore(part_minimum_bytes=MIB)
         self.requests: list[tuple[str, str]] = []
+        self.gets: list[str] = []
         self.states: list[dict[str, bytes]] = []
         self.copied: set[int] = set()
         self._dies_at: tuple[int, str] | None = None
@@ -79,6 +80,8 @@ class Bucket:
             if self.is_cut_off:
                 raise Unavailable("the bucket cannot be reached")
             if name not in WRITING:
+                if name == "get_into":
+                    self.gets.append(key.key)
                 return call(key, *args, **options)
             if self.takes_nothing:
                 raise Unavailable("the bucket takes nothing")

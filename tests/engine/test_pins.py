@@ -13,10 +13,10 @@ PINNED = 20 * MIB
 
 
 async def gets_of(user: User, bucket: Bucket, path: str) -> int:
-    """Return how many GETs it costs to read a file."""
-    before = bucket.statistics().gets
+    """Return how many GETs of a file it costs to read it; what is read ahead of others may come meanwhile."""
+    before = bucket.gets.count(path)
     await user.read(path)
-    return bucket.statistics().gets - before
+    return bucket.gets.count(path) - before
 
 
 async def write_pinned(user: User) -> None:

@@ -149,6 +149,14 @@ def write_jsonl(path: Path, some: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_paths_may_stand_before_and_behind_an_option(tmp_path: Path, place: int) -> None:
+    paths = [write_jsonl(tmp_path / "0.jsonl", rows()[:20]), write_jsonl(tmp_path / "1.jsonl", rows()[20:])]
+    paths.append(tmp_path / "out")
+    assert run("convert", "jsonl", *paths[:place], "--compression", "zstd", *paths[place:]) == 0
+    assert list(MDSDataset(tmp_path / "out")) == rows()
+
+
 def test_json_lines_become_samples_of_columns_told_by_the_first_rows(tmp_path: Path) -> None:
     files = [write_jsonl(tmp_path / "0.jsonl", rows()[:20]), write_jsonl(tmp_path / "1.jsonl", rows()[20:])]
     assert (
