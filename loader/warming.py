@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 # So much is read before it is asked again whether to go on.
 STRIDE_BYTES = 8 << 20
+# 200 MB/s: whoever reads samples from such a disk meanwhile would wait for them.
+SLOW_STRIDE_SECONDS = 0.04
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -146,12 +149,19 @@ class Warmer:
             for start in range(0, size, STRIDE_BYTES):
                 if self._stopped.is_set():
                     return False
+                began = time.monotonic()
                 os.sendfile(self._nowhere, descriptor, start, STRIDE_BYTES)
+                self._rest(time.monotonic() - began)
         except OSError as problem:
             log.debug("not read ahead: %s: %s", path, problem)
         finally:
             os.close(descriptor)
         return True
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the disk to others for as long as a stride took, if it is a slow one, or they use it."""
+        if seconds > SLOW_STRIDE_SECONDS:
+            self._stopped.wait(seconds)
 
 
 def memory_bytes() -> int:

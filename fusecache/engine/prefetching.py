@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 # As many small pieces as a node has connections; large ones are bounded by the buffers too.
 _SMALL_AT_ONCE = 48
 _SMALL_BYTES = 128 * 1024
+# Whole files come more slowly while the exact bytes of the next steps are on their way: somebody is about to wait for
+# those, and the loop, or the link, does only so much.
+_LARGE_BESIDE_EXACT = 2
 # So many extents and chunks that need nothing are looked at, some 10 µs each, before all others have a turn.
 _LOOKS_AT_ONCE = 32
 # Room comes with time too, and silent jobs go with it: look again.
@@ -273,7 +276,8 @@ class Prefetcher:
     def _has_buffers(self, piece: Piece) -> bool:
         if piece.nbytes <= _SMALL_BYTES:
             return self._small < _SMALL_AT_ONCE
-        return self._large < self._cache.housekeeping.large_at_once
+        is_behind = any(fetch.use.window.plan.is_exact for fetch in self._fetches)
+        return self._large < (_LARGE_BESIDE_EXACT if is_behind else self._cache.housekeeping.large_at_once)
 
     # ---- looking
 

@@ -15,7 +15,7 @@ from fusecache.engine import snippets
 from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import NotFound, ObjectMissing, RemoteError, Throttled, Unavailable
 from fusecache.model.hint import TO_THE_END, HintError, encode_cursor, encode_plan
-from fusecache.model.nouns import KIB, MIB, ObjectId
+from fusecache.model.nouns import KIB, MIB, Extent, ObjectId
 from fusecache.policy.horizon import SILENT_SECONDS
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, User, running_node
@@ -226,6 +226,43 @@ async def test_what_nobody_reads_at_first_holds_the_shards_up_for_a_moment_only(
         await trio.sleep(0.5)
         assert fetched(user) == 4096
         await fetched_by(user, 2 * 4096 + 4 * MIB, seconds=10)
+
+
+class Counting(InlineOffload):
+    """GETs take seconds. most_beside, most_alone: those of shards at once while exact bytes came, or none did."""
+
+    def __init__(self) -> None:
+        self.exact = self.large = self.most_beside = self.most_alone = 0
+
+    async def network(self, call: Callable[..., Any], *args: object) -> Any:
+        extent = next((each for each in args if isinstance(each, Extent)), None)
+        if extent is None:
+            return await super().network(call, *args)
+        is_exact = extent.size < 64 * KIB
+        self.exact += is_exact
+        self.large += not is_exact
+        if self.exact:
+            self.most_beside = max(self.most_beside, self.large)
+        else:
+            self.most_alone = max(self.most_alone, self.large)
+        await trio.sleep(10 if is_exact else 1)
+        self.exact -= is_exact
+        self.large -= not is_exact
+        return await super().network(call, *args)
+
+
+async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_are_on_their_way(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bucket, offload = Bucket(), Counting()
+    fill(bucket, 32, MIB)
+    cold = [(shard, 0, 4096, step, 0) for step in range(2) for shard in (step, step + 2)]
+    async with running_node(bucket, tmp_path / "cache", offload=offload, buffer_bytes=256 * MIB) as user:
+        await user.fs.hinting.take("run.plan", plan(4, cold, is_exact=True))
+        await user.fs.hinting.take("run.plan", plan(32, [(s, 0, MIB, 2, 0) for s in range(32)], window=1))
+        await fetched_by(user, 4 * 4096 + 32 * MIB)
+        assert offload.most_alone == user.fs.cache.housekeeping.large_at_once > 2
+    assert offload.most_beside == 2
 
 
 async def test_exact_bytes_are_bounded_and_the_rest_comes_by_granules(

@@ -4,11 +4,12 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from loader.warming import Warmer, memory_bytes
+from loader.warming import LOOK_SECONDS, Warmer, memory_bytes
 from tests.mount.mounts import wait_until
 
 SHARD_BYTES = 10_000
@@ -97,6 +98,35 @@ def test_files_that_cannot_be_read_and_words_that_make_no_sense_stop_nothing(fol
     job.has(4)
     job.comes_to(0, 1, 99, 2)
     job.warmer.close()
+
+
+@pytest.mark.parametrize(("seconds", "rested"), [(0.01, []), (0.2, [0.2, 0.2])])
+def test_a_slow_disk_is_left_to_others_for_as_long_as_it_was_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, rested: list[float]
+) -> None:
+    job = Job(folder)
+    now, rests = 0.0, list[float]()
+
+    def read(*_: int) -> int:
+        nonlocal now
+        now += seconds
+        return 0
+
+    class Stopped(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout != LOOK_SECONDS and timeout is not None:
+                rests.append(timeout)
+                return False
+            return super().wait(timeout)
+
+    monkeypatch.setattr("loader.warming.os.sendfile", read)
+    monkeypatch.setattr("loader.warming.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(job.warmer, "_stopped", Stopped())
+    job.plan([0, 1], [9, 9])
+    job.has(2)
+    job.comes_to(0, 1)
+    job.warmer.close()
+    assert rests == pytest.approx(rested)
 
 
 def test_memory_is_that_of_the_machine_or_of_its_container() -> None:
