@@ -27,6 +27,8 @@ LOOK_SECONDS = 0.1
 STRIDE_BYTES = 8 << 20
 # 200 MB/s: whoever reads samples from such a disk meanwhile would wait for them.
 SLOW_STRIDE_SECONDS = 0.04
+# One that took longer stood still: an outage.
+LONGEST_REST_SECONDS = 1.0
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -161,7 +163,7 @@ class Warmer:
     def _rest(self, seconds: float) -> None:
         """Leave the disk to others for as long as a stride took, if it is a slow one, or they use it."""
         if seconds > SLOW_STRIDE_SECONDS:
-            self._stopped.wait(seconds)
+            self._stopped.wait(min(seconds, LONGEST_REST_SECONDS))
 
 
 def memory_bytes() -> int:

@@ -33,7 +33,7 @@ from fusecache.engine.residents import (
     Waiter,
 )
 from fusecache.engine.stalls import StallWatch
-from fusecache.engine.write_turns import WriteTurns
+from fusecache.engine.write_turns import PATIENCE_SECONDS, WriteTurns
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
 from fusecache.model.nouns import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
@@ -550,14 +550,17 @@ class Fetcher:
         self.pump()
 
     def _have_one_unwritten(self, request: Request) -> None:
-        """No frame is left for a reader's request: if all wait for the disk, one waits no longer."""
-        seconds = self._writes.give_up_one(small=_is_small(request), cause=request.cause)
-        if seconds is not None and not self._asks_again:
-            self._asks_again = True
-            self.nursery.start_soon(self._ask_again, seconds, name="slow-disk")
+        """No frame is left for a reader's request: if all wait for the disk, one waits no longer.
 
-    async def _ask_again(self, seconds: float) -> None:
-        await trio.sleep(seconds)
+        Who may go changes with time, and with what readers do, of which nobody tells: look again.
+        """
+        self._writes.give_up_one(small=_is_small(request), cause=request.cause)
+        if not self._asks_again and (request.cause is Cause.DEMAND or self._writes):
+            self._asks_again = True
+            self.nursery.start_soon(self._ask_again, name="slow-disk")
+
+    async def _ask_again(self) -> None:
+        await trio.sleep(PATIENCE_SECONDS)
         self._asks_again = False
         self.pump()
 

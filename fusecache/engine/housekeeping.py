@@ -129,6 +129,8 @@ class Housekeeping:
                     return
                 await self._keep_what_is_in_memory(chunk, full & ~chunk.present)
                 await self._fetch(chunk, full & ~chunk.present, depth)
+            # What others fetched meanwhile is not kept for their sake if the disk is slow.
+            await self._keep_what_is_in_memory(chunk, full & ~chunk.present)
             if full & ~chunk.present:
                 raise NoSpace("it was fetched, but not kept: no room in the cache, or its disk fails")
         finally:

@@ -214,7 +214,7 @@ class Prefetcher:
         """
         assert walk.piece is not None
         assert walk.use is not None
-        if not self._has_buffers(walk.piece):
+        if not self._has_buffers(walk.piece, is_exact=walk.is_exact):
             return False
         if walk.use.window.plan.is_exact:
             # Half a batch ahead, so that the second is not late: it is on its way when the first is read.
@@ -273,11 +273,13 @@ class Prefetcher:
         self._start(walk, use, piece)
         return True
 
-    def _has_buffers(self, piece: Piece) -> bool:
+    def _has_buffers(self, piece: Piece, *, is_exact: bool) -> bool:
         if piece.nbytes <= _SMALL_BYTES:
             return self._small < _SMALL_AT_ONCE
-        is_behind = any(fetch.use.window.plan.is_exact for fetch in self._fetches)
-        return self._large < (_LARGE_BESIDE_EXACT if is_behind else self._cache.housekeeping.large_at_once)
+        most = self._cache.housekeeping.large_at_once
+        if not is_exact and any(fetch.use.window.plan.is_exact for fetch in self._fetches):
+            most = min(most, _LARGE_BESIDE_EXACT)
+        return self._large < most
 
     # ---- looking
 

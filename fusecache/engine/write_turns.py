@@ -34,6 +34,10 @@ class WriteTurns:
         self._waiting: dict[Frame, _Wait] = {}
         self._given_up = 0
 
+    def __bool__(self) -> bool:
+        """Say whether frames wait that may be given up."""
+        return bool(self._waiting)
+
     @asynccontextmanager
     async def turn(self, frame: Frame, *, is_asked_for: bool) -> AsyncIterator[bool]:
         """Wait for the turn to write a part of a frame; False: the frame is wanted for other bytes, do not write it.
@@ -65,29 +69,30 @@ class WriteTurns:
             if not wait.scopes:
                 del self._waiting[frame]
 
-    def give_up_one(self, *, small: bool, cause: Cause) -> float | None:
-        """Have a frame not be written that a fetch of this cause may take then. Its bytes stay until it is taken.
+    def give_up_one(self, *, small: bool, cause: Cause) -> None:
+        """Have a frame that has waited long not be written, if a fetch of this cause may take it then.
 
-        Return in how many seconds to ask again; None: one is about to be free, or there is none.
+        Its bytes stay until it is taken. Frames that have been read go first; read-ahead takes no others. small: the
+        fetch fits a small frame; if no such one can go, a large one does.
         """
         if self._given_up:
-            return None
-        for frame, wait in self._waiting.items():
-            if (
-                frame.small is small
-                and frame.busy == len(wait.scopes)  # nothing else uses it
-                and frame.chunk is not None
-                and not frame.chunk.pins
-                and (frame.is_consumed or cause is Cause.DEMAND)  # read-ahead takes only what has been read
-            ):
-                seconds = wait.since + PATIENCE_SECONDS - trio.current_time()
-                if seconds > 0:
-                    return seconds
-                self._given_up = len(wait.scopes)
-                for scope in wait.scopes:
-                    scope.cancel()
-                return None
-        return None
+            return  # one is about to be free
+        long_ago = trio.current_time() - PATIENCE_SECONDS
+        tired = [
+            (frame.small is not small, not frame.is_consumed, wait.since, wait)
+            for frame, wait in self._waiting.items()
+            if wait.since <= long_ago
+            and (small or not frame.small)
+            and (frame.is_consumed or cause is Cause.DEMAND)
+            and frame.busy == len(wait.scopes)  # nothing else uses it
+            and frame.chunk is not None
+            and not frame.chunk.pins
+        ]
+        if tired:
+            *_, wait = min(tired, key=lambda row: row[:3])
+            self._given_up = len(wait.scopes)
+            for scope in wait.scopes:
+                scope.cancel()
 
 
 @dataclass(eq=False, slots=True)

@@ -229,18 +229,23 @@ async def test_what_nobody_reads_at_first_holds_the_shards_up_for_a_moment_only(
 
 
 class Counting(InlineOffload):
-    """GETs take seconds. most_beside, most_alone: those of shards at once while exact bytes came, or none did."""
+    """GETs take seconds; what is shorter than a shard of 1 MiB is exact bytes.
+
+    most_exact: GETs of these at once; most_beside, most_alone: those of shards while exact bytes came, or none did.
+    """
 
     def __init__(self) -> None:
-        self.exact = self.large = self.most_beside = self.most_alone = 0
+        self.exact = self.large = 0
+        self.most_exact = self.most_beside = self.most_alone = 0
 
     async def network(self, call: Callable[..., Any], *args: object) -> Any:
         extent = next((each for each in args if isinstance(each, Extent)), None)
         if extent is None:
             return await super().network(call, *args)
-        is_exact = extent.size < 64 * KIB
+        is_exact = extent.size < MIB
         self.exact += is_exact
         self.large += not is_exact
+        self.most_exact = max(self.most_exact, self.exact)
         if self.exact:
             self.most_beside = max(self.most_beside, self.large)
         else:
@@ -251,18 +256,21 @@ class Counting(InlineOffload):
         return await super().network(call, *args)
 
 
+@pytest.mark.parametrize("sample", [4 * KIB, 512 * KIB])
 async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_are_on_their_way(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path, autojump_clock: MockClock, sample: int
 ) -> None:
     bucket, offload = Bucket(), Counting()
-    fill(bucket, 32, MIB)
-    cold = [(shard, 0, 4096, step, 0) for step in range(2) for shard in (step, step + 2)]
+    fill(bucket, 64, MIB)
+    cold = [(4 * step + shard, 0, sample, step, 0) for step in range(2) for shard in range(4)]
+    whole = [(shard, 0, MIB, 2, 0) for shard in range(8, 64)]
     async with running_node(bucket, tmp_path / "cache", offload=offload, buffer_bytes=256 * MIB) as user:
-        await user.fs.hinting.take("run.plan", plan(4, cold, is_exact=True))
-        await user.fs.hinting.take("run.plan", plan(32, [(s, 0, MIB, 2, 0) for s in range(32)], window=1))
-        await fetched_by(user, 4 * 4096 + 32 * MIB)
+        await user.fs.hinting.take("run.plan", plan(8, cold, is_exact=True))
+        await user.fs.hinting.take("run.plan", plan(64, whole, window=1))
+        await fetched_by(user, 8 * sample + 56 * MIB)
         assert offload.most_alone == user.fs.cache.housekeeping.large_at_once > 2
-    assert offload.most_beside == 2
+    assert offload.most_exact >= 4
+    assert offload.most_beside <= 2
 
 
 async def test_exact_bytes_are_bounded_and_the_rest_comes_by_granules(

@@ -37,6 +37,7 @@ async def test_a_pinned_checkpoint_outlives_reads_of_much_more_than_the_cache_ho
             if user.fs.cache.statistics().evicted_bytes > CACHE // 2:
                 break
         assert user.fs.cache.statistics().evicted_bytes > CACHE // 2
+        assert bucket.gets.count("data-0") > 0
         assert await gets_of(user, bucket, "model.ckpt") == 0
 
 

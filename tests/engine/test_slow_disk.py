@@ -4,6 +4,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,24 +106,34 @@ async def test_who_waits_for_the_disk_is_not_told_to_wait_for_the_bucket(
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Two frames that wait for the only turn, the first of them read to its end, and whether each was written."""
+    """Frames that wait for the only turn, the one read to its end second, and whether each was written.
+
+    asked_for: somebody wants its bytes to be on the disk.
+    """
 
     turns: WriteTurns
     read: Frame
     unread: Frame
+    asked_for: Frame
     written: dict[Frame, bool]
+
+    async def give_up_one(self, cause: Cause, *, small: bool = False) -> dict[Frame, bool]:
+        """Ask for a frame; return which have come to their end by now."""
+        self.turns.give_up_one(small=small, cause=cause)
+        await wait_all_tasks_blocked()
+        return dict(self.written)
 
 
 @asynccontextmanager
 async def crowd() -> AsyncIterator[Crowd]:
     """Give frames that wait for a turn, which is somebody else's until the block ends."""
     frames = Frames(BufferPool(MEMORY), lambda chunk: None)
-    entry = CachedObject(ObjectId("a", "etag"), 16 * MIB)
+    entry = CachedObject(ObjectId("a", "etag"), 32 * MIB)
     turns = WriteTurns(large_buffers=2)
     written: dict[Frame, bool] = {}
 
-    async def write(frame: Frame) -> None:
-        async with turns.turn(frame, is_asked_for=False) as written[frame]:
+    async def write(frame: Frame, *, is_asked_for: bool) -> None:
+        async with turns.turn(frame, is_asked_for=is_asked_for) as written[frame]:
             pass
 
     def new_frame(index: int) -> Frame:
@@ -133,51 +144,54 @@ async def crowd() -> AsyncIterator[Crowd]:
         return frame
 
     async with trio.open_nursery() as nursery, turns.turn(new_frame(0), is_asked_for=True):
-        unread, read = new_frame(1), new_frame(2)
+        asked_for, unread, read = new_frame(1), new_frame(2), new_frame(3)
         frames.consume(read)
-        for frame in (unread, read):
-            nursery.start_soon(write, frame)
+        for frame in (asked_for, unread, read):
+            nursery.start_soon(partial(write, frame, is_asked_for=frame is asked_for))
             await wait_all_tasks_blocked()
-        yield Crowd(turns, read, unread, written)
-    assert set(written) == {read, unread}
+        yield Crowd(turns, read, unread, asked_for, written)
+    assert set(written) == {read, unread, asked_for}
 
 
 async def test_a_moment_s_pause_of_the_disk_costs_nothing(autojump_clock: MockClock) -> None:
     async with crowd() as some:
         await trio.sleep(PATIENCE_SECONDS / 2)
-        ask_again = some.turns.give_up_one(small=False, cause=Cause.DEMAND)
-        assert ask_again == pytest.approx(PATIENCE_SECONDS / 2)
-    assert some.written == {some.read: True, some.unread: True}
+        assert await some.give_up_one(Cause.DEMAND) == {}
+    assert all(some.written.values())
 
 
-async def test_read_ahead_takes_what_was_read_and_one_at_a_time(autojump_clock: MockClock) -> None:
+async def test_read_ahead_takes_what_was_read_and_nothing_else(autojump_clock: MockClock) -> None:
     async with crowd() as some:
         await trio.sleep(PATIENCE_SECONDS)
         for _ in range(2):
-            some.turns.give_up_one(small=False, cause=Cause.READAHEAD)
-        await wait_all_tasks_blocked()
-        assert some.written == {some.read: False}
-        some.turns.give_up_one(small=False, cause=Cause.READAHEAD)
-        await wait_all_tasks_blocked()
-    assert some.written == {some.read: False, some.unread: True}
+            assert await some.give_up_one(Cause.READAHEAD) == {some.read: False}
 
 
-async def test_a_reader_takes_the_oldest_that_nobody_reads(autojump_clock: MockClock) -> None:
+async def test_one_is_given_up_at_a_time(autojump_clock: MockClock) -> None:
     async with crowd() as some:
         await trio.sleep(PATIENCE_SECONDS)
-        assert some.unread.chunk is not None
-        some.unread.chunk.pins += 1
         some.turns.give_up_one(small=False, cause=Cause.DEMAND)
-        await wait_all_tasks_blocked()
-        assert some.written == {some.read: False}
-        some.unread.chunk.pins -= 1
-        some.turns.give_up_one(small=False, cause=Cause.DEMAND)
-        await wait_all_tasks_blocked()
-    assert some.written == {some.read: False, some.unread: False}
+        assert await some.give_up_one(Cause.DEMAND) == {some.read: False}
 
 
-async def test_large_buffers_are_no_help_for_small_reads(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("small", [False, True])
+async def test_a_reader_takes_what_was_read_then_what_was_not_and_never_what_is_asked_for(
+    autojump_clock: MockClock, *, small: bool
+) -> None:
     async with crowd() as some:
         await trio.sleep(PATIENCE_SECONDS)
-        assert some.turns.give_up_one(small=True, cause=Cause.DEMAND) is None
-    assert some.written == {some.read: True, some.unread: True}
+        assert await some.give_up_one(Cause.DEMAND, small=small) == {some.read: False}
+        assert await some.give_up_one(Cause.DEMAND, small=small) == {some.read: False, some.unread: False}
+        assert await some.give_up_one(Cause.DEMAND, small=small) == {some.read: False, some.unread: False}
+    assert some.written[some.asked_for]
+
+
+async def test_what_somebody_reads_just_now_is_left(autojump_clock: MockClock) -> None:
+    async with crowd() as some:
+        await trio.sleep(PATIENCE_SECONDS)
+        assert some.read.chunk is not None
+        some.read.chunk.pins += 1
+        assert await some.give_up_one(Cause.DEMAND) == {some.unread: False}
+        assert await some.give_up_one(Cause.DEMAND) == {some.unread: False}
+        some.read.chunk.pins -= 1
+        assert await some.give_up_one(Cause.DEMAND) == {some.unread: False, some.read: False}

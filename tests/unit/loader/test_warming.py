@@ -100,7 +100,7 @@ def test_files_that_cannot_be_read_and_words_that_make_no_sense_stop_nothing(fol
     job.warmer.close()
 
 
-@pytest.mark.parametrize(("seconds", "rested"), [(0.01, []), (0.2, [0.2, 0.2])])
+@pytest.mark.parametrize(("seconds", "rested"), [(0.01, []), (0.2, [0.2, 0.2]), (300, [1, 1])])
 def test_a_slow_disk_is_left_to_others_for_as_long_as_it_was_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, rested: list[float]
 ) -> None:
@@ -125,6 +125,7 @@ def test_a_slow_disk_is_left_to_others_for_as_long_as_it_was_used(
     job.plan([0, 1], [9, 9])
     job.has(2)
     job.comes_to(0, 1)
+    wait_until(lambda: len(rests) == len(rested), "the rests")
     job.warmer.close()
     assert rests == pytest.approx(rested)
 
