@@ -82,6 +82,10 @@ class Disk(Protocol):
         """Write granules of a frame to the cache file if there is room. Never raises for want of it."""
         ...
 
+    def pass_over(self) -> None:
+        """Granules that came are not kept: their frame is wanted, and the disk too slow."""
+        ...
+
 
 class Turn:
     """A GET that fills no frame and waits for its turn among the requests that do. depth: as of theirs."""
@@ -105,7 +109,7 @@ class Fetcher:
         self.limit = RequestLimit(connections)
         self._stalls = StallWatch(counters, self._start_task)
         self._writes = WriteTurns(frames.large_count)
-        self._is_told = self._asks_again = False
+        self._asks_again = False
         self._running = {Source.NETWORK: 0, Source.DISK: 0}
         self._small_loads = 0
         self._last_get = float("-inf")
@@ -544,7 +548,7 @@ class Fetcher:
                     if may_write:
                         await self.disk.keep(chunk, frame, first, stop)
                     else:
-                        self._count_unwritten()
+                        self.disk.pass_over()
         finally:
             self._frames.let_go(frame, trio.current_time())
         self.pump()
@@ -563,14 +567,6 @@ class Fetcher:
         await trio.sleep(PATIENCE_SECONDS)
         self._asks_again = False
         self.pump()
-
-    def _count_unwritten(self) -> None:
-        self._counters.uncached += 1
-        if not self._is_told:
-            self._is_told = True
-            log.warning(
-                "the cache's disk is slower than the bucket: what it cannot take in time is served and not kept"
-            )
 
     def _end(self, request: Request, error: RemoteError | None = None) -> None:
         """Nothing more will arrive by this request: tell the readers."""

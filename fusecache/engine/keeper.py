@@ -167,6 +167,13 @@ class Keeper:
             chunk.disk_operations -= 1
             entry.disk_operations -= 1
 
+    def pass_over(self) -> None:
+        """Count granules that were not kept as the disk is too slow, and say so once."""
+        self._counters.uncached += 1
+        self._table.tell_once(
+            "slow", "disk is slower than the bucket: what it cannot take in time is served and not kept"
+        )
+
     async def _write(self, chunk: Chunk, frame: Frame, mask: int, reserved_bytes: int) -> None:
         """Write reserved granules. Gives back what was reserved and not written."""
         entry = chunk.owner
