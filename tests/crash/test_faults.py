@@ -16,6 +16,7 @@ import pytest
 
 from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
 from tests.crash.test_kill import published, shows
+from tests.frozen import frozen
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
 
 # Nothing settles while a test is at work: what is owed goes when the daemon drains.
@@ -310,8 +311,7 @@ def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_a
     daemon.program = [sys.executable, "-c", HASTY]
     daemon.mount()
     assert (daemon.path / "seen").exists()  # of the directory nothing else is known
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
+    with frozen(server.pid):
         began = time.monotonic()
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             os.stat(daemon.path / "dir")
@@ -327,8 +327,6 @@ def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_a
         inner, seconds = found.stdout.split()
         assert inner == b"more/deep"
         assert 0.3 <= float(seconds) < 8
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     wait_until(lambda: not is_silent(daemon), "an answer of the bucket")
     assert not (daemon.path / "dir").exists()
 

@@ -14,6 +14,7 @@ import pytest
 
 from fusecache import control_client
 from fusecache.cli import main
+from tests.frozen import frozen
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
 
@@ -276,14 +277,11 @@ def test_beside_a_mount_that_hangs_no_command_waits_and_on_it_each_says_so(
         "unmount|--force",
         "mount|s3://b",
     ]
-    os.kill(hung.pid, signal.SIGSTOP)
-    try:
+    with frozen(hung.pid):
         done = run(sys.executable, "-c", IMPATIENT, "-", *(f"{words}|{point}" for words in commands))
         for command in ("status", "sync", "warm", "evict", "check", "recover"):
             fusecache(command, sound.path, seconds=20)
         sound.unmount()
-    finally:
-        os.kill(hung.pid, signal.SIGCONT)
     assert done.stdout.split() == ["1", "2", "1", "1", "2", "1", "1", "1", "1"]
     lines = done.stderr.splitlines()
     assert len(lines) == len(commands)

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.fast import Loader
 from loader.hints import READING_STEPS
 from loader.streaming import StreamingDataset
+from tests.frozen import frozen
 from tests.mount.buckets import Bucket
 from tests.mount.mounts import Mount, run_python, wait_until
 
@@ -156,11 +155,8 @@ def test_a_process_ends_though_the_mount_does_not_answer(numbers: tuple[Mount, P
         wait_for_step(one, 0)
         # Not in the middle of a request, and with no file open there: these the kernel does not let go of.
         wait_until(lambda: is_quiet(one), "what was hinted to be read ahead", seconds=60)
-        os.kill(one.pid, signal.SIGSTOP)
-        try:
+        with frozen(one.pid):
             process.communicate(b"\n", timeout=END_SECONDS)
-        finally:
-            os.kill(one.pid, signal.SIGCONT)
         assert process.returncode == 0
 
 
