@@ -49,10 +49,14 @@ class Staged:
     path: Path
     granule_checksums: bytes
 
-    @property
     def is_whole(self) -> bool:
-        """Whether checksums were found of as many bytes as it must have."""
-        return len(self.granule_checksums) == -(-self.size // GRANULE_BYTES) * _CHECKSUM_BYTES
+        """Ask the disk whether it has as many bytes as it must have; that many had checksums. Raises LocalDiskError."""
+        if len(self.granule_checksums) != -(-self.size // GRANULE_BYTES) * _CHECKSUM_BYTES:
+            return False
+        try:
+            return self.path.stat().st_size == self.size
+        except OSError as exc:
+            raise LocalDiskError(f"{self.path} cannot be found: {exc}") from exc
 
 
 @dataclass(eq=False, slots=True)
@@ -263,7 +267,7 @@ class Keeper:
                 moves.append(_Adopted(entry, staged, number, padding))
         moved = {file.staged.path: file.number for file in moves}
         done = await self._offload.disk(
-            self._rename_all, [(staged.path, moved.get(staged.path)) for _, staged in files]
+            self._rename_all, [(staged, moved.get(staged.path)) for _, staged in files]
         )
         for file in moves:
             if file.number in done:
@@ -280,32 +284,32 @@ class Keeper:
         """Return the number of the cache file that a staging file may become; None: it may not."""
         if entry.number is not None or not entry.size or entry.size != staged.size:
             return None
-        if not staged.is_whole:
-            log.warning(
-                "a staging file was cut or lengthened by somebody else: it is in the bucket as it was written, "
-                "and not kept here path=%s key=%s bytes=%d",
-                staged.path, staged.object_id.key, staged.size,
-            )  # fmt: skip
-            return None
         try:
             return await self._table.new_number() if self._table.takes_blocks else None
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
             return None
 
-    def _rename_all(self, moves: Sequence[tuple[Path, int | None]]) -> set[int]:
+    def _rename_all(self, moves: Sequence[tuple[Staged, int | None]]) -> set[int]:
         """Run in a thread: make files cache files, or remove those without a number; return the numbers that are."""
         done: set[int] = set()
-        for path, number in moves:
+        for staged, number in moves:
             if number is not None:
                 try:
-                    self._files.adopt(path, number)
-                    done.add(number)
+                    if staged.is_whole():
+                        self._files.adopt(staged.path, number)
+                        done.add(number)
+                    else:
+                        log.warning(
+                            "a staging file was cut or lengthened by somebody else: it is in the bucket as it "
+                            "was written, and not kept here path=%s key=%s bytes=%d",
+                            staged.path, staged.object_id.key, staged.size,
+                        )  # fmt: skip
                 except LocalDiskError as exc:
-                    log.debug("staging file not adopted path=%s reason=%s", path, exc)
+                    log.debug("staging file not adopted path=%s reason=%s", staged.path, exc)
             if number not in done:
                 try:
-                    _unlink(path)
+                    _unlink(staged.path)
                 except LocalDiskError as exc:
                     log.warning("a file that is in the bucket cannot be removed error=%s", exc)
         return done

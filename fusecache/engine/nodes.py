@@ -351,11 +351,12 @@ class Prepared:
 class Upload:
     """The multipart upload of one generation, perhaps begun before it is sealed.
 
-    key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it. ready: so many
-    parts, from the first, may be sent. attributes: what its object's metadata will say. attempts: requests under way.
-    sending: how far those are, by part. failures: how many pauses it made since anything of it went well; the present
-    one lasts until the loop time `quiet_until`. failure: why it cannot go on. stopped: set when nobody wants it any
-    more. changed: set, and made anew, when an attempt ended.
+    key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it; is_asked: one of
+    both is under way. ready: so many parts, from the first, may be sent. attributes: what its object's metadata will
+    say. attempts: of the creation, and at parts, under way. sending: how far the requests are, by part. failures: how
+    many pauses it made since anything of it went well; the present one lasts until the loop time `quiet_until`.
+    failure: why it cannot go on. stopped: set when nobody wants it any more. changed: set, and made anew, when an
+    attempt ended.
     """
 
     key: str
@@ -363,6 +364,7 @@ class Upload:
     attributes: PosixAttributes
     upload_id: str = ""
     is_known: bool = False
+    is_asked: bool = False
     is_sealed: bool = False
     ready: int = 0
     attempts: int = 0

@@ -202,14 +202,17 @@ class Preparer:
         self._journal.submit_lazily(PutFile(generation.record))
 
     async def _checksums(self, generation: Generation) -> bytes:
-        """Return the checksums of all granules; those of parts that were sent are known."""
+        """Return the checksums of all granules; those of parts that are sent are mostly known."""
         upload = generation.upload
         if upload is None:  # forgotten while the bytes were synced
             return await self._offload.disk(generation.file.checksums)
         parts = []
         for index, (offset, size) in enumerate(part_extents(generation.size, upload.parts.part_bytes)):
-            known = upload.parts.checksums(index)
-            parts.append(known or await self._offload.disk(generation.file.checksums, offset, size))
+            known = upload.parts.digests(index)
+            if known is None:
+                parts.append(await self._offload.disk(generation.file.checksums, offset, size))
+            else:
+                parts.append(known.checksums)
         return b"".join(parts)
 
     async def _discard(self, generation: Generation) -> None:

@@ -45,6 +45,7 @@ from fusecache.policy.pacing import UploadPace
 from fusecache.policy.parts import (
     PARTS_MAX,
     Attempt,
+    Digests,
     PartTable,
     choose_growing_part_bytes,
     choose_part_bytes,
@@ -100,8 +101,9 @@ class PartUploads:
         self._under_way = 0
         self._pace = UploadPace(_PROCESSORS)
         self._is_resting = False
-        # Parts that are being read for their digests.
+        # Parts that are read for their digests, or wait for that: not all at once, so that the first is sent soon.
         self._digesting = 0
+        self._digests = trio.CapacityLimiter(2 * _PROCESSORS)
         self._active: dict[Generation, Upload] = {}
         self.nursery: trio.Nursery | None = None
 
@@ -222,6 +224,7 @@ class PartUploads:
 
     def _start_create(self, generation: Generation, upload: Upload) -> None:
         upload.attempts += 1
+        upload.is_asked = True
         assert self.nursery is not None
         self.nursery.start_soon(self._create, generation, upload, name=f"create upload {upload.key}")
 
@@ -265,6 +268,7 @@ class PartUploads:
             self._note_failed(generation, upload, exc)
         finally:
             upload.attempts -= 1
+            upload.is_asked = False
             upload.announce()
         self._pump()
 
@@ -275,19 +279,13 @@ class PartUploads:
         for generation, upload in sorted(self._active.items(), key=_sealed_first):
             if upload.failure is not None or now < upload.quiet_until:
                 continue
-            if not upload.is_known:
-                if not upload.upload_id and not upload.attempts:
-                    self._start_create(generation, upload)
-                continue
+            if not upload.is_known and not upload.upload_id and not upload.is_asked:
+                self._start_create(generation, upload)
             at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
             if upload.failures:
                 at_once = 1  # that tries, and leaves the room to others
             while self._under_way < most and upload.attempts < at_once:
-                # The file may have been cut since.
-                whole = generation.size // upload.parts.part_bytes
-                index = upload.parts.next_unsent(
-                    upload.ready if upload.is_sealed else min(upload.ready, whole)
-                )
+                index = _next_part(generation, upload)
                 if index is None:
                     break
                 if is_read and (self._digesting >= self._pace.at_once or self._pace.delay(now)):
@@ -316,18 +314,22 @@ class PartUploads:
         self._pump()
 
     async def _send(self, generation: Generation, upload: Upload, attempt: Attempt) -> None:
-        """Send one part, once: of a failure `_note_failed` says when another attempt begins."""
-        etag, checksums = "", b""
+        """Send one part, once: of a failure `_note_failed` says when another attempt begins.
+
+        One pass for the digests while the bytes are in memory, one to send them; that if there is an upload by then.
+        """
+        etag = ""
         try:
-            etag, checksums = await self._ask(
-                generation, upload, partial(self._send_once, generation, upload, attempt)
-            )
+            md5 = (await self._digest(generation, upload, attempt)).md5
+            if upload.is_known and not upload.stopped.is_set() and upload.parts.is_current(attempt):
+                send = partial(self._send_bytes, generation, upload, attempt, md5)
+                etag = await self._ask(generation, upload, send)
         except FusecacheError as exc:
             # Bytes that changed, or went, meanwhile explain any failure.
             if upload.parts.is_current(attempt):
                 self._note_failed(generation, upload, exc)
         try:
-            if upload.parts.end(attempt, etag, checksums) and not upload.stopped.is_set():
+            if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
                 generation.record = replace(generation.record, part_etags=upload.parts.etags())
                 generation.sent_bytes = upload.parts.held_bytes(generation.size)
                 self._journal.submit(*self._row(generation))
@@ -339,23 +341,32 @@ class PartUploads:
             upload.announce()
         self._pump()
 
-    async def _send_once(self, generation: Generation, upload: Upload, attempt: Attempt) -> tuple[str, bytes]:
-        """One pass for the digests while the bytes are in memory, one to send them."""
-        path, began = generation.file.path, trio.current_time()
+    async def _digest(self, generation: Generation, upload: Upload, attempt: Attempt) -> Digests:
+        """Return the digests of a part; of one that is sent again they are known."""
+        known = upload.parts.digests(attempt.index)
+        if known is not None:
+            return known
         self._digesting += 1
         self._pump()
         try:
-            md5, checksums = await self._offload.upload(digests, path, attempt.offset, attempt.size)
+            async with self._digests:
+                path, began = generation.file.path, trio.current_time()
+                read = await self._offload.upload(digests, path, attempt.offset, attempt.size)
         finally:
             self._digesting -= 1
         now = trio.current_time()
         self._pace.note_digested(now, now - began)
+        found = Digests(*read)
+        upload.parts.note_digests(attempt, found)
         self._pump()
-        sent = upload.sending[attempt.index] = Sent(now)
-        body = FileSlice(str(path), attempt.offset, attempt.size, md5, sent)
+        return found
+
+    async def _send_bytes(self, generation: Generation, upload: Upload, attempt: Attempt, md5: bytes) -> str:
+        sent = upload.sending[attempt.index] = Sent(trio.current_time())
+        body = FileSlice(str(generation.file.path), attempt.offset, attempt.size, md5, sent)
         put, number = self._store.upload_part, attempt.index + 1
         try:
-            return await self._offload.upload(put, upload.key, upload.upload_id, number, body), checksums
+            return await self._offload.upload(put, upload.key, upload.upload_id, number, body)
         finally:
             del upload.sending[attempt.index]
 
@@ -427,6 +438,19 @@ class PartUploads:
         is_named = generation.node is not None and self._tree.is_linked(generation.node)
         if is_named or generation in self._owed:
             yield PutFile(generation.record)
+
+
+def _next_part(generation: Generation, upload: Upload) -> int | None:
+    """Return the part that is to be sent next, or read for its digests while the bucket and the journal are asked."""
+    if upload.is_sealed:
+        return (
+            upload.parts.next_unsent(upload.ready)
+            if upload.is_known
+            else upload.parts.next_unread(upload.ready)
+        )
+    # The file may have been cut since.
+    whole = generation.size // upload.parts.part_bytes
+    return upload.parts.next_unsent(min(upload.ready, whole)) if upload.is_known else None
 
 
 def _is_told_by(then: PosixAttributes, now: PosixAttributes) -> bool:

@@ -1,5 +1,6 @@
 """How a file is cut for upload, and which of its parts the bucket holds while it may still change."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fusecache.model.errors import TooLarge
@@ -69,13 +70,21 @@ class Attempt:
     changes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What is known of a part's bytes: their MD5, and the checksums of their granules."""
+
+    md5: bytes
+    checksums: bytes
+
+
 @dataclass(slots=True)
 class _Part:
     changes: int = 0
     is_under_way: bool = False
     begun: int = 0  # how often it had changed when the attempt under way began
     etag: str = ""
-    checksums: bytes = b""
+    digests: Digests | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +93,7 @@ class PartTable:
 
     Invariants:
     1. Never two attempts of one part at once: a second one that fails would destroy what the first one stored.
-    2. A part has an ETag only if none of its bytes changed since the attempt began that brought it.
+    2. A part has an ETag, and digests, only if none of its bytes changed since the attempt began that brought them.
     """
 
     part_bytes: int
@@ -107,15 +116,22 @@ class PartTable:
             if part.etag or (part.is_under_way and part.begun == part.changes):
                 self.wasted += 1
             part.changes += 1
-            part.checksums = b""
+            part.digests = None
             if part.etag:
                 part.etag, is_less = "", True
         return is_less
 
     def next_unsent(self, stop_index: int) -> int | None:
         """Return the first part below `stop_index` that is neither held nor under way."""
+        return self._next(stop_index, lambda part: not part.etag)
+
+    def next_unread(self, stop_index: int) -> int | None:
+        """Return the first of these of which no digests are known either."""
+        return self._next(stop_index, lambda part: not part.etag and part.digests is None)
+
+    def _next(self, stop_index: int, is_wanted: Callable[[_Part], bool]) -> int | None:
         for index, part in enumerate(self._parts[:stop_index]):
-            if not part.etag and not part.is_under_way:
+            if not part.is_under_way and is_wanted(part):
                 return index
         return len(self._parts) if len(self._parts) < stop_index else None
 
@@ -133,14 +149,18 @@ class PartTable:
         """Whether no byte of the part changed since the attempt began."""
         return self._parts[attempt.index].changes == attempt.changes
 
-    def end(self, attempt: Attempt, etag: str = "", checksums: bytes = b"") -> bool:
+    def note_digests(self, attempt: Attempt, digests: Digests) -> None:
+        """What an attempt has read is this: true until the part changes, however the attempt ends."""
+        if self.is_current(attempt):
+            self._parts[attempt.index].digests = digests
+
+    def end(self, attempt: Attempt, etag: str = "") -> bool:
         """The attempt is over, with this ETag ("": it failed); return whether the part is held now."""
         part = self._parts[attempt.index]
         part.is_under_way = False
         if not self.is_current(attempt) or not etag:
             return False
         part.etag = etag
-        part.checksums = checksums
         return True
 
     def etags(self, count: int | None = None) -> tuple[str, ...]:
@@ -148,9 +168,9 @@ class PartTable:
         etags = tuple(part.etag for part in self._parts[:count])
         return etags if count is None else etags + ("",) * (count - len(etags))
 
-    def checksums(self, index: int) -> bytes:
-        """Return the checksums of a held part's granules; empty if they are not known."""
-        return self._parts[index].checksums if index < len(self._parts) else b""
+    def digests(self, index: int) -> Digests | None:
+        """Return what is known of a part's bytes as they are."""
+        return self._parts[index].digests if index < len(self._parts) else None
 
     def held_bytes(self, file_bytes: int) -> int:
         """Return how many bytes of the file the bucket holds."""

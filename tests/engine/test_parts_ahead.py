@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ class SlowDigests(InlineOffload):
     async def upload(self, call: Callable[..., Any], *args: object) -> Any:
         if call is digests:
             await trio.sleep(self.seconds)
+        return await super().upload(call, *args)
+
+
+class SlowCreations(InlineOffload):
+    """The bucket begins an upload in ten seconds; digested: when the digests of each part were taken."""
+
+    def __init__(self) -> None:
+        self.digested: list[float] = []
+
+    async def upload(self, call: Callable[..., Any], *args: object) -> Any:
+        if call is digests:
+            self.digested.append(trio.current_time())
+        elif isinstance(call, partial) and call.func.__name__ == "create_multipart":
+            await trio.sleep(10)
         return await super().upload(call, *args)
 
 
@@ -116,6 +131,22 @@ async def test_a_file_under_a_temporary_name_is_not_sent_before_it_has_its_own(
         assert await user.drained() == "durable"
     assert bucket.shows() == {"model": data}
     assert {key for _, key in bucket.requests} == {"model"}
+
+
+async def test_parts_are_read_while_their_upload_is_begun_and_once_however_often_they_are_sent(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    offload = SlowCreations()
+    store = FaultyStore(bucket, Fault(Unavailable("not now"), method="upload_part", times=2))
+    async with running_node(store, cache, offload=offload) as user:
+        await user.write("model", body(3))
+        closed = trio.current_time()
+        assert await user.drained() == "durable"
+        assert trio.current_time() > closed + 10
+    assert len(store.calls("upload_part")) == 5
+    assert len(offload.digested) == 3
+    assert max(offload.digested) < closed + 5
+    assert bucket.shows() == {"model": body(3)}
 
 
 async def test_a_file_that_is_removed_while_its_bytes_are_synced_leaves_nothing(
@@ -521,5 +552,5 @@ async def test_an_upload_leaves_reads_their_time_and_goes_at_full_speed_without_
         assert 4 <= len(sent) <= 6
         reading.cancel()
         assert await user.drained() == "durable"
-        assert trio.current_time() < began + 20 + 4 + 2
+        assert trio.current_time() < began + 20 + 4 + 3
     assert bucket.shows()["model"] == body(12)

@@ -27,6 +27,7 @@ MAX_HEAD_BYTES = 65_536
 PIECE_BYTES = 262_144
 # A paced transfer moves this much time at once: short against any time-out, long against a sleep's error.
 PACE_SECONDS = 0.01
+MOMENT_SECONDS = 0.002
 
 
 @dataclass(slots=True)
@@ -99,12 +100,16 @@ class Pacer:
         self._free_at = 0.0
 
     def pass_bytes(self, count: int, rate: float | None) -> None:
-        """Block for as long as `count` bytes take."""
+        """Block for as long as `count` bytes take; what takes a moment counts for the next ones.
+
+        TLS hands over 16 KiB at most: a sleep for each would take more of the processors than all else.
+        """
         if rate is None:
             return
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + count / rate
-        self._wait(self._free_at - now)
+        if self._free_at - now >= MOMENT_SECONDS:
+            self._wait(self._free_at - now)
 
 
 def piece_bytes(rate: float | None) -> int:

@@ -8,6 +8,7 @@ from fusecache.policy.parts import (
     OBJECT_BYTES_MAX,
     PARTS_MAX,
     Attempt,
+    Digests,
     PartTable,
     choose_growing_part_bytes,
     choose_part_bytes,
@@ -101,13 +102,28 @@ def test_a_file_is_complete_when_all_its_parts_are_held() -> None:
     table = PartTable(PART)
     for index in range(3):
         assert not table.is_complete(2 * PART + 1)
-        assert table.end(table.begin(index, 2 * PART + 1), "etag", b"sums")
+        attempt = table.begin(index, 2 * PART + 1)
+        table.note_digests(attempt, Digests(b"md5", b"sums"))
+        assert table.end(attempt, "etag")
     assert table.is_complete(2 * PART + 1)
     assert table.held_bytes(2 * PART + 1) == 2 * PART + 1
-    assert table.checksums(2) == b"sums"
+    assert table.digests(2) == Digests(b"md5", b"sums")
     table.change(0, 1)
     assert not table.is_complete(2 * PART + 1)
-    assert table.checksums(0) == b""
+    assert table.digests(0) is None
+
+
+def test_digests_are_known_until_the_part_changes_however_its_attempt_ends() -> None:
+    table = PartTable(PART)
+    first, second = table.begin(0, 2 * PART), table.begin(1, 2 * PART)
+    table.note_digests(first, Digests(b"md5", b"sums"))
+    table.change(PART, PART + 1)
+    table.note_digests(second, Digests(b"of bytes", b"that are others now"))
+    assert not table.end(first)
+    assert not table.end(second, "etag")
+    assert table.digests(0) == Digests(b"md5", b"sums")
+    assert table.digests(1) is table.digests(2) is None
+    assert [table.next_unsent(3), table.next_unread(3)] == [0, 1]
 
 
 def test_a_restored_table_goes_on_where_the_earlier_one_was() -> None:
