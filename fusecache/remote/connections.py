@@ -103,7 +103,7 @@ class Connection:
         was_used, self._used, self.is_clean = self._used, True, False
         try:
             self._send(sock, request, body)
-            count = self._receive(memoryview(self._head), 0)
+            count = self.receive_into(memoryview(self._head))
         except (ConnectionError, ssl.SSLError) as exc:
             if was_used and not self._interrupted:
                 raise StaleConnection from exc
@@ -127,7 +127,7 @@ class Connection:
                 raise ConnectionError(f"the answer's head is longer than {HEAD_BYTES} bytes")
             if time.monotonic() > deadline:
                 raise TimeoutError("timed out: the answer's head does not end")
-            count = self._receive(view[filled:], 0)
+            count = self.receive_into(view[filled:])
             filled += count
 
     def _send(self, sock: socket.socket, request: bytes, body: FileRange | None) -> None:
@@ -152,20 +152,21 @@ class Connection:
 
     def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes; 0 at the end."""
-        return self._receive(buffer, 0)
+        return self._receive(buffer, whole=False)
 
     def receive_all_into(self, buffer: memoryview) -> int:
         """Receive what fills the buffer, or comes within PATIENCE_SECONDS, or some bytes by `ssl`; 0 at the end."""
         # One call a piece: each return to Python costs several switches between threads.
-        return self._receive(buffer, 0 if isinstance(self._socket, ssl.SSLSocket) else socket.MSG_WAITALL)
+        return self._receive(buffer, whole=not isinstance(self._socket, ssl.SSLSocket))
 
-    def _receive(self, buffer: memoryview, flags: int) -> int:
+    def _receive(self, buffer: memoryview, *, whole: bool) -> int:
         assert self._socket is not None
+        flags = socket.MSG_WAITALL if whole else 0
         deadline = time.monotonic() + self._peer.read_timeout
         while True:
             try:
                 if self._tls is not None:
-                    return self._tls.recv_into(buffer)
+                    return self._tls.recv_into(buffer) if whole else self._tls.recv_some_into(buffer)
                 return self._socket.recv_into(buffer, 0, flags)
             except BlockingIOError:  # a socket without a time-out of Python's, after PATIENCE_SECONDS
                 if time.monotonic() >= deadline:

@@ -40,6 +40,7 @@ _POINTER, _INT, _LONG, _TEXT, _SIZE = (
 # Those that may wait for the network: without the interpreter's lock.
 _WAITING = {
     "SSL_connect": (_INT, _POINTER),
+    "SSL_read": (_INT, _POINTER, _POINTER, _INT),
     "SSL_write": (_INT, _POINTER, _TEXT, _INT),
     "BIO_read": (_INT, _POINTER, _POINTER, _INT),
 }
@@ -158,7 +159,7 @@ class TlsSocket:
     def recv_into(self, buffer: memoryview) -> int:
         """Fill the buffer with what comes until the socket's time-out; 0 at the end.
 
-        A small buffer may get less. Raises BlockingIOError if nothing came in that time, SSLError, OSError.
+        Raises BlockingIOError if nothing came in that time, SSLError, OSError.
         """
         openssl = self._openssl
         openssl.ERR_clear_error()
@@ -166,11 +167,19 @@ class TlsSocket:
         count: int = openssl.BIO_read(self._chain, target, len(buffer))
         if count > 0:
             return count
-        if openssl.BIO_test_flags(self._chain, _BIO_FLAGS_SHOULD_RETRY):
-            raise BlockingIOError("nothing came in time")
-        if openssl.ERR_peek_error():
-            raise _error(_reason(openssl))
-        return 0
+        return self._nothing(is_late=bool(openssl.BIO_test_flags(self._chain, _BIO_FLAGS_SHOULD_RETRY)))
+
+    def recv_some_into(self, buffer: memoryview) -> int:
+        """Receive what is here, else what comes next; 0 at the end. Raises as `recv_into`."""
+        openssl = self._openssl
+        if waiting := openssl.BIO_ctrl_pending(self._chain):
+            return self.recv_into(buffer[:waiting])
+        openssl.ERR_clear_error()
+        target = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        count: int = openssl.SSL_read(self._ssl, target, len(buffer))
+        if count > 0:
+            return count
+        return self._nothing(is_late=openssl.SSL_get_error(self._ssl, count) in _SSL_ERROR_WANT)
 
     def sendall(self, data: bytes | memoryview) -> None:
         """Send all bytes; of a view, which must be writable, without a copy.
@@ -235,6 +244,14 @@ class TlsSocket:
         openssl.BIO_ctrl(below, _BIO_C_SET_SSL, 0, self._ssl)
         chain: int = openssl.BIO_push(above, below)
         return chain
+
+    def _nothing(self, *, is_late: bool) -> int:
+        """Say why nothing was received; 0: the connection has ended."""
+        if is_late:
+            raise BlockingIOError("nothing came in time")
+        if self._openssl.ERR_peek_error():
+            raise _error(_reason(self._openssl))
+        return 0
 
     def _failure(self, result: int, what: str) -> OSError:
         if self._openssl.SSL_get_error(self._ssl, result) in _SSL_ERROR_WANT:

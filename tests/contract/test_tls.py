@@ -4,6 +4,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.model.errors import Unavailable
+from fusecache.model.errors import ObjectMissing, Unavailable
 from fusecache.model.nouns import MIB, Extent, ObjectId
-from fusecache.remote import s3_access
+from fusecache.remote import connections, s3_access
 from fusecache.remote.openssl import TlsContext, library
+from fusecache.remote.store import FileSlice
 from tests.contract.conftest import ONCE, s3_store
 from tests.s3server import Fault, FaultAction, S3Server
 from tests.s3server.certificate import make_certificate
@@ -77,6 +79,54 @@ def test_large_and_small_reads_of_many_threads_are_right(monkeypatch: pytest.Mon
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(read, range(0, len(DATA), 24_571)))
         assert len({entry.connection for entry in server.control.log("GetObject")}) < 20
+
+
+def test_an_answer_that_is_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Connections stay open: what follows an answer is silence, for as long as one is patient."""
+    monkeypatch.setattr(connections, "PATIENCE_SECONDS", 30.0)
+    path = tmp_path / "body"
+    path.write_bytes(DATA[:5000])
+    with S3Server(tls=True) as server:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        store = s3_store(server, ONCE)
+        began = time.monotonic()
+        for size in (0, 1, 5000):
+            key = f"{size} bytes"
+            etag = store.put(key, FileSlice(str(path), 0, size), metadata={})
+            buffer = bytearray(size)
+            if size:
+                whole = Extent(0, size)
+                store.get_into(ObjectId(key, etag), whole, memoryview(buffer), lambda count: None)
+            assert buffer == DATA[:size]
+            store.delete(key)
+            with pytest.raises(ObjectMissing):
+                store.get_into(
+                    ObjectId(key, etag), Extent(0, 1), memoryview(bytearray(1)), lambda count: None
+                )
+        assert time.monotonic() - began < 20
+
+
+def test_what_is_here_is_received_and_nothing_is_waited_for(certificate: tuple[Path, ssl.SSLContext]) -> None:
+    path, context = certificate
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, ThreadPoolExecutor(1) as pool, socket.create_connection(listener.getsockname()) as client:
+        accepting = pool.submit(lambda: context.wrap_socket(listener.accept()[0], server_side=True))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+        with closing(trusting(path).connect(client, "localhost")) as secure, accepting.result() as peer:
+            view = memoryview(bytearray(9000))
+            peer.sendall(b"abc")
+            assert secure.recv_some_into(view) == 3
+            peer.sendall(b"12345")
+            assert secure.recv_into(view[:2]) == 2  # what it received beyond lies there
+            assert secure.recv_some_into(view[2:]) == 3
+            assert view[:5] == b"12345"
+            with pytest.raises(BlockingIOError):
+                secure.recv_some_into(view)
+            peer.sendall(DATA[:9000])
+            assert secure.recv_into(view) == 9000
+            assert view == DATA[:9000]
+            peer.shutdown(socket.SHUT_WR)
+            assert secure.recv_some_into(view) == 0
 
 
 def test_reads_go_on_where_the_library_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
