@@ -185,14 +185,24 @@ class Connection:
                 self._scratch[:count] = self._early[:count]
                 del self._early[:count]
             else:
-                with _ending():
-                    count = self._sock.recv_into(self._scratch[:wanted])
+                count = self._receive_into(self._scratch[:wanted])
                 if not count:
                     raise ConnectionEnded(f"{self._body_left} bytes of the body never came")
             self._body_left -= count
             self.bytes_in += count
             self._up.pass_bytes(count, rate)
             sink(self._scratch[:count])
+
+    def _receive_into(self, piece: memoryview) -> int:
+        """Receive some of a piece; with TLS, which hands over 16 KiB at most, all of it if it comes."""
+        count = 0
+        with _ending():
+            while received := self._sock.recv_into(piece[count:]):
+                count += received
+                if count == len(piece) or not self._secure:
+                    break
+                self._checkpoint()
+        return count
 
     def receive_all(self, limit: int) -> bytes:
         """Return the whole body. S3Error MalformedXML if it is longer than `limit` bytes."""
