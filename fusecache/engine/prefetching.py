@@ -48,6 +48,8 @@ _DIRECTORY_SECONDS = 30.0
 _DIRECTORIES = 256
 # Exact bytes that a job begins with are read at once, or not before a model is loaded.
 _HOLD_SECONDS = 2.0
+# What was read is unpacked and handed out a moment later: so long whole files leave the node and the line to that.
+_HAND_OUT_SECONDS = 0.25
 # A use of now is not as sacred as what is pinned.
 _NOW = 1e-6
 
@@ -117,6 +119,7 @@ class Prefetcher:
         self._snippets: list[tuple[Job, int, Snippet]] = []
         # What jobs begin with, that was fetched and not read yet, and until when others wait for that.
         self._unread: deque[tuple[Snippet, float]] = deque()
+        self._handed_out_at = -math.inf
         self._large = self._small = self._looks = 0
         self._fetched_bytes = 0
         self._rate = Rate()
@@ -133,7 +136,9 @@ class Prefetcher:
                 if not self._timeline.jobs:
                     await self._woken.wait()
                 elif not await self._start_one():
-                    with trio.move_on_after(_LOOK_SECONDS):
+                    now = trio.current_time()
+                    is_begun = self._handed_out_at <= now
+                    with trio.move_on_at(now + _LOOK_SECONDS if is_begun else self._handed_out_at):
                         await self._woken.wait()
 
     def wake(self) -> None:
@@ -221,12 +226,13 @@ class Prefetcher:
             window = walk.use.window
             later = window.later_bytes + walk.piece.nbytes
             return walk.use.begins_its_plan or 2 * later <= window.first_bytes or not self._is_beginning()
-        return not self._is_beginning()
+        return not self._is_beginning() and self._handed_out_at <= trio.current_time()
 
     def _is_beginning(self) -> bool:
         now, unread = trio.current_time(), self._unread
         while unread and (unread[0][0].is_read or unread[0][1] <= now):
-            unread.popleft()
+            if unread.popleft()[0].is_read:
+                self._handed_out_at = now + _HAND_OUT_SECONDS
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
     def bring(self, job: Job, last: int, snippet: Snippet) -> None:
