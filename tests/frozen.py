@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SECONDS = 20.0
@@ -24,7 +24,8 @@ def frozen(pid: int) -> Iterator[None]:
             time.sleep(0.001)
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _is_stopped(thread: Path) -> bool:

@@ -192,15 +192,34 @@ class Prefetcher:
         ]
         running = sum(fetch.nbytes for fetch in self._fetches)
         free = max(0, self._cache.housekeeping.free_bytes() - running)
+        chosen = self._choose(self._owed(walks), free) or self._choose(walks, free)
+        return chosen is not None and await self._make_way_and_start(chosen, free, running)
+
+    def _owed(self, walks: list[Walk]) -> list[Walk]:
+        """Return those whose large piece of a whole file comes before exact bytes, of which there may always be more.
+
+        These are needed only until the files are here; those that a job begins with come first all the same.
+        """
+        if self._large >= _LARGE_BESIDE_EXACT or any(_begins(walk) for walk in walks):
+            return []
+        return [
+            walk
+            for walk in walks
+            if not walk.is_exact and walk.piece is not None and walk.piece.nbytes > _SMALL_BYTES
+        ]
+
+    def _choose(self, walks: list[Walk], free: int) -> Walk | None:
+        """Return the walk whose piece is to be fetched now, None if none is. free: bytes of room."""
         lead = min((self.lead_bytes(walk.job) for walk in walks), default=0)
+        walks = [*walks]
         while walks:
             chosen = choose_front([_front(walk) for walk in walks], lead=lead, free_bytes=free)
             if chosen is None:
-                return False
+                return None
             walk = walks.pop(chosen)
             if self._may_start(walk):
-                return await self._make_way_and_start(walk, free, running)
-        return False
+                return walk
+        return None
 
     def _all_walks(self) -> list[Walk]:
         """Return two walks for each job."""
@@ -230,9 +249,10 @@ class Prefetcher:
 
     def _is_beginning(self) -> bool:
         now, unread = trio.current_time(), self._unread
-        while unread and (unread[0][0].is_read or unread[0][1] <= now):
-            if unread.popleft()[0].is_read:
-                self._handed_out_at = now + _HAND_OUT_SECONDS
+        while unread and (unread[0][0].read_at <= now or unread[0][1] <= now):
+            read_at = unread.popleft()[0].read_at
+            if read_at <= now:
+                self._handed_out_at = max(self._handed_out_at, read_at + _HAND_OUT_SECONDS)
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
     def bring(self, job: Job, last: int, snippet: Snippet) -> None:
@@ -276,7 +296,14 @@ class Prefetcher:
                 return True
             if walk.piece is not piece or not walk.is_current() or not self._is_live(walk):
                 return True
-        self._start(walk, use, piece)
+        assert walk.handle is not None
+        there = None if piece.mask else self._cache.snippets.find(walk.handle.object_id, piece.extent)
+        if there is None:
+            self._start(walk, use, piece)
+            return True
+        walk.piece = None  # who reads it was quicker
+        if use.begins_its_plan:
+            self._unread.append((there, trio.current_time() + _HOLD_SECONDS))
         return True
 
     def _has_buffers(self, piece: Piece, *, is_exact: bool) -> bool:
@@ -397,7 +424,7 @@ class Prefetcher:
                 )
             if walk.handle is not handle or not missing:
                 return None
-            if self._cache.snippets.covers(handle.object_id, extent):
+            if self._cache.snippets.find(handle.object_id, extent) is not None:
                 return None
             if self._cache.snippets.fits(extent):
                 walk.pieces.clear()
@@ -493,6 +520,11 @@ class Prefetcher:
             self._small += change
         else:
             self._large += change
+
+
+def _begins(walk: Walk) -> bool:
+    """Say whether a walk stands at what its job begins with."""
+    return walk.is_exact and walk.use is not None and walk.use.begins_its_plan
 
 
 def _front(walk: Walk) -> Front:

@@ -11,6 +11,7 @@ Invariants:
 2. A reader of a snippet gets its bytes, or is sent on to the cache: no error of one reaches him.
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ class Snippet:
     stop: int
     turn: Turn
     data: memoryview | None = None
-    is_read: bool = False
+    read_at: float = math.inf
     ended: trio.Event = field(default_factory=trio.Event)
 
 
@@ -48,18 +49,25 @@ class Snippets:
         self._fetcher = fetcher
         # Those of an object, in the order of their starts.
         self._of: dict[ObjectId, list[Snippet]] = {}
+        # Those that the kernel has been given, the first first: a job that lags behind its reads has no use for them.
+        self._read: dict[Snippet, None] = {}
         self.held_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
     def fits(self, extent: Extent) -> bool:
-        """Say whether there is room for an extent."""
-        return self.held_bytes + _rounded(extent, extent.stop).size <= SNIPPET_BYTES
+        """Say whether there is room for an extent; what was read goes for it."""
+        most = SNIPPET_BYTES - _rounded(extent, extent.stop).size
+        while self.held_bytes > most and self._read:
+            snippet = next(iter(self._read))
+            self.drop(snippet)
+            snippet.data = None  # it may be remembered until its job has come past its step
+        return self.held_bytes <= most
 
-    def covers(self, object_id: ObjectId, extent: Extent) -> bool:
-        """Say whether an extent is here or on its way."""
-        return self._find(object_id, extent.start, extent.stop) is not None
+    def find(self, object_id: ObjectId, extent: Extent) -> Snippet | None:
+        """Return the snippet that holds an extent, here or on its way."""
+        return self._find(object_id, extent.start, extent.stop)
 
     def begin(self, object_id: ObjectId, size: int, extent: Extent, depth: int) -> Snippet:
         """Take room for an extent of an object of `size` bytes, rounded to pages; `fetch` must follow."""
@@ -85,6 +93,7 @@ class Snippets:
 
     def drop(self, snippet: Snippet) -> None:
         """Let a snippet go, if it is not gone."""
+        self._read.pop(snippet, None)
         there = self._of.get(snippet.object_id, [])
         if snippet in there:
             there.remove(snippet)
@@ -103,7 +112,8 @@ class Snippets:
                 await snippet.ended.wait()
         if snippet.data is None:
             return None
-        snippet.is_read = True
+        snippet.read_at = min(snippet.read_at, trio.current_time())
+        self._read[snippet] = None
         return snippet.data[start - snippet.start : stop - snippet.start]
 
     def _find(self, object_id: ObjectId, start: int, stop: int) -> Snippet | None:

@@ -35,6 +35,10 @@ _ROWS_LOOKED_AT = 256
 # Exact bytes are fetched so many steps ahead of what is being read: beyond that whole files come first, which may hold
 # them.
 _NEAR_STEPS = 2
+# The kernel reads so much around a sample at most; who reads more reads the file, as does who brings it into pages …
+_AROUND_BYTES = 256 * 1024
+# … but for its last piece, which may hold a sample of any step: a reader comes no more steps further at once.
+_STEPS_AT_ONCE = 3
 # The steps of so many last reads say where a job is that does not say so itself …
 _READS = 8
 # … for this long.
@@ -75,6 +79,14 @@ class Window:
     def is_near(self, step: int) -> bool:
         """Say whether a step is about to be read: one of the first, or of those behind what is being read."""
         return step <= max(self.read_to, self.plan.first[0]) + _NEAR_STEPS
+
+    def note_read(self, soonest: int, nbytes: int, step: int) -> bool:
+        """Bytes of a sample of step `soonest` were read, the job being at `step` at least; return whether it moves."""
+        at = max(self.read_to, self.plan.first[0], step)
+        if nbytes > self.longest_bytes + _AROUND_BYTES or not self.read_to < soonest <= at + _STEPS_AT_ONCE:
+            return False
+        self.read_to = soonest
+        return True
 
     def _places_of(self, path: str) -> tuple[int, int]:
         """Return where the extents of a path lie in `rows`, and in `by_start`: nowhere if it has none."""
@@ -407,8 +419,8 @@ class Timeline:
                 if soonest is None:
                     continue
                 step = soonest if step is None else min(step, soonest)
-                if window.plan.is_exact and soonest > window.read_to:
-                    window.read_to, has_moved = soonest, True
+                if window.plan.is_exact and window.note_read(soonest, nbytes, job.step):
+                    has_moved = True
             if step is None:
                 continue
             # Others, who read the same files, would keep it when it was killed.

@@ -6,7 +6,7 @@ Invariants:
 1. The journal knows an upload before its first part is sent, and of every part that the bucket holds as it is.
 2. A part counts only if none of its bytes changed since its attempt began; two attempts of one part never overlap.
 3. An upload is aborted after the last of its attempts ended: a part that came later would stay.
-4. An upload that pauses after a failure holds nothing that another could use.
+4. An upload that pauses after a failure holds nothing for long that another could use.
 """
 
 import logging
@@ -33,6 +33,7 @@ from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,
     CredentialsMissing,
+    Damaged,
     FusecacheError,
     Unavailable,
 )
@@ -58,6 +59,8 @@ T = TypeVar("T")
 
 # 16 connections at the 80 MB/s that one of them carries to a distant bucket fill 10 Gbit/s.
 PARTS_AT_ONCE = 16
+# So many parts are read for their digests before there is an upload: those that can be sent at once then.
+READ_FIRST = PARTS_AT_ONCE
 # While a file is written, its writer needs the processors more than its upload does, and what is written in a moment
 # is not sent sooner for being disturbed: MD5 of 1 GiB takes a processor for two seconds.
 _PROCESSORS = len(os.sched_getaffinity(0))
@@ -274,6 +277,8 @@ class PartUploads:
 
     def _pump(self) -> None:
         """Start as many attempts as there is room for, and as reads leave time for."""
+        if self.nursery is None:
+            return  # the mount ends
         most = min(PARTS_AT_ONCE, self._limit.limit)
         now, is_read = trio.current_time(), self._cache.is_fetching()
         for generation, upload in sorted(self._active.items(), key=_sealed_first):
@@ -288,17 +293,18 @@ class PartUploads:
                 index = _next_part(generation, upload)
                 if index is None:
                     break
-                if is_read and (self._digesting >= self._pace.at_once or self._pace.delay(now)):
+                # One whose digests are known takes next to nothing of the processors.
+                takes_time = is_read and upload.parts.needs_reading(index)
+                if takes_time and (self._digesting >= self._pace.at_once or self._pace.delay(now)):
                     self._rest()
-                    return
+                    break
                 self._under_way += 1
                 upload.attempts += 1
                 attempt = upload.parts.begin(index, generation.size)
-                assert self.nursery is not None
                 self.nursery.start_soon(
                     self._send, generation, upload, attempt, name=f"part {index + 1} {upload.key}"
                 )
-                if is_read:
+                if takes_time:
                     return  # it looks for another one once it is at work
 
     def _rest(self) -> None:
@@ -316,17 +322,18 @@ class PartUploads:
     async def _send(self, generation: Generation, upload: Upload, attempt: Attempt) -> None:
         """Send one part, once: of a failure `_note_failed` says when another attempt begins.
 
-        One pass for the digests while the bytes are in memory, one to send them; that if there is an upload by then.
+        One pass for the digests, one to send the bytes; that if there is an upload by then.
         """
         etag = ""
         try:
-            md5 = (await self._digest(generation, upload, attempt)).md5
-            if upload.is_known and not upload.stopped.is_set() and upload.parts.is_current(attempt):
-                send = partial(self._send_bytes, generation, upload, attempt, md5)
+            found = await self._digest(generation, upload, attempt)
+            if found is not None and upload.is_known:
+                send = partial(self._send_bytes, generation, upload, attempt, found.md5)
                 etag = await self._ask(generation, upload, send)
         except FusecacheError as exc:
             # Bytes that changed, or went, meanwhile explain any failure.
             if upload.parts.is_current(attempt):
+                upload.parts.doubt(attempt)
                 self._note_failed(generation, upload, exc)
         try:
             if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
@@ -341,25 +348,40 @@ class PartUploads:
             upload.announce()
         self._pump()
 
-    async def _digest(self, generation: Generation, upload: Upload, attempt: Attempt) -> Digests:
-        """Return the digests of a part; of one that is sent again they are known."""
+    async def _digest(self, generation: Generation, upload: Upload, attempt: Attempt) -> Digests | None:
+        """Return the digests of a part, None if it is not wanted any more, or not now.
+
+        Of one that failed they are taken again. Raises Damaged if they are others then: nobody wrote it meanwhile.
+        """
         known = upload.parts.digests(attempt.index)
-        if known is not None:
+        if not upload.parts.needs_reading(attempt.index):
             return known
         self._digesting += 1
         self._pump()
         try:
             async with self._digests:
-                path, began = generation.file.path, trio.current_time()
-                read = await self._offload.upload(digests, path, attempt.offset, attempt.size)
+                began = trio.current_time()
+                if began < upload.quiet_until or not self._is_wanted(upload, attempt):
+                    return None
+                path = generation.file.path
+                read = Digests(*await self._offload.upload(digests, path, attempt.offset, attempt.size))
         finally:
             self._digesting -= 1
         now = trio.current_time()
         self._pace.note_digested(now, now - began)
-        found = Digests(*read)
-        upload.parts.note_digests(attempt, found)
+        if not self._is_wanted(upload, attempt):
+            return None
+        if known is not None and known != read:
+            raise Damaged(
+                f"{path}: part {attempt.index + 1} is not what it was: the disk, or somebody else, changed it; "
+                f"{upload.key} is not published, `fusecache recover` has what is left"
+            )
+        upload.parts.note_digests(attempt, read)
         self._pump()
-        return found
+        return read
+
+    def _is_wanted(self, upload: Upload, attempt: Attempt) -> bool:
+        return not upload.stopped.is_set() and upload.parts.is_current(attempt)
 
     async def _send_bytes(self, generation: Generation, upload: Upload, attempt: Attempt, md5: bytes) -> str:
         sent = upload.sending[attempt.index] = Sent(trio.current_time())
@@ -442,15 +464,17 @@ class PartUploads:
 
 def _next_part(generation: Generation, upload: Upload) -> int | None:
     """Return the part that is to be sent next, or read for its digests while the bucket and the journal are asked."""
+    parts = upload.parts
     if upload.is_sealed:
         return (
-            upload.parts.next_unsent(upload.ready)
+            parts.next_unsent(upload.ready)
             if upload.is_known
-            else upload.parts.next_unread(upload.ready)
+            else parts.next_unread(min(upload.ready, READ_FIRST))
         )
+    if not upload.is_known or not parts.is_worth_it:
+        return None
     # The file may have been cut since.
-    whole = generation.size // upload.parts.part_bytes
-    return upload.parts.next_unsent(min(upload.ready, whole)) if upload.is_known else None
+    return parts.next_unsent(min(upload.ready, generation.size // parts.part_bytes))
 
 
 def _is_told_by(then: PosixAttributes, now: PosixAttributes) -> bool:

@@ -85,6 +85,7 @@ class _Part:
     begun: int = 0  # how often it had changed when the attempt under way began
     etag: str = ""
     digests: Digests | None = None
+    is_doubted: bool = False
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class PartTable:
             if part.etag or (part.is_under_way and part.begun == part.changes):
                 self.wasted += 1
             part.changes += 1
-            part.digests = None
+            part.digests, part.is_doubted = None, False
             if part.etag:
                 part.etag, is_less = "", True
         return is_less
@@ -152,7 +153,16 @@ class PartTable:
     def note_digests(self, attempt: Attempt, digests: Digests) -> None:
         """What an attempt has read is this: true until the part changes, however the attempt ends."""
         if self.is_current(attempt):
-            self._parts[attempt.index].digests = digests
+            part = self._parts[attempt.index]
+            part.digests, part.is_doubted = digests, False
+
+    def doubt(self, attempt: Attempt) -> None:
+        """An attempt failed, perhaps as the bytes are no longer those of the digests: they are to be taken again."""
+        self._parts[attempt.index].is_doubted = True
+
+    def needs_reading(self, index: int) -> bool:
+        """Return whether the digests of a part are not known, or to be taken again."""
+        return self.digests(index) is None or self._parts[index].is_doubted
 
     def end(self, attempt: Attempt, etag: str = "") -> bool:
         """The attempt is over, with this ETag ("": it failed); return whether the part is held now."""

@@ -2,7 +2,7 @@
 
 Python's `ssl` returns after each record of 16 KiB and takes the interpreter's lock anew: 65 536 times a GiB. Here one
 call fills the whole buffer, without the lock. Which certificates are trusted, and that the peer is the one asked
-for, OpenSSL checks as it does for `ssl`; where its library is not found, `ssl` does the work (`tls.py`).
+for, OpenSSL checks as it does for `ssl`; where its library is not found, `ssl` does the work (`s3_access.py`).
 
 Invariants:
 1. No byte is sent before the peer's certificate was found valid for the host.

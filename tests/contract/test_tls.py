@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_an_answer_that_is_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     path.write_bytes(DATA[:5000])
     with S3Server(tls=True) as server:
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
-        store = s3_store(server, ONCE)
+        store = s3_store(server, replace(ONCE, read_timeout_seconds=60.0))
         began = time.monotonic()
         for size in (0, 1, 5000):
             key = f"{size} bytes"

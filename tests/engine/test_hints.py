@@ -274,6 +274,26 @@ async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_a
     assert offload.most_beside <= 2
 
 
+async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job says late that a step is over, as its workers may still be at it."""
+    monkeypatch.setattr(snippets, "SNIPPET_BYTES", 64 * KIB)
+    bucket = Bucket()
+    (data,) = fill(bucket, 1, MIB)
+    rows = [(0, 32 * KIB * step, 16 * KIB, step, 0) for step in range(24)]
+    async with running_node(bucket, tmp_path / "cache") as user:
+        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
+        await fetched_by(user, 3 * 16 * KIB)
+        for _, start, length, step, _ in rows:
+            assert await read(user, name(0), start, length) == data[start : start + length]
+            assert user.fs.cache.snippets.held_bytes <= 64 * KIB
+            await fetched_by(user, min(24, step + 3) * 16 * KIB)
+            await trio.sleep(0.1)
+        assert fetched(user) == 24 * 16 * KIB
+        assert user.fs.cache.statistics().used_bytes == 0
+
+
 async def test_exact_bytes_are_bounded_and_the_rest_comes_by_granules(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,17 +45,36 @@ class SlowDigests(InlineOffload):
         return await super().upload(call, *args)
 
 
+class CountedDigests(SlowDigests):
+    """count: of how many parts."""
+
+    count = 0
+
+    async def upload(self, call: Callable[..., Any], *args: object) -> Any:
+        self.count += call is digests
+        return await super().upload(call, *args)
+
+
 class SlowCreations(InlineOffload):
-    """The bucket begins an upload in ten seconds; digested: when the digests of each part were taken."""
+    """The bucket begins an upload in ten seconds, and takes a part in one.
+
+    digested: when the digests of each part were taken. most_parts: that were sent at once.
+    """
 
     def __init__(self) -> None:
         self.digested: list[float] = []
+        self.parts = self.most_parts = 0
 
     async def upload(self, call: Callable[..., Any], *args: object) -> Any:
         if call is digests:
             self.digested.append(trio.current_time())
-        elif isinstance(call, partial) and call.func.__name__ == "create_multipart":
+        elif isinstance(call, partial) and "metadata" in call.keywords:
             await trio.sleep(10)
+        elif any(isinstance(arg, FileSlice) for arg in args):
+            self.parts += 1
+            self.most_parts = max(self.most_parts, self.parts)
+            await trio.sleep(1)
+            self.parts -= 1
         return await super().upload(call, *args)
 
 
@@ -133,20 +152,104 @@ async def test_a_file_under_a_temporary_name_is_not_sent_before_it_has_its_own(
     assert {key for _, key in bucket.requests} == {"model"}
 
 
-async def test_parts_are_read_while_their_upload_is_begun_and_once_however_often_they_are_sent(
+async def test_parts_are_read_once_and_while_their_upload_is_begun(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     offload = SlowCreations()
-    store = FaultyStore(bucket, Fault(Unavailable("not now"), method="upload_part", times=2))
-    async with running_node(store, cache, offload=offload) as user:
+    async with running_node(bucket, cache, offload=offload) as user:
         await user.write("model", body(3))
         closed = trio.current_time()
         assert await user.drained() == "durable"
         assert trio.current_time() > closed + 10
-    assert len(store.calls("upload_part")) == 5
     assert len(offload.digested) == 3
     assert max(offload.digested) < closed + 5
     assert bucket.shows() == {"model": body(3)}
+
+
+async def test_an_upload_that_is_not_begun_reads_no_more_parts_than_can_be_sent_at_once(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "READ_FIRST", 2)
+    offload = SlowCreations()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.write("model", body(5))
+        closed = trio.current_time()
+        assert await user.drained() == "durable"
+    assert len(offload.digested) == 5
+    assert len([moment for moment in offload.digested if moment < closed + 5]) == 2
+    assert bucket.shows() == {"model": body(5)}
+
+
+async def test_parts_that_are_read_already_go_side_by_side_beside_reads(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """They take next to nothing of the processors."""
+    offload = SlowCreations()
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.write("model", body(6))
+        await trio.sleep(5)
+        assert len(offload.digested) == 6
+        user.fs.cache.is_fetching = lambda: True
+        assert await user.drained() == "durable"
+    assert offload.most_parts == 6
+    assert bucket.shows() == {"model": body(6)}
+
+
+@pytest.mark.parametrize("is_others", [False, True], ids=["the same", "others"])
+async def test_the_bytes_of_a_part_that_failed_are_looked_at_again_and_others_are_not_published(
+    bucket: Bucket,
+    cache: Path,
+    autojump_clock: MockClock,
+    is_others: bool,  # noqa: FBT001
+) -> None:
+    store = FaultyStore(bucket, Fault(Unavailable("BadDigest"), method="upload_part", times=1))
+    offload = SlowCreations()
+    async with running_node(store, cache, offload=offload) as user:
+        await user.write("model", body(3))
+        generation = (await user.fs.resolve("model")).generation
+        assert generation is not None
+        await trio.sleep(5)
+        if is_others:
+            with generation.file.path.open("r+b") as file:
+                for index in range(3):
+                    file.seek(index * PART)
+                    file.write(b"x")
+        assert await user.drained() == ("error" if is_others else "durable")
+        if is_others:
+            assert "changed it" in str(generation.error)
+            assert generation.file.path.exists()
+    assert bucket.shows() == ({} if is_others else {"model": body(3)})
+
+
+async def test_parts_of_a_renamed_file_are_not_read_for_its_old_name(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "_PROCESSORS", 1)
+    offload = SlowDigests(1.0)
+    async with running_node(bucket, cache, offload=offload) as user:
+        await user.write("model", body(8))
+        await trio.sleep(0.5)
+        await user.rename("model", "renamed")
+        renamed = trio.current_time()
+        assert await user.drained() == "durable"
+        assert trio.current_time() < renamed + 1 + 8 / 2 + 2
+    assert bucket.shows() == {"renamed": body(8)}
+
+
+async def test_a_writer_at_random_places_has_no_part_read_over_and_over(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    offload = CountedDigests(1.0)
+    async with running_node(bucket, cache, offload=offload) as user:
+        handle = await user.open("database")
+        for start in range(0, 100 * ROW, ROW):
+            await user.fs.contents.write(handle, min(start, 3 * PART + 3 * ROW), body(4)[:ROW])
+            await user.fs.contents.write(handle, 0, b"page")
+            await trio.sleep(0.3)
+        assert offload.count < 10
+        await user.close(handle)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"database": b"page" + body(1)[4:ROW] + 15 * body(1)[:ROW]}
 
 
 async def test_a_file_that_is_removed_while_its_bytes_are_synced_leaves_nothing(

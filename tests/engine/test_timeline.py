@@ -12,6 +12,7 @@ from fusecache.engine import timeline as module
 from fusecache.engine.timeline import Timeline, index_plan
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hint import TO_THE_END, decode_plan, encode_plan
+from fusecache.model.nouns import MIB
 from fusecache.policy.horizon import SILENT_SECONDS
 
 FILES = ["a", "b/c", "b/d", "e"]
@@ -401,3 +402,22 @@ def test_of_samples_in_the_same_pages_the_soonest_is_meant() -> None:
     assert job.windows[0].read_to == 3
     assert timeline.exact_use("a", 14000, 15000) is None
     assert timeline.exact_use("b/c", 0, 15000) is None
+
+
+def test_who_reads_whole_files_is_not_taken_for_who_reads_samples() -> None:
+    """Else the exact bytes of all steps would be near, and come before the files that hold them."""
+    timeline, sample = Timeline(), 4096
+    rows = [Said(0, "a", step * MIB, step * MIB + sample, step, step) for step in range(20)]
+    take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
+    window = timeline.jobs["job"].windows[0]
+    timeline.move("job", 0, 0.5)
+    for step in reversed(range(20)):
+        timeline.note_read("a", step * MIB, MIB, 1.0, has_waited=False)
+    timeline.note_read("a", 19 * MIB, sample, 1.0, has_waited=False)  # its last piece
+    assert window.read_to == -1
+    for step in (2, 4, 7):  # by several workers
+        timeline.note_read("a", step * MIB, 32 * sample, 1.0, has_waited=False)
+        assert window.read_to == step
+    timeline.move("job", 15, 2.0)
+    timeline.note_read("a", 17 * MIB, sample, 3.0, has_waited=False)
+    assert window.read_to == 17

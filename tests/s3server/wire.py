@@ -93,22 +93,23 @@ class BytesBody:
 
 
 class Pacer:
-    """Spreads bytes over time: at most `rate` bytes a second, without a burst after silence."""
+    """Spreads bytes over time: at most `rate` bytes a second, without a burst after silence.
 
-    def __init__(self, wait: Callable[[float], None]) -> None:
+    moment: what takes fewer seconds counts for what comes next, if that comes soon, and is not waited for by itself.
+    """
+
+    def __init__(self, wait: Callable[[float], None], moment: float = 0.0) -> None:
         self._wait = wait
+        self._moment = moment
         self._free_at = 0.0
 
     def pass_bytes(self, count: int, rate: float | None) -> None:
-        """Block for as long as `count` bytes take; what takes a moment counts for the next ones.
-
-        TLS hands over 16 KiB at most: a sleep for each would take more of the processors than all else.
-        """
+        """Block for as long as `count` bytes take."""
         if rate is None:
             return
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + count / rate
-        if self._free_at - now >= MOMENT_SECONDS:
+        if self._free_at - now >= self._moment:
             self._wait(self._free_at - now)
 
 
@@ -139,7 +140,8 @@ class Connection:
         self._outage = checkpoint
         self._cut = False
         self._down = Pacer(wait)
-        self._up = Pacer(wait)
+        # TLS hands over 16 KiB at most: a sleep for each would take more of the processors than all else.
+        self._up = Pacer(wait, moment=MOMENT_SECONDS if self._secure else 0.0)
         self._early = bytearray()  # received behind the head
         self._body_left = 0
         self._scratch = memoryview(bytearray(PIECE_BYTES))
