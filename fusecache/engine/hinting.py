@@ -199,13 +199,13 @@ class Hinting:
         Because a plan says so, or because there is no room for more of a file that somebody reads here and there.
         """
         snippets, extent = self._cache.snippets, Extent(start, stop)
-        if not is_worth_it(extent) or not snippets.fits(extent):
+        if not is_worth_it(extent):
             return None
         path = self._tree.relative(object_id.key)
         use = self._timeline.exact_use(path, start, stop)
         if use is None and is_random and self._cache.housekeeping.free_bytes() < GRANULE_BYTES:
             use = self._timeline.long_use(path)  # for who waits, and then let go
-        if use is None:
+        if use is None or not snippets.fits(extent):
             return None
         snippet = snippets.begin(object_id, size, extent, depth=0)
         snippet.turn.cause = Cause.DEMAND

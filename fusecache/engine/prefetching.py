@@ -192,20 +192,21 @@ class Prefetcher:
         ]
         running = sum(fetch.nbytes for fetch in self._fetches)
         free = max(0, self._cache.housekeeping.free_bytes() - running)
-        chosen = self._choose(self._owed(walks), free) or self._choose(walks, free)
+        chosen = self._choose(self._owed(walks, free), free) or self._choose(walks, free)
         return chosen is not None and await self._make_way_and_start(chosen, free, running)
 
-    def _owed(self, walks: list[Walk]) -> list[Walk]:
+    def _owed(self, walks: list[Walk], free: int) -> list[Walk]:
         """Return those whose large piece of a whole file comes before exact bytes, of which there may always be more.
 
         These are needed only until the files are here; those that a job begins with come first all the same.
         """
-        if self._large >= _LARGE_BESIDE_EXACT or any(_begins(walk) for walk in walks):
+        most = min(_LARGE_BESIDE_EXACT, self._cache.housekeeping.large_at_once // 2)
+        if self._large >= most or any(_begins(walk) for walk in walks):
             return []
         return [
             walk
             for walk in walks
-            if not walk.is_exact and walk.piece is not None and walk.piece.nbytes > _SMALL_BYTES
+            if not walk.is_exact and walk.piece is not None and _SMALL_BYTES < walk.piece.nbytes <= free
         ]
 
     def _choose(self, walks: list[Walk], free: int) -> Walk | None:

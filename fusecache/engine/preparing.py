@@ -19,7 +19,7 @@ from fusecache.engine.nodes import Generation, Item, Prepared
 from fusecache.engine.offload import Offload
 from fusecache.engine.uploading import PartUploads
 from fusecache.index.journal import DropFile, PutFile
-from fusecache.model.errors import FusecacheError, LocalDiskError, NoSpace, ReadOnly, RemoteError
+from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, ReadOnly, RemoteError
 from fusecache.model.nouns import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.parts import choose_part_bytes, part_extents
@@ -144,11 +144,11 @@ class Preparer:
             self._running -= 1
             prepared.done.set()
 
-    async def _finish(self, generation: Generation) -> RemoteError | None:
+    async def _finish(self, generation: Generation) -> RemoteError | Damaged | None:
         """Return what the bucket has against it: on this disk it is to be safe all the same."""
         try:
             await self._uploads.finish(generation)
-        except RemoteError as exc:
+        except (RemoteError, Damaged) as exc:
             return exc
         return None
 

@@ -31,7 +31,10 @@ PATIENCE_SECONDS = 5.0
 
 @dataclass(eq=False, slots=True)
 class Snippet:
-    """Bytes [start, stop) of an object, on their way or there."""
+    """Bytes [start, stop) of an object, on their way or there.
+
+    read_at: when some of them were first given to a reader; given_bytes: how many were, repetitions counted.
+    """
 
     object_id: ObjectId
     start: int
@@ -39,6 +42,8 @@ class Snippet:
     turn: Turn
     data: memoryview | None = None
     read_at: float = math.inf
+    given_bytes: int = 0
+    is_held: bool = True
     ended: trio.Event = field(default_factory=trio.Event)
 
 
@@ -49,7 +54,7 @@ class Snippets:
         self._fetcher = fetcher
         # Those of an object, in the order of their starts.
         self._of: dict[ObjectId, list[Snippet]] = {}
-        # Those that the kernel has been given, the first first: a job that lags behind its reads has no use for them.
+        # Those that the kernel was given whole, the first first: a job that lags behind its reads has no use for them.
         self._read: dict[Snippet, None] = {}
         self.held_bytes = 0
 
@@ -93,6 +98,7 @@ class Snippets:
 
     def drop(self, snippet: Snippet) -> None:
         """Let a snippet go, if it is not gone."""
+        snippet.is_held = False
         self._read.pop(snippet, None)
         there = self._of.get(snippet.object_id, [])
         if snippet in there:
@@ -113,7 +119,9 @@ class Snippets:
         if snippet.data is None:
             return None
         snippet.read_at = min(snippet.read_at, trio.current_time())
-        self._read[snippet] = None
+        snippet.given_bytes += stop - start
+        if snippet.is_held and snippet.given_bytes >= snippet.stop - snippet.start:
+            self._read[snippet] = None
         return snippet.data[start - snippet.start : stop - snippet.start]
 
     def _find(self, object_id: ObjectId, start: int, stop: int) -> Snippet | None:

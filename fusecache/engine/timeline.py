@@ -37,8 +37,9 @@ _ROWS_LOOKED_AT = 256
 _NEAR_STEPS = 2
 # The kernel reads so much around a sample at most; who reads more reads the file, as does who brings it into pages …
 _AROUND_BYTES = 256 * 1024
-# … but for its last piece, which may hold a sample of any step: a reader comes no more steps further at once.
-_STEPS_AT_ONCE = 3
+# … but for its last piece, which may hold a sample of any step: nobody reads so many steps ahead of where a job says
+# that it is. The loader says so 16 steps late, as the workers of a DataLoader read ahead.
+_STEPS_AHEAD = 20
 # The steps of so many last reads say where a job is that does not say so itself …
 _READS = 8
 # … for this long.
@@ -82,8 +83,8 @@ class Window:
 
     def note_read(self, soonest: int, nbytes: int, step: int) -> bool:
         """Bytes of a sample of step `soonest` were read, the job being at `step` at least; return whether it moves."""
-        at = max(self.read_to, self.plan.first[0], step)
-        if nbytes > self.longest_bytes + _AROUND_BYTES or not self.read_to < soonest <= at + _STEPS_AT_ONCE:
+        most = max(self.plan.first[0], step) + _STEPS_AHEAD
+        if nbytes > self.longest_bytes + _AROUND_BYTES or not self.read_to < soonest <= most:
             return False
         self.read_to = soonest
         return True

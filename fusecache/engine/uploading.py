@@ -35,6 +35,7 @@ from fusecache.model.errors import (
     CredentialsMissing,
     Damaged,
     FusecacheError,
+    NotAsSent,
     Unavailable,
 )
 from fusecache.model.metadata import content_metadata
@@ -120,7 +121,7 @@ class PartUploads:
             log.info("upload begins anew with larger parts key=%s bytes=%d", upload.key, part_bytes)
             self.drop(generation)
             upload = None
-        if not self._may_go_ahead(generation):
+        if self.nursery is None or not self._may_go_ahead(generation):
             generation.grows_at = NEVER
             return
         generation.growing_since = min(generation.growing_since, trio.current_time())
@@ -333,7 +334,8 @@ class PartUploads:
         except FusecacheError as exc:
             # Bytes that changed, or went, meanwhile explain any failure.
             if upload.parts.is_current(attempt):
-                upload.parts.doubt(attempt)
+                if isinstance(exc, NotAsSent):
+                    upload.parts.doubt(attempt)
                 self._note_failed(generation, upload, exc)
         try:
             if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
@@ -351,7 +353,8 @@ class PartUploads:
     async def _digest(self, generation: Generation, upload: Upload, attempt: Attempt) -> Digests | None:
         """Return the digests of a part, None if it is not wanted any more, or not now.
 
-        Of one that failed they are taken again. Raises Damaged if they are others then: nobody wrote it meanwhile.
+        Of one that did not arrive as it was sent they are taken again. Raises Damaged if they are others then: nobody
+        wrote it meanwhile.
         """
         known = upload.parts.digests(attempt.index)
         if not upload.parts.needs_reading(attempt.index):
@@ -474,7 +477,9 @@ def _next_part(generation: Generation, upload: Upload) -> int | None:
     if not upload.is_known or not parts.is_worth_it:
         return None
     # The file may have been cut since.
-    return parts.next_unsent(min(upload.ready, generation.size // parts.part_bytes))
+    index = parts.next_unsent(min(upload.ready, generation.size // parts.part_bytes))
+    # One that did not arrive as it was sent is looked at again when nobody changes it any more.
+    return None if index is None or parts.is_doubted(index) else index
 
 
 def _is_told_by(then: PosixAttributes, now: PosixAttributes) -> bool:

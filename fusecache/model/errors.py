@@ -64,6 +64,10 @@ class Throttled(Unavailable):
     asks_to_slow_down = True
 
 
+class NotAsSent(Unavailable):
+    """The bucket got other bytes than were announced (BadDigest): they were damaged on the way, or here."""
+
+
 class UploadLost(RemoteError):
     """The multipart upload is unknown (NoSuchUpload): start it again."""
 

@@ -157,12 +157,16 @@ class PartTable:
             part.digests, part.is_doubted = digests, False
 
     def doubt(self, attempt: Attempt) -> None:
-        """An attempt failed, perhaps as the bytes are no longer those of the digests: they are to be taken again."""
+        """The bytes are perhaps no longer those of the digests: these are to be taken again."""
         self._parts[attempt.index].is_doubted = True
 
     def needs_reading(self, index: int) -> bool:
         """Return whether the digests of a part are not known, or to be taken again."""
-        return self.digests(index) is None or self._parts[index].is_doubted
+        return self.digests(index) is None or self.is_doubted(index)
+
+    def is_doubted(self, index: int) -> bool:
+        """Return whether the digests of a part are to be taken again."""
+        return index < len(self._parts) and self._parts[index].is_doubted
 
     def end(self, attempt: Attempt, etag: str = "") -> bool:
         """The attempt is over, with this ETag ("": it failed); return whether the part is held now."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,
+    NotAsSent,
     ObjectChanged,
     ObjectMissing,
     PartsRefused,
@@ -48,7 +49,7 @@ ERROR_BY_CODE: dict[str, type[RemoteError]] = {
     "TooManyRequests": Throttled,
     "RequestLimitExceeded": Throttled,
     # The body was damaged or cut on its way: the same bytes, sent again, may arrive whole.
-    "BadDigest": Unavailable,
+    "BadDigest": NotAsSent,
     "ClientDisconnect": Unavailable,
     "IncompleteBody": Unavailable,
     "RequestTimeout": Unavailable,

@@ -156,6 +156,8 @@ async def test_of_shards_that_are_all_in_use_and_do_not_fit_only_what_is_read_is
                     read_bytes += 8 * KIB
         # Half of it was here; while there is room, what is around what is read is kept as well.
         assert 0 < fetched(user) - before <= read_bytes // 2 + 512 * KIB
+        # Nothing that was let go is remembered.
+        assert user.fs.cache.snippets.held_bytes == len(user.fs.cache.snippets._read) == 0
         for handle in handles:
             await user.fs.contents.release(handle)
 
@@ -271,7 +273,7 @@ async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_a
         await fetched_by(user, 8 * sample + 56 * MIB)
         assert offload.most_alone == user.fs.cache.housekeeping.large_at_once > 2
     assert offload.most_exact >= 4
-    assert offload.most_beside <= 2
+    assert 1 <= offload.most_beside <= 2
 
 
 async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
@@ -286,10 +288,11 @@ async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
         await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
         await fetched_by(user, 3 * 16 * KIB)
         for _, start, length, step, _ in rows:
-            assert await read(user, name(0), start, length) == data[start : start + length]
-            assert user.fs.cache.snippets.held_bytes <= 64 * KIB
+            for half in (start, start + length // 2):
+                assert await read(user, name(0), half, length // 2) == data[half : half + length // 2]
+                assert user.fs.cache.snippets.held_bytes <= 64 * KIB
+                await trio.sleep(0.1)
             await fetched_by(user, min(24, step + 3) * 16 * KIB)
-            await trio.sleep(0.1)
         assert fetched(user) == 24 * 16 * KIB
         assert user.fs.cache.statistics().used_bytes == 0
 

@@ -407,17 +407,17 @@ def test_of_samples_in_the_same_pages_the_soonest_is_meant() -> None:
 def test_who_reads_whole_files_is_not_taken_for_who_reads_samples() -> None:
     """Else the exact bytes of all steps would be near, and come before the files that hold them."""
     timeline, sample = Timeline(), 4096
-    rows = [Said(0, "a", step * MIB, step * MIB + sample, step, step) for step in range(20)]
+    rows = [Said(0, "a", step * MIB, step * MIB + sample, step, step) for step in range(64)]
     take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
     window = timeline.jobs["job"].windows[0]
     timeline.move("job", 0, 0.5)
-    for step in reversed(range(20)):
+    for step in reversed(range(64)):
         timeline.note_read("a", step * MIB, MIB, 1.0, has_waited=False)
-    timeline.note_read("a", 19 * MIB, sample, 1.0, has_waited=False)  # its last piece
+    timeline.note_read("a", 63 * MIB, sample, 1.0, has_waited=False)  # its last piece
     assert window.read_to == -1
-    for step in (2, 4, 7):  # by several workers
+    for step in (2, 4, 15):  # by several workers
         timeline.note_read("a", step * MIB, 32 * sample, 1.0, has_waited=False)
         assert window.read_to == step
-    timeline.move("job", 15, 2.0)
-    timeline.note_read("a", 17 * MIB, sample, 3.0, has_waited=False)
-    assert window.read_to == 17
+    timeline.move("job", 30, 2.0)  # pages had all until there
+    timeline.note_read("a", 46 * MIB, sample, 3.0, has_waited=False)
+    assert window.read_to == 46
