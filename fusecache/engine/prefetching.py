@@ -201,7 +201,7 @@ class Prefetcher:
         These are needed only until the files are here; those that a job begins with come first all the same.
         """
         most = min(_LARGE_BESIDE_EXACT, self._cache.housekeeping.large_at_once // 2)
-        if self._large >= most or any(_begins(walk) for walk in walks):
+        if self._whole_under_way() >= most or any(_begins(walk) for walk in walks):
             return []
         return [
             walk
@@ -310,10 +310,17 @@ class Prefetcher:
     def _has_buffers(self, piece: Piece, *, is_exact: bool) -> bool:
         if piece.nbytes <= _SMALL_BYTES:
             return self._small < _SMALL_AT_ONCE
-        most = self._cache.housekeeping.large_at_once
-        if not is_exact and any(fetch.use.window.plan.is_exact for fetch in self._fetches):
-            most = min(most, _LARGE_BESIDE_EXACT)
-        return self._large < most
+        if self._large >= self._cache.housekeeping.large_at_once:
+            return False
+        if is_exact or not any(fetch.use.window.plan.is_exact for fetch in self._fetches):
+            return True
+        return self._whole_under_way() < _LARGE_BESIDE_EXACT
+
+    def _whole_under_way(self) -> int:
+        """Return how many large pieces of whole files are on their way; exact bytes may be large, too."""
+        return sum(
+            fetch.nbytes > _SMALL_BYTES and not fetch.use.window.plan.is_exact for fetch in self._fetches
+        )
 
     # ---- looking
 
