@@ -86,11 +86,13 @@ class ThreadOffload:
         self._token = trio.lowlevel.current_trio_token()
         self._reads: set[trio.CancelScope] = set()
         self._writes: set[trio.CancelScope] = set()
-        self._writes_end = False
+        self._reads_end = self._writes_end = False
         self._direct = _DirectReader()
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads bytes from the bucket."""
+        if self._reads_end:
+            await trio.sleep_forever()
         return await self._run(self._network, self._reads, call, *args)
 
     async def _run(
@@ -127,7 +129,11 @@ class ThreadOffload:
         return await trio.to_thread.run_sync(run, limiter=self._asked, abandon_on_cancel=True)
 
     def abandon_reads(self) -> None:
-        """At the process's end: do not wait for answers that nobody wants any more."""
+        """At the process's end: do not wait for answers that nobody wants any more, and ask for none.
+
+        What is read ahead, or asked again on another connection, is cancelled only when the mount is gone.
+        """
+        self._reads_end = True
         for scope in self._reads:
             scope.cancel()
 

@@ -14,6 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.control_server import ControlServer
+from fusecache.engine.offload import ThreadOffload
 from fusecache.model.errors import NoSpace, ReadOnly
 from tests.engine.nodes import Bucket, User, running_node
 
@@ -192,3 +193,17 @@ async def test_a_mount_whose_journal_failed_while_a_file_was_open_can_still_end(
             await user.fs.wait_durable("", None)
     async with running_node(bucket, cache) as user:
         assert await user.drained() == "durable"
+
+
+async def test_a_read_that_would_begin_after_nobody_waits_for_answers_any_more_does_not(
+    autojump_clock: MockClock,
+) -> None:
+    """Such as one that is asked again on another connection: it would hold up the end until it is answered."""
+    offload = ThreadOffload(network_threads=1, upload_threads=1)
+    begun: list[str] = []
+    await offload.network(begun.append, "before")
+    offload.abandon_reads()
+    with trio.move_on_after(1) as patience:
+        await offload.network(begun.append, "after")
+    assert patience.cancelled_caught
+    assert begun == ["before"]
