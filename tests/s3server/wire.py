@@ -27,7 +27,6 @@ MAX_HEAD_BYTES = 65_536
 PIECE_BYTES = 262_144
 # A paced transfer moves this much time at once: short against any time-out, long against a sleep's error.
 PACE_SECONDS = 0.01
-MOMENT_SECONDS = 0.002
 
 
 @dataclass(slots=True)
@@ -93,14 +92,10 @@ class BytesBody:
 
 
 class Pacer:
-    """Spreads bytes over time: at most `rate` bytes a second, without a burst after silence.
+    """Spreads bytes over time: at most `rate` bytes a second, without a burst after silence."""
 
-    moment: what takes fewer seconds counts for what comes next, if that comes soon, and is not waited for by itself.
-    """
-
-    def __init__(self, wait: Callable[[float], None], moment: float = 0.0) -> None:
+    def __init__(self, wait: Callable[[float], None]) -> None:
         self._wait = wait
-        self._moment = moment
         self._free_at = 0.0
 
     def pass_bytes(self, count: int, rate: float | None) -> None:
@@ -109,8 +104,7 @@ class Pacer:
             return
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + count / rate
-        if self._free_at - now >= self._moment:
-            self._wait(self._free_at - now)
+        self._wait(self._free_at - now)
 
 
 def piece_bytes(rate: float | None) -> int:
@@ -140,8 +134,7 @@ class Connection:
         self._outage = checkpoint
         self._cut = False
         self._down = Pacer(wait)
-        # TLS hands over 16 KiB at most: a sleep for each would take more of the processors than all else.
-        self._up = Pacer(wait, moment=MOMENT_SECONDS if self._secure else 0.0)
+        self._up = Pacer(wait)
         self._early = bytearray()  # received behind the head
         self._body_left = 0
         self._scratch = memoryview(bytearray(PIECE_BYTES))
@@ -196,7 +189,10 @@ class Connection:
             sink(self._scratch[:count])
 
     def _receive_into(self, piece: memoryview) -> int:
-        """Receive some of a piece; with TLS, which hands over 16 KiB at most, all of it if it comes."""
+        """Receive some of a piece; with TLS, which hands over 16 KiB at most, all of it if it comes.
+
+        A sleep of the pacer for each 16 KiB would take more of the processors than all else.
+        """
         count = 0
         with _ending():
             while received := self._sock.recv_into(piece[count:]):
