@@ -130,6 +130,11 @@ class ControlServer:
                 await self._check(stream, paths[0])
             case "recover":
                 await self._send(stream, {**_done("ok"), "recover": await self._fs.recovering.listing()})
+            case "bring-back" | "delete" if self._fs.options.read_only:
+                raise NotPermitted(
+                    f"{request['id']}: this mount is read-only, and the bucket may have to change; "
+                    "unmount it, and ask the next mount that may write"
+                )
             case "bring-back":
                 path = await self._fs.recovering.bring_back(int(request["id"]), paths[0])
                 await self._send(stream, {**_done("ok"), "path": path})

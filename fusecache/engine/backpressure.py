@@ -88,4 +88,4 @@ class Backpressure:
 
     def _is_high(self) -> bool:
         # With nothing on its way to the bucket, waiting makes no room.
-        return self._cache.is_staging_high and len(self._owed) > 0 and not self._is_ending
+        return self._cache.is_staging_high and self._owed.contents > 0 and not self._is_ending

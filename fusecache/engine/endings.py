@@ -46,6 +46,8 @@ class Endings:
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_dropped: Callable[[Generation], None] = lambda _generation: None
         self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
+        # What the bucket refused is not wanted any more, or is offered to it again.
+        self.on_refused_gone: Callable[[Generation], list[Change]] = lambda _generation: []
         self.on_aside: Callable[[FileRecord], None] = lambda _record: None
 
     def drop(self, generation: Generation) -> list[Change]:
@@ -55,6 +57,7 @@ class Endings:
         """
         self._owed.discard(generation)
         self.local.discard(generation)
+        was_refused = generation.state is FileState.REJECTED
         generation.go(FileState.DROPPED)
         node = generation.node
         generation.node = None
@@ -63,7 +66,8 @@ class Endings:
                 node.generation = None
             self._tree.unpin(node)
         self.on_dropped(generation)
-        return [disowned(generation), *self.drop_replaced(generation)]
+        freed = self.on_refused_gone(generation) if was_refused else []
+        return [disowned(generation), *self.drop_replaced(generation), *freed]
 
     def take_out(self, generation: Generation) -> list[Change]:
         """Have what is queued published no more: it ends now, or with the last handle that has it open."""

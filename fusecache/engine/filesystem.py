@@ -211,7 +211,7 @@ class FileSystem:
             boot_id,
             self.resolve,
         )
-        self._recovery = Recovery(self._journal_rows, self._staging, boot_id)
+        self._recovery = Recovery(self._journal_rows, self._staging, boot_id, self.owed.tells)
         self.recovered = Recovered()
         self._started = trio.current_time()
 

@@ -192,7 +192,9 @@ class Fsync:
         """Raise what keeps from the bucket, or from its name, what the file was to come after."""
         items = {newest(item) if isinstance(item, Generation) else item for item in earlier}
         for refused in self._publisher.rejected:
-            if refused.error is not None and (refused in items or wait.is_after(refused)):
+            # A change of names that was given up before is nothing that this file comes after.
+            is_before = refused in items or (isinstance(refused, Generation) and wait.is_after(refused))
+            if refused.error is not None and is_before:
                 raise refused.error
         kept = {k: copy for k, copy in self._publisher.kept_as.items() if kept_before.get(k) != copy}
         for key, copy in kept.items():

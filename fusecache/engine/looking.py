@@ -127,7 +127,7 @@ class Looking:
         rate = self._pace()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflicts.open())
-        local = list(self._contents.local)
+        local = self._local_at("")
         local_bytes = sum(generation.size for generation in local)
         return {
             **self._facts(pending),

@@ -113,7 +113,7 @@ class Moving:
             changes += self._contents.drop(replaced)
         # A removal comes before what may still be taken back.
         if queued and not any(map(_is_held, queued)):
-            collapsed = self._contents.places.collapse_delete(key_now, changes)
+            collapsed = self._contents.places.collapse_delete(key_now, changes, queued)
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._requeue(item, base, changes, key=key_now)

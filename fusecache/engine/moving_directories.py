@@ -1,5 +1,7 @@
 """A directory gets another name: everything below it, as it is known here and as the bucket shows it."""
 
+from dataclasses import replace
+
 import trio
 
 from fusecache.engine.groups import one_failure
@@ -77,7 +79,8 @@ class DirectoryMoves(Moving):
         if target is not None:
             self._remove_marker(target, new_key, changes)
             self._tree.detach(target)
-        members = sorted(self._tree.walk(node), key=self._order_of_moving)
+        listed = {info.key: info.modified for info in remote}
+        members = sorted(self._tree.walk(node), key=lambda member: self._order_of_moving(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
         places = self._places_of(moved)
         self._tree.move(node, new_parent, new_name)
@@ -105,15 +108,24 @@ class DirectoryMoves(Moving):
         if target is not None and not replace:
             raise AlreadyExists(f"{self._tree.path(target)}: exists")
 
-    def _order_of_moving(self, member: Node) -> tuple[int, float, str]:
-        """Order what a renamed directory holds as it came to the bucket: what speaks of others comes after them."""
+    def _order_of_moving(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
+        """Order what a renamed directory holds as it came to the bucket: what speaks of others comes after them.
+
+        listed: when the bucket had each object. Of what came in the same moment, as far as is known, and of what never
+        was to be in the bucket, names and sizes tell.
+        """
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
-            return 0, 0.0, key  # parents before their children
+            return 0, False, 0.0, False, key  # parents before their children
+        speaks = member.kind is Kind.SYMLINK or member.size == 0 or self._owed.tells(key)
         places = [item.sequence for item in self._owed.for_key(key) if item.node is member]
         if places:
-            return 2, places[0], key
-        return 1, member.object.modified if member.object is not None else 0.0, key
+            return 2, False, places[-1], speaks, key  # of several versions the newest is what moves
+        content = member.generation
+        if content is not None and content in self._contents.local:
+            return 3, speaks, content.flushed_at, speaks, key
+        known = member.object.modified if member.object is not None else 0.0
+        return 1, False, listed.get(key, known), speaks, key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -144,10 +156,15 @@ class DirectoryMoves(Moving):
 
     async def _look_at_empty(self, key: str, shown: dict[str, ObjectInfo]) -> None:
         """Ask what a zero-byte object is: it may be a symlink, only a HEAD tells."""
+        listed = shown[key]
         try:
-            shown[key] = await self._requests.ask(self._requests.store.head, key)
+            found = await self._requests.ask(self._requests.store.head, key)
         except ObjectMissing:
             del shown[key]  # removed since
+            return
+        # Of the time a HEAD has whole seconds only: by that it would come before what it was written after.
+        is_same = found.etag == listed.etag
+        shown[key] = replace(found, modified=listed.modified) if is_same else found
 
     def _forget_gone(self, top: Node, listed: set[str], began: float) -> None:
         """Drop nodes below `top` that another client removed: there is nothing to rename."""

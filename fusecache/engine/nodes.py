@@ -257,6 +257,12 @@ class Generation:
     sent_bytes: int = 0
     # The one request that sends it whole, or completes its upload.
     asked: Sent | None = None
+    # Its place in the publish order when it was refused: names that it gets later change its sequence.
+    refused_sequence: int = 0
+    # What the bucket refused, and its name says to be there: it was refused for that. told_before: the place of the
+    # version of its name before it.
+    missing: "Item | None" = None
+    told_before: int = 0
     # The refused version that this one replaces once it is promised.
     replaces: "Generation | None" = None
     # Newer content of the same file for which this one was dropped: who waits for this one waits for that.

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 # Of conflicts so many are remembered here; the journal has all that nobody has dealt with.
 CONFLICTS_REMEMBERED = 1000
+# Of so many files that say that all the rest is there the version before is known.
+_TELLERS_REMEMBERED = 4096
+_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 _TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
@@ -60,6 +63,8 @@ class Outcomes:
         self._retiring = retiring
         # As a dict, to be taken out of by item.
         self._rejected: dict[Item, None] = {}
+        # The place of the last version of files whose names say that all the rest is there.
+        self._told: dict[str, int] = {}
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
         self.conflicts: dict[str, str] = {}
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
@@ -68,6 +73,7 @@ class Outcomes:
         # A version (key, ETag) is no longer there.
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
         owed.on_rebased = self._journal_rebased
+        contents.on_refused_gone = self._offer_tellers
 
     @property
     def rejected(self) -> list[Item]:
@@ -76,7 +82,7 @@ class Outcomes:
             item
             for item in self._rejected
             if isinstance(item, Generation) and item.state is not FileState.REJECTED
-        ]
+        ]  # changes of names leave as another one of their name is taken
         for item in gone:
             del self._rejected[item]
         return list(self._rejected)
@@ -84,6 +90,9 @@ class Outcomes:
     @rejected.setter
     def rejected(self, items: list[Item]) -> None:
         self._rejected = dict.fromkeys(items)
+        for each in items:
+            if isinstance(each, Generation) and self._owed.tells(each.record.key):
+                each.missing = next((other for other in items if _is_told_by(other, each)), None)
 
     # ---- success
 
@@ -103,6 +112,7 @@ class Outcomes:
             *self._rebase(version.key, version.etag),
             *self._contents.drop_replaced(generation),
             *self._contents.places.queue_removals(version.key),
+            *self._forget_refused((version.key,)),
         ]
         node = generation.node
         if node is not None:
@@ -120,7 +130,8 @@ class Outcomes:
     async def done(self, item: Operation, outcome: Outcome) -> None:
         """The bucket has taken a change of names."""
         self._owed.remove(item, published=True)
-        changes: list[Change] = [DropOperation(item.sequence)]
+        forgotten = self._forget_refused(item.changed_keys())
+        changes: list[Change] = [DropOperation(item.sequence), *forgotten]
         for key, etag in outcome.shows.items():
             changes += self._rebase(key, etag)
             self.on_published(key)
@@ -143,6 +154,15 @@ class Outcomes:
             self._tree.unpin(node)
         await self._journal.submit_patiently(*changes).wait()
 
+    def _forget_refused(self, keys: tuple[str, ...]) -> list[Change]:
+        """The bucket took a change of these names: what it refused of them before is no news any more."""
+        changes: list[Change] = []
+        for item in [each for each in self._rejected if isinstance(each, Operation)]:
+            if item.changed_keys()[-1] in keys:
+                del self._rejected[item]
+                changes += self._offer_tellers(item)
+        return changes
+
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
         follower = self._owed.rebase(key, etag)
         changes: list[Change] = [] if follower is None else [_row(follower)]
@@ -159,6 +179,40 @@ class Outcomes:
 
     def _journal_rebased(self, item: Item) -> None:
         self._journal.submit(_row(item))
+
+    # ---- what says that others are there
+
+    def check_complete(self, generation: Generation) -> None:
+        """Raise Refused for a file whose name says that all the rest is there if the bucket refused some of that.
+
+        Of what is below its directory that counts which was to be there since the version before it.
+        """
+        key = generation.record.key
+        if not self._owed.tells(key):
+            return
+        generation.told_before = self._told.pop(key, 0)
+        self._told[key] = generation.sequence
+        if len(self._told) > _TELLERS_REMEMBERED:
+            del self._told[next(iter(self._told))]
+        generation.missing = next((each for each in self.rejected if _is_told_by(each, generation)), None)
+        if generation.missing is not None:
+            missing = generation.missing.changed_keys()[-1]
+            raise Refused(
+                f"{self._tree.relative(key)}: {self._tree.relative(missing)} was to be there before it, and the "
+                f"bucket refused that ({generation.missing.error}); it follows when that is there, or removed"
+            )
+
+    def _offer_tellers(self, gone: Item) -> list[Change]:
+        """What was refused is not any more: offer again what was refused for that alone."""
+        changes: list[Change] = []
+        for each in list(self._rejected):
+            if not isinstance(each, Generation) or each.missing is not gone:
+                continue
+            each.missing, node = None, each.node
+            if each.state is FileState.REJECTED and node is not None and node.generation is each:
+                self._told[each.record.key] = each.told_before
+                changes += self._contents.offer_again(node, each)
+        return changes
 
     # ---- what waiting does not mend
 
@@ -240,6 +294,7 @@ class Outcomes:
             self._rejected[item] = None
             await self._give_up(item)
             return
+        item.refused_sequence = item.sequence
         self._owed.remove(item)
         self._preparer.restart(item)  # parts of what is refused are no use
         key, node = item.record.key, item.node
@@ -300,7 +355,7 @@ class Outcomes:
 
     async def _give_up(self, item: Operation) -> None:
         self._owed.remove(item)
-        changes: list[Change] = [DropOperation(item.sequence)]
+        changes: list[Change] = [DropOperation(item.sequence), *self._keep_from_moving(item)]
         if item.record.kind in _TAKES_AWAY:
             self._tree.unhide(item.record.key, gone=False)
             self._show_again(item.record.key)
@@ -309,11 +364,33 @@ class Outcomes:
             item.node.verified = float("-inf")
         await self._journal.commit(*changes)
 
+    def _keep_from_moving(self, item: Operation) -> list[Change]:
+        """What was to come under a name by a change that is given up is not there: no rename moves what is."""
+        key = item.changed_keys()[-1]
+        follower = next(iter(self._owed.for_key(key)), None)
+        if item.node is None or not isinstance(follower, Operation) or not _renames(follower, item.node, key):
+            return []
+        follower.record = replace(follower.record, source_etag=ANOTHERS)
+        return [PutOperation(follower.record)]
+
     def _show_again(self, key: str) -> None:
         """The bucket keeps what was to leave: whoever was told that nothing is there has to ask anew."""
         folder, name = self._names.note_unknown(key)
         if folder is not None:
             self.on_name_lost(folder, name)
+
+
+def _is_told_by(refused: Item, teller: Generation) -> bool:
+    """Return whether a file says that something is there which the bucket refused."""
+    if isinstance(refused, Operation):
+        if refused.record.kind not in _BRINGS:
+            return False
+        place = refused.sequence
+    else:
+        place = refused.refused_sequence or refused.sequence
+    there, key = refused.changed_keys()[-1], teller.record.key
+    is_below = there != key and there.startswith(key[: key.rfind("/") + 1])
+    return is_below and teller.told_before < place < teller.sequence
 
 
 def _renames(item: Operation, node: Node, key: str) -> bool:

@@ -61,6 +61,8 @@ class Owed:
         self._put_off: dict[str, Operation] = {}
         # Of negative sequences: its lowest is that of the newest item.
         self._newest = Gate()
+        # How many items are files with their bytes.
+        self.contents = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -87,6 +89,7 @@ class Owed:
         change = self._change_of(item)
         self.order.add(change, aside=self.is_aside(item))
         self._items[item.sequence] = item
+        self.contents += isinstance(item, Generation)
         self._newest.add(-item.sequence)
         for key in item.changed_keys():
             same_key = self._by_key.setdefault(key, [])
@@ -105,6 +108,7 @@ class Owed:
     def remove(self, item: Item, *, published: bool = False) -> None:
         """Take an item out. Unless it was published, what it knew of the bucket passes to the next of its keys."""
         del self._items[item.sequence]
+        self.contents -= isinstance(item, Generation)
         self._newest.discard(-item.sequence)
         self.order.remove(item.sequence)
         for key in item.changed_keys():

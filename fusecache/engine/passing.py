@@ -1,24 +1,33 @@
 """What the journal's queue knew of the bucket, passed on past what a start finds lost.
 
-Invariant: nothing is moved or removed in the bucket for the sake of content that is not to be had.
+Invariant: nothing is moved, removed, or said to be there in the bucket for the sake of content that is not to be had.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 
 
 class Passing:
-    """Is told of each queued change in order; says how each is to be queued now. lost: keys of content that is gone."""
+    """Is told of each queued change in order; says how each is to be queued now."""
 
-    def __init__(self, lost: set[str]) -> None:
+    def __init__(self, lost: set[str], tells: Callable[[str], bool]) -> None:
+        """lost: keys of content that is gone. tells: whether a key's name says that all the rest is there."""
         self._lost = lost
+        self._tells = tells
         # What the bucket shows under names whose first changes are lost.
         self._bases: dict[str, str | None] = {}
         # Of these, where that is not what the tree moves from there, but what it had replaced.
         self._replaced: set[str] = set()
         # Names with changes that are queued: the first of those knows, or is told.
         self._queued: set[str] = set()
+        # Of the content that this start found lost, and nothing newer stands for: its place, and its row.
+        self._missing: dict[str, FileRecord] = {}
+        # The place of the last version of each file that tells.
+        self._told: dict[str, int] = {}
+        # What would have been removed from the bucket, and stays.
+        self._stays: list[str] = []
 
     def content(self, record: FileRecord) -> FileRecord:
         """Return content with what it has to know; `keep` or `lose` comes next."""
@@ -29,16 +38,35 @@ class Passing:
     def keep(self, record: FileRecord) -> None:
         """The content is queued."""
         self._queued.add(record.key)
+        self._missing.pop(record.key, None)
 
-    def lose(self, record: FileRecord) -> None:
-        """The content is lost."""
+    def lose(self, record: FileRecord, *, is_new: bool = True) -> None:
+        """The content is lost, or goes with what is. is_new: whether nobody knew before this start."""
         self._lost.add(record.key)
+        if is_new:
+            self._missing[record.key] = record
         self._pass_on(record.key, record.base_etag)
+
+    def missing_for(self, record: FileRecord) -> FileRecord | None:
+        """Return lost content which a file says to be there: of those that were to be there since it last said so."""
+        if not self._tells(record.key):
+            return None
+        before = self._told.get(record.key, 0)
+        self._told[record.key] = record.sequence
+        folder = record.key[: record.key.rfind("/") + 1]
+        return next(
+            (
+                each
+                for each in self._missing.values()
+                if each.sequence > before and each.key != record.key and each.key.startswith(folder)
+            ),
+            None,
+        )
 
     def operation(self, operation: OperationRecord) -> OperationRecord | None:
         """Return a change of names with what it has to know, counted as queued; None: it goes with what is lost."""
-        if operation.kind is OperationKind.DELETE and operation.target in self._lost:
-            # What was moved there is not to be had: what the bucket shows under the old name is all that there is.
+        if self._is_for_what_is_lost(operation):
+            self._stays.append(operation.key)
             self._pass_on(operation.key, operation.base_etag)
             return None
         if operation.kind is OperationKind.RENAME:
@@ -47,6 +75,18 @@ class Passing:
         if operation.key not in self._bases:
             return operation
         return replace(operation, base_etag=self._bases.pop(operation.key))
+
+    def _is_for_what_is_lost(self, operation: OperationRecord) -> bool:
+        """Say whether a removal was asked for as something newer was there that is not to be had.
+
+        What was moved elsewhere shows under its old name again. A removal waits for every older write of the mount:
+        without one of them nobody can tell that something whole is left.
+        """
+        if operation.kind is OperationKind.DELETE:
+            return operation.target in self._lost or bool(self._missing)
+        return operation.kind is OperationKind.RMDIR and any(
+            key.startswith(operation.key) for key in self._stays
+        )
 
     def _rename(self, operation: OperationRecord) -> OperationRecord | None:
         key, target = operation.key, operation.target

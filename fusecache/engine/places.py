@@ -7,7 +7,7 @@ the name that its newer content was moved to. Their rows stay, and this node doe
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -69,7 +69,7 @@ class Places:
         if isinstance(last, Generation) and last.is_hollow and not last.in_flight and not last.awaited:
             last.successor = generation
             return self._take_out(last)
-        if _is_delete(last) and not last.in_flight:
+        if _is_delete(last) and not last.in_flight and not self._is_told(last, before=generation.sequence):
             self._owed.remove(last)  # what it knew of the bucket passes on
             self._tree.unhide(key, gone=False)
             return [DropOperation(last.sequence)]
@@ -102,20 +102,32 @@ class Places:
         self._owed.add(generation)
         return changes
 
-    def collapse_delete(self, key: str, changes: list[Change]) -> str | None:
-        """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None."""
+    def collapse_delete(self, key: str, changes: list[Change], moved: Iterable[Item] = ()) -> str | None:
+        """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None.
+
+        moved: the items that bring it.
+        """
         base = self._owed.base_for(key, None)
         if ended := self._end_put_off(key):
             changes += ended
             return base
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
-        if _is_delete(last) and not last.in_flight:
+        but = frozenset(item.sequence for item in moved)
+        if _is_delete(last) and not last.in_flight and not self._is_told(last, but=but):
             self._owed.remove(last)
             self._tree.unhide(key, gone=False)
             changes.append(DropOperation(last.sequence))
             return last.record.base_etag
         return None
+
+    def _is_told(
+        self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
+    ) -> bool:
+        """Say whether a removal is to be seen in the bucket: its name said that what was written since is there."""
+        key = removal.record.key
+        written = self._owed.rotation.is_written_between
+        return self._owed.tells(key) and written(removal.sequence, before, key, but=but)
 
     # ---- removals that wait for what the bucket refused
 

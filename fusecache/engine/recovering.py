@@ -200,9 +200,6 @@ class Recovering:
         base = self._owed.base_for(key, self._contents.places.collapse_delete(key, changes))
         # A new life, not a step of the old one: what must not be published never is, by itself.
         generation.record = replace(generation.record, state=FileState.SEALED, base_etag=base, **fresh)
-        self._queue(generation, changes)
-
-    def _queue(self, generation: Generation, changes: list[Change]) -> None:
         generation.record = replace(generation.record, sequence=self._journal.next_number())
         generation.sealed_at = generation.flushed_at = trio.current_time()
         self._owed.add(generation)
@@ -216,13 +213,7 @@ class Recovering:
         is_newest = node.generation is generation and self._tree.is_linked(node)
         if generation.state is not FileState.REJECTED or not is_newest:
             raise NotFound(f"{generation.record.key}: was removed or written again meanwhile")
-        key = self._tree.key(node)
-        generation.error = None
-        self._contents.on_key_changed(generation)  # parts of the upload that was refused are no use
-        base = self._owed.base_for(key, node.published_etag(key))
-        generation.go(FileState.SEALED, key=key, base_etag=base, error="")
-        changes: list[Change] = []
-        self._queue(generation, changes)
+        changes = self._contents.offer_again(node, generation)
         path = self._tree.path(node)
         await self._journal.commit(*changes)
         return path

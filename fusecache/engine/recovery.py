@@ -9,6 +9,7 @@ Invariants:
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,15 @@ class Recovered:
 class Recovery:
     """Reads the journal (blocking), then builds queue and tree from it (on the loop)."""
 
-    def __init__(self, journal: Journal, staging: StagingDirectory, boot_id: str) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        staging: StagingDirectory,
+        boot_id: str,
+        tells: Callable[[str], bool] = lambda _key: False,
+    ) -> None:
+        """tells: whether the name of a key says that all the rest is there."""
+        self._tells = tells
         self._journal = journal
         self._staging = staging
         self._boot_id = boot_id
@@ -153,14 +162,18 @@ class Recovery:
         """
         changes: list[Change] = []
         operations, found.operations = found.operations, []
-        passing = Passing(lost)
+        passing = Passing(lost, self._tells)
         queue: list[FileRecord | OperationRecord] = [*records, *operations]
         for item in sorted(queue, key=lambda item: item.sequence):
             if isinstance(item, FileRecord):
                 record = passing.content(item)
-                aside = self._recover_owed(record, found)
+                missing = passing.missing_for(record)
+                if missing is not None:
+                    aside = self._hold_teller(record, missing, found)
+                else:
+                    aside = self._recover_owed(record, found)
                 if aside:
-                    passing.lose(record)
+                    passing.lose(record, is_new=missing is None)
                 else:
                     passing.keep(record)
                 changes += aside or ([PutFile(record)] if record is not item else [])
@@ -172,6 +185,22 @@ class Recovery:
             if operation is not item:
                 changes.append(PutOperation(operation))
             found.operations.append(operation)
+        return changes
+
+    def _hold_teller(self, record: FileRecord, missing: FileRecord, found: Recovered) -> list[Change]:
+        """Keep from the bucket, under its name here, what says that all the rest is there, as it is not."""
+        changes = self._recover_owed(record, found)
+        if not changes:
+            words = (
+                f"{record.key}: {missing.key} was closed before it, and is lost or damaged: it may say that this is "
+                "there"
+            )
+            generation = found.generations.pop()
+            generation.error = Refused(words)
+            if generation.state is FileState.PUBLISHING:
+                generation.go(FileState.SEALED)
+            found.rejected.append(generation)
+            changes = [PutFile(generation.go(FileState.REJECTED, error=words))]
         return changes
 
     def _end_replaced(self, found: Recovered) -> list[Change]:

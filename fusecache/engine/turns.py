@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from fusecache.engine.nodes import Generation, Item, Operation
 from fusecache.engine.owed import Owed
@@ -69,6 +69,8 @@ class Turns:
         # light, and whether it failed before.
         self._aside: list[tuple[float, int, Item]] = []
         self._later: list[tuple[float, int, Item]] = []
+        # Removals aside of names that say that all the rest is there, by directory.
+        self._kept_tellers: dict[str, dict[Operation, None]] = {}
         self._ready: dict[tuple[bool, bool], list[_Ready]] = {
             (light, failed): [] for light in (True, False) for failed in (False, True)
         }
@@ -82,10 +84,28 @@ class Turns:
         until = self._aside_until(item, now)
         if until > now:
             heappush(self._aside, (until, next(self._ties), item))
+            if _is_removal(item) and self._owed.tells(item.record.key):
+                self._kept_tellers.setdefault(_folder(item.record.key), {})[item] = None
+        for key in item.changed_keys():
+            self._look_at_kept(key, now)
+
+    def _look_at_kept(self, key: str, now: float) -> None:
+        """A change of `key` may end the delay of removals."""
+        kept = [*self._kept_tellers.get(_folder(key), ())]
+        kept += [each for each in self._owed.for_key(key) if _is_removal(each)]
+        for removal in kept:
+            if removal in self._owed:
+                heappush(self._aside, (now, next(self._ties), removal))
 
     def note_removed(self, item: Item) -> None:
         """An item is no longer owed."""
         self._failures.pop(item, None)
+        if _is_removal(item):
+            folder = _folder(item.record.key)
+            kept = self._kept_tellers.get(folder, {})
+            kept.pop(item, None)
+            if not kept:
+                self._kept_tellers.pop(folder, None)
 
     def note_written(self, item: Item, now: float) -> None:
         """The request that publishes it is sent now, or is answered."""
@@ -262,7 +282,26 @@ class Turns:
 
     def _kept_until(self, item: Operation, now: float) -> float:
         """Return until when a removed object stays."""
-        until = item.queued_at + self._delete_delay if self._delete_delay else float("-inf")
+        is_delayed = self._delete_delay and not self._is_followed(item)
+        until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
         if item.readers is not None and item.readers.handles:
             until = max(until, min(now + _LOOK_SECONDS, item.queued_at + READERS_SECONDS))
         return until
+
+    def _is_followed(self, item: Operation) -> bool:
+        """Say whether something waits for a removal that its delay is not meant for.
+
+        Newer content of its name, which cannot take its place; or what is written anew where it said that all is there.
+        """
+        key = item.record.key
+        if item.in_flight and any(each.sequence > item.sequence for each in self._owed.for_key(key)):
+            return True
+        return self._owed.tells(key) and self._owed.rotation.is_written_since(item.sequence, key)
+
+
+def _is_removal(item: Item) -> TypeGuard[Operation]:
+    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]

@@ -56,7 +56,8 @@ TRANSITIONS: dict[FileState, frozenset[FileState]] = {
     FileState.DROPPED: frozenset(),
     # A person may have its bytes begin a new life, or removed: engine/recovering.py.
     FileState.ORPHAN: frozenset(),
-    FileState.FAILED: frozenset({FileState.DROPPED, FileState.ORPHAN}),
+    # FAILED -> LOCAL: there was no room for more of what is changed in place; what was closed before stays.
+    FileState.FAILED: frozenset({FileState.DROPPED, FileState.ORPHAN, FileState.LOCAL}),
     FileState.REJECTED: frozenset({FileState.DROPPED, FileState.SEALED}),
 }
 

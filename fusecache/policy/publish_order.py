@@ -12,7 +12,8 @@ Rules, for a change that lies in the directories of its keys:
    off, and ENDs below its own directory, by which that would still show, unless something else is to have its name;
    nobody else waits for it.
 5. A small new file behind many unpublished bytes waits for the large files older than it beside its directory.
-6. What is aside is not published, and holds nobody back but its own name.
+6. What is aside is not published, and holds nobody back but its own name; a REMOVAL whose name is one of those that
+   say that all the rest is there also what is younger in its own directory.
 7. While the oldest write of the mount is stuck, and nothing in its own directory holds it, a REMOVAL is put off: it
    holds back no other than its name, and what is younger in its own directory if its name is one of those that say that
    all the rest is there.
@@ -428,10 +429,13 @@ class PublishOrder:
         return tuple(dict.fromkeys(above for folder in entry.folders for above in folder.line))
 
     def _set_aside(self, entry: _Entry) -> None:
-        if entry.change.role in _WRITES:
-            folder = entry.folders[0]
+        change, folder = entry.change, entry.folders[0]
+        if change.role in _WRITES:
             folder.aside = folder.aside or Gate()
-            folder.aside.add(entry.change.sequence)
+            folder.aside.add(change.sequence)
+        elif change.role is Role.REMOVAL and change.tells:
+            folder.points = folder.points or Gate()
+            folder.points.add(change.sequence)
 
     def _end_aside(self, entry: _Entry) -> None:
         gate = entry.folders[0].aside

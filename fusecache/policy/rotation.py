@@ -19,7 +19,8 @@ class Rotation:
     """The queued writes of files and removals of published ones, of the whole mount."""
 
     def __init__(self) -> None:
-        # Of negative sequences: its lowest is that of the newest write.
+        # Its lowest is the oldest write; of the other one, of negative sequences, the newest.
+        self._oldest_first = Gate()
         self._writes = Gate()
         # The same of what was written right in a directory.
         self._writes_in: dict[str, Gate] = {}
@@ -28,6 +29,7 @@ class Rotation:
     def add_write(self, sequence: int, key: str) -> None:
         """A write of `key` is queued."""
         self._writes.add(-sequence)
+        self._oldest_first.add(sequence)
         self._writes_in.setdefault(_folder(key), Gate()).add(-sequence)
 
     def add_removal(self, sequence: int) -> None:
@@ -41,6 +43,7 @@ class Rotation:
             del self._removals[index]
             return
         self._writes.discard(-sequence)
+        self._oldest_first.discard(sequence)
         folder = _folder(key)
         writes = self._writes_in.get(folder)
         if writes is not None:
@@ -49,8 +52,13 @@ class Rotation:
                 del self._writes_in[folder]
 
     def is_relied_on(self, sequence: int) -> bool:
-        """Return whether the oldest removal waits for a write, and something was written since."""
-        return bool(self._removals) and sequence < self._removals[0] < -self._writes.lowest
+        """Return whether the oldest removal that waits at all waits for a write, and something was written since.
+
+        Those before it go now, or are put off on purpose.
+        """
+        index = bisect_right(self._removals, self._oldest_first.lowest)
+        oldest = self._removals[index] if index < len(self._removals) else None
+        return oldest is not None and sequence < oldest < -self._writes.lowest
 
     def relying_on(self, sequence: int) -> list[int]:
         """Return the removals that wait for a write, unless all of them wait for all that came since."""
@@ -65,6 +73,14 @@ class Rotation:
         """Return whether something right in the directory of `key` was written after a change of it."""
         writes = self._writes_in.get(_folder(key))
         return writes is not None and sequence < -writes.lowest
+
+    def is_written_between(
+        self, first: int, last: float, key: str, *, but: frozenset[int] = frozenset()
+    ) -> bool:
+        """Return whether something right in the directory of `key` is queued between two places, some apart."""
+        writes = self._writes_in.get(_folder(key))
+        found = () if writes is None else (-each for each in writes.below(-first))
+        return any(each < last and each not in but for each in found)
 
 
 def _folder(key: str) -> str:

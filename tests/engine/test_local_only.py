@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.model.errors import AcrossDevices
+from fusecache.model.errors import AcrossDevices, NoSpace
 from fusecache.model.nouns import MIB
 from tests.engine.nodes import Bucket, User, files_in, photograph, running_node
 
@@ -213,3 +213,37 @@ async def test_a_glob_names_files_anywhere(bucket: Bucket, cache: Path, autojump
             await user.write(name, b"1")
         assert await user.drained() == "durable"
     assert set(files_in(bucket.shows())) == {"b", "runs/one/d"}
+
+
+async def test_what_was_closed_stays_when_there_is_no_room_to_append_to_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with node(bucket, cache, cache_bytes=100 * MIB) as user:
+        await user.mkdir("tmp")
+        await user.write("tmp/log", b"closed")
+        handle = await user.open("tmp/log", truncate=False)
+        with pytest.raises(NoSpace):
+            await user.fs.contents.write(handle, 200 * MIB, b"too far")
+        with pytest.raises(NoSpace):
+            await user.close(handle)
+        assert await user.read("tmp/log") == b"closed"
+        assert await user.fs.path_state("tmp/log") == "local-only"
+        assert user.fs.cache.statistics().staging_bytes == len(b"closed")
+        handle = await user.open("tmp/log", truncate=False)
+        await user.fs.contents.write(handle, 6, b", and more")
+        await user.close(handle)
+        photograph(cache, cache.with_suffix(".after"))
+    async with node(bucket, cache.with_suffix(".after")) as user:
+        assert await user.read("tmp/log") == b"closed, and more"
+
+
+async def test_what_is_being_written_is_counted_as_only_here(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with node(bucket, cache) as user:
+        await user.mkdir("tmp")
+        handle = await user.open("tmp/save")
+        await user.fs.contents.write(handle, 0, bytes(MIB))
+        assert user.fs.statistics()["exposed_bytes"] == MIB
+        await user.close(handle)
+        assert user.fs.statistics()["exposed_bytes"] == MIB

@@ -13,7 +13,7 @@ from fusecache.engine.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
 from fusecache.model.nouns import MIB
 from fusecache.remote.faulty import Fault, FaultyStore
-from tests.engine.nodes import Bucket, User, running_node
+from tests.engine.nodes import Bucket, User, photograph, running_node
 
 LARGE = 5 * MIB  # two parts here
 
@@ -252,6 +252,30 @@ async def test_a_file_written_again_within_the_delay_of_its_removal_is_replaced_
         await trio.sleep(10)
     assert bucket.shows() == {"model": b"new"}
     assert bucket.sent("delete") == []
+
+
+async def test_a_removal_of_an_earlier_run_does_not_delay_newer_content_of_its_name(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """Nobody knows whether it was sent: it goes first."""
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        await _published(user, "run/model", "run/old")
+        await user.unlink("run/model")
+        await user.unlink("run/old")
+        await trio.sleep(2)
+        photograph(cache, cache.with_suffix(".after"))
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, cache.with_suffix(".after"), delete_delay=3600.0) as user:
+        await user.write("run/model", b"new")
+        await user.write("run/.metadata", b"new")
+        await trio.sleep(20)
+        assert bucket.shows() == {
+            "run/": b"",
+            "run/model": b"new",
+            "run/.metadata": b"new",
+            "run/old": b"old run/old",
+        }
 
 
 # ---- what fails

@@ -134,6 +134,20 @@ async def test_a_close_that_no_upload_would_make_room_for_does_not_wait(
         assert await user.drained() == "durable"
 
 
+async def test_a_close_does_not_wait_for_removals_that_are_put_off(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, cache_bytes=CACHE, delete_delay=3600.0) as user:
+        await user.write("old", b"1")
+        assert await user.drained() == "durable"
+        await user.unlink("old")
+        handle = await user.open("large")
+        for start in range(0, high_water(user) + FILE, FILE):
+            await user.fs.contents.write(handle, start, bytes(FILE))
+        with trio.fail_after(5):
+            await user.close(handle)
+
+
 async def test_a_killed_writer_does_not_wait_in_its_last_close(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

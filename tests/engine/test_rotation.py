@@ -328,6 +328,28 @@ async def test_an_old_checkpoint_waits_for_a_new_one_that_is_renamed_on_its_way(
         } == {"model", "optimizer"}
 
 
+async def test_newer_ones_go_up_also_while_the_oldest_stays_on_purpose(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink(), delete_delay=3600.0) as user:
+        await user.mkdir("run")
+        await save_file(user, 0)
+        assert await user.drained() == "durable"
+        for step in range(1, 30):
+            await save_file(user, step)
+            await remove_file(user, step - 1)
+            await trio.sleep(EVERY)
+        await trio.sleep(200)
+        steps = {int(key.rpartition("-")[2]) for key in files_in(bucket.shows())}
+        assert {0, 29} <= steps
+        newest = [
+            max(int(key.rpartition("-")[2]) for key in files_in(state))
+            for state in bucket.states
+            if files_in(state)
+        ]
+        assert len(set(newest)) >= 5  # not only the first and the last
+
+
 @pytest.mark.parametrize("name", ["log.tmp", "log"])
 async def test_removals_come_whatever_is_written_and_renamed_beside_them(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str

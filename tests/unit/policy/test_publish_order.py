@@ -46,6 +46,13 @@ class Reference:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
                 return True
+        if (
+            older.aside
+            and first.role is Role.REMOVAL
+            and first.tells
+            and self._lies_in(second, _folders(first))
+        ):
+            return True
         if older.aside or first.role is Role.END:
             return False
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
