@@ -132,8 +132,8 @@ class ControlServer:
                 await self._send(stream, {**_done("ok"), "recover": await self._fs.recovering.listing()})
             case "bring-back" | "delete" if self._fs.options.read_only:
                 raise NotPermitted(
-                    f"{request['id']}: this mount is read-only, and the bucket may have to change; "
-                    "unmount it, and ask the next mount that may write"
+                    f"{request['id']}: this mount is read-only: unmount it and mount with writing, or copy the file "
+                    "elsewhere with --restore ID --to PATH"
                 )
             case "bring-back":
                 path = await self._fs.recovering.bring_back(int(request["id"]), paths[0])

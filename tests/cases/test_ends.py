@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
-from tests.crash.test_kill import published, shows
+from tests.crash.test_kill import answered_parts, published, shows, wait_until_journaled
 from tests.s3server import Fault, FaultAction, ServerProcess
 
 SIZES = {"a": 200 * MIB, "b": MIB, "c": 130 * MIB, "d": 0, "e": 70 * MIB}
@@ -16,12 +16,6 @@ OTHER_FLAGS = (
     *("--cache-size", "1GiB", "--memory", "96MiB"),
     *("--settle-seconds", "2", "--attribute-seconds", "7", "--log-level", "debug"),
 )
-
-
-def parts(server: ServerProcess) -> list[tuple[str, str]]:
-    """Return upload and number of each part that was sent and answered well."""
-    log = server.control.log("UploadPart")
-    return [(entry.query["uploadId"], entry.query["partNumber"]) for entry in log if entry.status == 200]
 
 
 @pytest.mark.case(47)
@@ -40,12 +34,10 @@ def test_a_long_queue_is_drained_with_progress_and_gone_on_with_by_a_mount_with_
     for name, data in files.items():
         (daemon.path / name).write_bytes(data)
     daemon.signal(signal.SIGTERM)
-    wait_until(lambda: len(parts(server)) >= PARTS_OF_A, "the parts of the first file")
+    wait_until(lambda: len(answered_parts(server)) >= PARTS_OF_A, "the parts of the first file")
     wait_until(lambda: daemon.log().count("draining files=") >= 3, "progress, said again and again")
-    answered = parts(server)
-    # A part's ETag is journaled a moment after its answer, and before a change of names that comes later.
-    (daemon.path / "barrier").mkdir()
-    (daemon.path / "barrier").rmdir()
+    answered = answered_parts(server)
+    wait_until_journaled(server, daemon, answered)
     assert daemon.is_running()
     daemon.signal(signal.SIGTERM)
     server.control.clear_faults()  # a request that is on its way is waited for
@@ -60,8 +52,7 @@ def test_a_long_queue_is_drained_with_progress_and_gone_on_with_by_a_mount_with_
     assert daemon.sync() == 0
     assert shows(server) == {"run/": b"", **files}
     assert server.control.uploads() == []
-    keys = [key for _, key in published(server) if not key.startswith("barrier")]
-    assert sorted(keys) == ["run/", *files]  # each once
-    sent = parts(server)
+    assert sorted(key for _, key in published(server)) == ["run/", *files]  # each once
+    sent = answered_parts(server)
     assert all(sent.count(part) == 1 for part in answered)
     assert len(sent) > len(answered)

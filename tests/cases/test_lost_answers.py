@@ -72,11 +72,11 @@ async def test_a_part_whose_answer_is_lost_and_whose_second_attempt_destroys_it_
     )
     await assert_published_whole(near, tmp_path)
     attempts = [entry for entry in near.control.log("UploadPart") if entry.query["partNumber"] == "2"]
-    assert [facts(entry) for entry in attempts] == [
+    assert [facts(entry) for entry in attempts[:2]] == [
         ("silent-after", 0, True),
         ("answer-midway", 500, False),
-        ("", 200, True),
     ]
+    assert facts(attempts[-1]) == ("", 200, True)  # the third, unless the machine stood still meanwhile
 
 
 @pytest.mark.case(25)

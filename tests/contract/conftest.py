@@ -7,7 +7,7 @@ import os
 import ssl
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,11 @@ from tests.contract.peer import MakePeer, Peer, Script, openssl_trust
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
 
-# One attempt: what a single answer does, without botocore's pause before the second. A busy machine stands still for
-# two seconds; more patience would make tests long that wait for its end.
-ONCE = Transport(attempts=1, connect_timeout_seconds=5, read_timeout_seconds=3)
+# One attempt: what a single answer does, without botocore's pause before the second. More patient than a busy machine
+# stands still.
+ONCE = Transport(attempts=1, connect_timeout_seconds=15, read_timeout_seconds=15)
+# For tests that wait for the end of its patience.
+HASTY = replace(ONCE, read_timeout_seconds=3)
 # Small enough to see the copy in parts without moving gigabytes; parts as small as buckets allow.
 SMALL_COPIES = Transport(single_copy_bytes=6 * 2**20, copy_part_bytes=5 * 2**20)
 
@@ -89,6 +91,14 @@ def store(server: S3Server, both_stores: S3Store) -> S3Store:
     server.control.drop_connections()
     server.control.clear_log()
     return both_stores
+
+
+@pytest.fixture
+def hasty_store(server: S3Server) -> S3Store:
+    """A store that has shown that it may write, and waits little for an answer."""
+    store = s3_store(server, HASTY)
+    store.probe_write("")
+    return store
 
 
 def s3_store(server: S3Server, transport: Transport | None = None) -> S3Store:

@@ -295,12 +295,12 @@ def test_connections_that_were_closed_while_nobody_used_them_cost_nothing(
 
 
 def test_a_bucket_that_answers_nothing_is_given_up_and_not_asked_again(
-    server: S3Server, store: S3Store, body: MakeBody
+    server: S3Server, hasty_store: S3Store, body: MakeBody
 ) -> None:
-    store.put("first", body(b"1"), metadata={})
+    hasty_store.put("first", body(b"1"), metadata={})
     server.control.faults(Fault(FaultAction.HOLD, operation="PutObject", key="a", times=1))
     with pytest.raises(Unavailable, match="timed out"):
-        store.put("a", body(b"bytes"), metadata={}, condition=NEW)
+        hasty_store.put("a", body(b"bytes"), metadata={}, condition=NEW)
     assert [entry.key for entry in server.control.log("PutObject")] == ["first", "a"]
 
 

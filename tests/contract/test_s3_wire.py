@@ -21,11 +21,11 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.nouns import MIB, Extent, ObjectId
-from fusecache.remote.endpoints import Credentials, Endpoint
+from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.remotes import Remote
 from fusecache.remote.s3 import S3Store
 from fusecache.remote.store import Condition, FileSlice
-from tests.contract.conftest import ONCE, SMALL_COPIES, s3_store
+from tests.contract.conftest import HASTY, ONCE, SMALL_COPIES, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
 MakeBody = Callable[[bytes], FileSlice]
@@ -46,12 +46,22 @@ def server(shared_server: S3Server) -> Iterator[S3Server]:
 
 
 @pytest.fixture(params=["first read", "later reads"])
-def store(request: pytest.FixtureRequest, server: S3Server) -> S3Store:
-    """A store that asks once. A client's first read is botocore's; the later ones take the short way."""
-    store = s3_store(server, ONCE)
-    if request.param == "later reads":
-        take_short_way(store, server)
-    return store
+def make_store(request: pytest.FixtureRequest, server: S3Server) -> Callable[[Transport], S3Store]:
+    """Make stores. A client's first read is botocore's; the later ones take the short way."""
+
+    def make(transport: Transport) -> S3Store:
+        store = s3_store(server, transport)
+        if request.param == "later reads":
+            take_short_way(store, server)
+        return store
+
+    return make
+
+
+@pytest.fixture
+def store(make_store: Callable[[Transport], S3Store]) -> S3Store:
+    """A store that asks once."""
+    return make_store(ONCE)
 
 
 def take_short_way(store: S3Store, server: S3Server) -> None:
@@ -268,8 +278,13 @@ def test_requests_and_bytes_are_counted(server: S3Server, body: MakeBody) -> Non
     ],
 )
 def test_a_bad_answer_to_a_read_is_an_error_with_a_name(
-    store: S3Store, server: S3Server, fault: Fault, error: type[RemoteError], words: str
+    make_store: Callable[[Transport], S3Store],
+    server: S3Server,
+    fault: Fault,
+    error: type[RemoteError],
+    words: str,
 ) -> None:
+    store = make_store(HASTY if fault.action is FaultAction.STALL else ONCE)
     object_id = ObjectId("a", server.control.put("a", DATA))
     server.control.faults(fault)
     with pytest.raises(error, match=words):

@@ -37,6 +37,11 @@ def trusting(certificate: Path) -> TlsContext:
     return TlsContext(openssl, cafile=str(certificate), capath=None)
 
 
+def set_patience(client: socket.socket, seconds: int) -> None:
+    """Have the kernel bound each call, as `Connection` does."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+
 @contextmanager
 def accepted(context: ssl.SSLContext | None) -> Iterator[socket.socket]:
     """Yield a client's socket whose peer shakes hands by `context`; None: it is silent."""
@@ -57,8 +62,7 @@ def accepted(context: ssl.SSLContext | None) -> Iterator[socket.socket]:
         done = threading.Event()
         pool.submit(serve)
         with socket.create_connection(listener.getsockname()) as client:
-            # As `Connection` does: the kernel bounds each call.
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+            set_patience(client, 1 if context is None else 10)
             try:
                 yield client
             finally:
@@ -112,7 +116,7 @@ def test_what_is_here_is_received_and_nothing_is_waited_for(certificate: tuple[P
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, ThreadPoolExecutor(1) as pool, socket.create_connection(listener.getsockname()) as client:
         accepting = pool.submit(lambda: context.wrap_socket(listener.accept()[0], server_side=True))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+        set_patience(client, 10)
         with closing(trusting(path).connect(client, "localhost")) as secure, accepting.result() as peer:
             view = memoryview(bytearray(9000))
             peer.sendall(b"abc")
@@ -121,8 +125,10 @@ def test_what_is_here_is_received_and_nothing_is_waited_for(certificate: tuple[P
             assert secure.recv_into(view[:2]) == 2  # what it received beyond lies there
             assert secure.recv_some_into(view[2:]) == 3
             assert view[:5] == b"12345"
+            set_patience(client, 1)
             with pytest.raises(BlockingIOError):
                 secure.recv_some_into(view)
+            set_patience(client, 10)
             peer.sendall(DATA[:9000])
             assert secure.recv_into(view) == 9000
             assert view == DATA[:9000]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.index.journal import Journal
 from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
-from tests.s3server import Fault, FaultAction, ServerProcess
+from tests.s3server import Fault, FaultAction, LogEntry, ServerProcess
 
 PUBLISHING = ("PutObject", "CompleteMultipartUpload", "CopyObject", "DeleteObject")
 LARGE = some_bytes(70 * MIB, 1)
@@ -28,6 +29,33 @@ def published(server: ServerProcess) -> list[tuple[str, str]]:
 
 def shows(server: ServerProcess) -> dict[str, bytes]:
     return {key: server.control.read(key) for key in server.control.objects()}
+
+
+def part_of(entry: LogEntry) -> tuple[str, int]:
+    """Return the upload and the number of a part that was sent."""
+    return entry.query["uploadId"], int(entry.query["partNumber"])
+
+
+def answered_parts(server: ServerProcess) -> list[tuple[str, int]]:
+    """Return upload and number of each part that was answered well, or is just being so."""
+    return [part_of(entry) for entry in server.control.log("UploadPart") if entry.status == 200]
+
+
+def wait_until_journaled(server: ServerProcess, daemon: Daemon, parts: list[tuple[str, int]]) -> None:
+    """Return once the journal has all these parts of unfinished uploads: each a moment after its answer."""
+
+    def missing() -> set[tuple[str, int]]:
+        unfinished = {upload.upload_id for upload in server.control.uploads()}
+        held = {
+            (row.upload_id, number)
+            for row in journal.files()
+            for number, etag in enumerate(row.part_etags, 1)
+            if etag
+        }
+        return {part for part in parts if part[0] in unfinished} - held
+
+    with Journal(daemon.cache / "journal") as journal:  # LMDB: read beside the daemon's process
+        wait_until(lambda: not missing(), "the journal's rows of the parts")
 
 
 def test_five_closed_checkpoints_are_all_published_after_a_kill(
@@ -90,22 +118,16 @@ def test_parts_that_the_bucket_has_are_not_sent_again(server: ServerProcess, dae
     (daemon.path / "file").write_bytes(LARGE)
     server.control.wait_requests(2, "UploadPart", finished=False)
     server.control.wait_requests(1, "UploadPart")
-    _wait_for_journal(daemon)
+    before = answered_parts(server)
+    wait_until_journaled(server, daemon, before)
     daemon.kill()
     server.control.clear_faults()
-    before = [entry.query["partNumber"] for entry in server.control.log("UploadPart") if entry.status == 200]
     daemon.mount()
     assert daemon.sync() == 0
     assert shows(server) == {"file": LARGE}
-    sent = [entry.query["partNumber"] for entry in server.control.log("UploadPart")]
-    assert all(sent.count(number) == 1 for number in before)
+    sent = [part_of(entry) for entry in server.control.log("UploadPart")]
+    assert [sent.count(part) for part in before] == [1]
     assert server.control.uploads() == []
-
-
-def _wait_for_journal(daemon: Daemon) -> None:
-    """A part's ETag is journaled a moment after its answer, and before a change of names that comes later."""
-    (daemon.path / "barrier").mkdir()
-    (daemon.path / "barrier").rmdir()
 
 
 @pytest.mark.parametrize("effect", [FaultAction.DROP_BEFORE, FaultAction.DROP_AFTER], ids=["before", "after"])
@@ -157,7 +179,8 @@ def test_a_kill_at_any_point_of_a_multipart_upload_loses_nothing(
 ) -> None:
     server.control.faults(Fault(FaultAction.HOLD, operation=operation, nth=nth))
     (daemon.path / "file").write_bytes(LARGE)
-    server.control.wait_requests(nth, operation, finished=False)
+    # Of this key: a mount begins an upload, too, to see whether it may write.
+    server.control.wait_requests(nth, operation, "file", finished=False)
     daemon.kill()
     server.control.clear_faults()
     daemon.mount()
@@ -165,7 +188,12 @@ def test_a_kill_at_any_point_of_a_multipart_upload_loses_nothing(
     assert daemon.sync() == 0
     assert shows(server) == {"file": LARGE}
     assert [key for _, key in published(server)] == ["file"]
-    assert server.control.uploads() == []
+    left = [upload.parts for upload in server.control.uploads()]
+    if operation == "CreateMultipartUpload":
+        # What the dead daemon asked for may take effect now. Nobody knows that upload: R2 drops it after a week.
+        assert left in ([], [{}])
+    else:
+        assert left == []
 
 
 def test_an_upload_begun_before_the_kill_and_expired_since_is_sent_anew(
@@ -286,8 +314,10 @@ def test_a_cache_directory_is_for_its_owner_alone(daemon: Daemon) -> None:
 
 
 def test_a_cache_directory_of_another_bucket_is_refused_and_left_alone(
-    server: ServerProcess, daemon: Daemon
+    server: ServerProcess, make_daemon: Callable[..., Daemon]
 ) -> None:
+    daemon = make_daemon()
+    daemon.mount("--settle-seconds", "3600")  # so that the file is not published before the kill
     (daemon.path / "file").write_bytes(b"1")
     daemon.kill()
     words = [f"{word}/prefix" if str(word).startswith("s3://") else word for word in daemon.mount_words()]

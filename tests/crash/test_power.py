@@ -69,7 +69,7 @@ def wait_until_synced(daemon: Daemon, names: list[str]) -> None:
     """Return once the journal says that these files are on the disk, synced in the background."""
     with Journal(daemon.cache / "journal") as journal:  # LMDB: read beside the daemon's process
         wait_until(
-            lambda: {row.key for row in journal.files() if row.synced} >= {*names}, "the background sync", 10
+            lambda: {row.key for row in journal.files() if row.synced} >= {*names}, "the background sync", 60
         )
 
 

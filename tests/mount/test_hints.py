@@ -236,7 +236,8 @@ def test_the_first_batch_comes_by_its_own_bytes_and_the_shards_before_they_are_n
             batches = iter(sampler)
             first = next(batches)
             assert [int(sample["tokens"][0]) for sample in dataset[first]] == first
-            assert fetched(one) - before <= 3 * BATCH * SAMPLE, one.status()["cache"]["bytes_by_cause"]
+            # By now the exact bytes of the next two steps may be here, too. Of whole shards it would be 24 MiB.
+            assert fetched(one) - before <= 6 * BATCH * SAMPLE, one.status()["cache"]["bytes_by_cause"]
             bucket.control.set(bandwidth=None)
             # Later batches find whole shards: nothing is left to ask for.
             size = sum(path.stat().st_size for path in tokens.glob("*.mds"))
@@ -246,7 +247,7 @@ def test_the_first_batch_comes_by_its_own_bytes_and_the_shards_before_they_are_n
                 assert [int(sample["tokens"][0]) for sample in dataset[ids]] == ids
             wait_until(lambda: sampler_step(one) >= len(sampler) - 16, "the cursor")
             assert one.status()["cache"]["bytes_by_cause"]["demand"] == demand
-        assert one.status()["hints"]["jobs"] == []
+        wait_until(lambda: one.status()["hints"]["jobs"] == [], "the end of the hints")
     finally:
         bucket.control.set(latency=0.0, bandwidth=None)
 

@@ -86,7 +86,7 @@ def test_the_first_names_of_a_large_directory_come_before_the_last_are_asked_for
 
 def test_a_listing_shows_the_directory_itself_and_its_parent(place: Place):
     place.bucket.put("dir/file", b"1")
-    wait_until((place.path / "dir").is_dir, "the directory", seconds=5)
+    wait_until((place.path / "dir").is_dir, "the directory")
     words = [line.split() for line in run("ls", "-lain", place.path / "dir").stdout.splitlines()[1:]]
     assert [line[-1] for line in words] == [".", "..", "file"]
     inodes = [int(line[0]) for line in words]
@@ -98,7 +98,7 @@ def test_a_listing_shows_the_directory_itself_and_its_parent(place: Place):
 def test_a_file_keeps_its_inode_while_its_version_stays(place: Place):
     for index in range(20):
         place.bucket.put(f"dir/{index:02}", b"old")
-    wait_until((place.path / "dir").is_dir, "the directory", seconds=5)
+    wait_until((place.path / "dir").is_dir, "the directory")
 
     def inodes() -> dict[str, int]:
         with os.scandir(place.path / "dir") as entries:
@@ -107,7 +107,7 @@ def test_a_file_keeps_its_inode_while_its_version_stays(place: Place):
     first = inodes()
     (place.path / "dir" / "05").read_bytes()
     place.bucket.put("dir/07", b"newer")
-    wait_until(lambda: inodes()["07"] != first["07"], "the new version", seconds=5)
+    wait_until(lambda: inodes()["07"] != first["07"], "the new version")
     again = inodes()
     assert {name for name in first if again[name] != first[name]} == {"07"}
     assert {name: (place.path / "dir" / name).stat().st_ino for name in first} == again
@@ -129,14 +129,14 @@ def test_a_missing_name_is_there_as_soon_as_it_is_made_here(place: Place):
 def test_a_missing_name_that_another_client_makes_is_there_after_a_second(place: Place):
     assert not (place.path / "latest").exists()
     place.bucket.put("latest", b"1")
-    wait_until((place.path / "latest").exists, "the name", seconds=5)
+    wait_until((place.path / "latest").exists, "the name")
 
 
 def test_a_shell_that_stays_in_a_directory_sees_it_change(place: Place):
     """Numbers of inodes that only a listing knows lead back to it, however often it is listed again."""
     for index in range(5):
         place.bucket.put(f"dir/{index}", b"1")
-    wait_until((place.path / "dir").is_dir, "the directory", seconds=5)
+    wait_until((place.path / "dir").is_dir, "the directory")
     with subprocess.Popen(
         ["bash", "-c", "while read; do ls | wc -l; cat * | wc -c; done"],
         cwd=place.path / "dir",
@@ -157,7 +157,7 @@ def test_a_shell_that_stays_in_a_directory_sees_it_change(place: Place):
 
         for index in range(5, 8):
             place.bucket.put(f"dir/{index}", b"1")
-            wait_until(lambda count=index + 1: look() == (count, count), "the new file", seconds=5)
+            wait_until(lambda count=index + 1: look() == (count, count), "the new file")
             seen.append(index)
         shell.stdin.close()
     assert seen == [5, 6, 7]
@@ -207,7 +207,7 @@ def test_an_old_listing_of_a_large_directory_shows_no_version_that_was_replaced(
     # That was of a listing that is too old. From here on a page of it may have just been renewed, and is to be believed
     # for a moment.
     def comes(what: Callable[[], bool], name: str) -> None:
-        wait_until(what, f"the change of {name}", seconds=5)
+        wait_until(what, f"the change of {name}")
 
     bucket.put("big/001500.bin", b"opened" * 400)
     comes(lambda: (folder / "001500.bin").read_bytes() == b"opened" * 400, "001500.bin")
@@ -236,6 +236,6 @@ def test_what_another_client_removed_from_a_large_directory_is_made_again_at_onc
     folder = mount("--attribute-seconds", "0.3").path / "big"
     assert len(os.listdir(folder)) == 2500
     bucket.delete("big/001700.bin")
-    wait_until(lambda: not (folder / "001700.bin").exists(), "the name's end", seconds=5)
+    wait_until(lambda: not (folder / "001700.bin").exists(), "the name's end")
     with open(folder / "001700.bin", "xb") as file:
         file.write(b"exclusive")

@@ -399,7 +399,7 @@ def test_it_ends_in_order_under_programs_that_read_and_write(bucket, tmp_path):
                 with programs([*readers, *writers]):
                     wait_until(lambda: bucket.requests("GetObject"), "a read that waits")
                     process.terminate()
-                    _, log = process.communicate(timeout=30)
+                    _, log = process.communicate(timeout=120)
             finally:
                 if process.poll() is None:
                     process.kill()

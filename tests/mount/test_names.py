@@ -18,7 +18,7 @@ def test_a_directory_of_three_thousand_objects_is_listed_whole(place: Place):
     """More than one page of LIST; and of the kernel's READDIR."""
     for index in range(3000):
         place.bucket.put(f"many/{index:05}.txt", b"x")
-    wait_until(lambda: (place.path / "many").is_dir(), "the directory", seconds=5)
+    wait_until(lambda: (place.path / "many").is_dir(), "the directory")
     names = os.listdir(place.path / "many")
     assert sorted(names) == [f"{index:05}.txt" for index in range(3000)]
     with os.scandir(place.path / "many") as entries:
@@ -311,7 +311,7 @@ def test_a_directory_read_while_its_files_are_replaced_shows_each_name_once(plac
         place.bucket.put(f"dir/{name}", b"old")
     for name in names[::7]:
         (place.path / name).write_bytes(b"new")
-    wait_until(lambda: (place.path / "dir" / names[-1]).exists(), "the files", seconds=5)
+    wait_until(lambda: (place.path / "dir" / names[-1]).exists(), "the files")
     directory = os.open(place.path / "dir", os.O_RDONLY | os.O_DIRECTORY)
     try:
         seen = next_names(directory)

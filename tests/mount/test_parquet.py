@@ -91,7 +91,7 @@ def test_hinted_files_are_fetched_before_they_are_read(
         for ids in sampler:
             assert [sample["id"] for sample in dataset.__getitems__(ids)] == ids
         assert one.status()["cache"]["bytes_by_cause"]["demand"] == demand
-    assert one.status()["hints"]["jobs"] == []
+    wait_until(lambda: one.status()["hints"]["jobs"] == [], "the end of the hints")
 
 
 def test_a_file_that_another_client_replaces_is_an_error_and_no_mixture(

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,29 @@ def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
     assert (one.path / "there" / "model").read_bytes() == HALF
     assert (one.path / "taken").read_bytes() == b"mine"
     assert "no such thing" in fusecache("recover", one.path, "--restore", number, status=1).stderr
+
+
+def test_a_read_only_mount_says_that_it_brings_nothing_back(
+    mount: Callable[..., Mount], tmp_path: Path, expect_log: Any
+) -> None:
+    expect_log("kept aside an unfinished file")
+    one = mount()
+    kill_a_writer(one.path / "model", one)
+    number = str(things(one)[0]["id"])
+    expect_log.seen += one.new_alarms()
+    one.unmount()
+    one.start("--read-only")
+    for words in (("--restore", number), ("--delete", number, "--yes")):
+        done = fusecache("recover", one.path, *words, status=1)
+        assert "read-only" in done.stderr
+        assert "--to" in done.stderr
+    fusecache("recover", one.path, "--restore", number, "--to", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == HALF
+    assert one.status()["pending_files"] == 0
+    one.unmount()
+    one.start()
+    fusecache("recover", one.path, "--restore", number, "--to", one.path / "back")
+    assert (one.path / "back").read_bytes() == HALF
 
 
 def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
@@ -272,18 +296,26 @@ def test_a_read_only_mount_over_unpublished_files_is_refused_with_the_way_out(
     assert (one.path / "file").read_bytes() == b"1"
 
 
+def keep_young(path: Path) -> None:
+    """Date a socket so that no daemon takes it for a stale one: those of other tests start at any time."""
+    later = time.time() + 3600
+    os.utime(path, (later, later))
+
+
 def test_sockets_of_killed_daemons_go_at_the_next_start_of_any_mount(
     mount: Callable[..., Mount], tmp_path: Path
 ) -> None:
     one, two = mount(), mount()
     stale = Path((one.path / ".fusecache" / "socket").read_text().strip())
     alive = Path((two.path / ".fusecache" / "socket").read_text().strip())
+    keep_young(stale)
     one.kill()
     assert stale.is_socket()
     os.utime(stale, (1, 1))
     with socket.socket(socket.AF_UNIX) as bound:  # one that has not begun to listen
         fresh = stale.parent / f"{os.getpid()}-test.sock"
         bound.bind(str(fresh))
+        keep_young(fresh)
         three = mount()
         assert not stale.exists()
         assert fresh.exists()

@@ -81,7 +81,7 @@ def test_rsync_carries_many_small_files_and_no_temporary_name_reaches_the_bucket
     written = {name.rpartition("/")[2] for _, name in place.bucket.published()}
     assert [name for name in written if name.startswith(".")] == []
     assert not place.bucket.operations("CopyObject", "DeleteObject")
-    wait_until(lambda: (place.second / "copy/07").is_dir(), "the tree on the other node", seconds=5)
+    wait_until(lambda: (place.second / "copy/07").is_dir(), "the tree on the other node")
     run("diff", "-r", tree / "07", place.second / "copy/07")
 
 

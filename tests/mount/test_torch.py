@@ -70,6 +70,7 @@ def test_safetensors_over_an_existing_file(place: Place):
         assert place.bucket.published() == [("PutObject", "model.safetensors")] * 2
 
 
+@pytest.mark.timeout(600)
 def test_a_distributed_checkpoint_of_two_ranks_is_complete_when_its_metadata_appear(mount, bucket, tmp_path):
     one: Mount = mount("--settle-seconds", "0.5")
     program = tmp_path / "program.py"
@@ -78,7 +79,7 @@ def test_a_distributed_checkpoint_of_two_ranks_is_complete_when_its_metadata_app
     def torchrun(mode: str, root: object) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-        run(sys.executable, *words, f"{root}/step-1", mode, env=environment, seconds=100)
+        run(sys.executable, *words, f"{root}/step-1", mode, env=environment, seconds=240)
 
     torchrun("save", one.path)
     one.sync()

@@ -3,12 +3,17 @@
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import Place
 from tests.mount.mounts import run, wait_until
+
+# A tree is thousands of requests to the mount, on a machine that may have much else to do.
+pytestmark = pytest.mark.timeout(900)
+carry = partial(run, seconds=240)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,10 +36,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def assert_same_on_both_nodes(tree: Path, place: Place, name: str) -> None:
     """Compare here at once, then in the bucket as another node sees it."""
-    run("diff", "-r", "--no-dereference", tree, place.path / name)
+    carry("diff", "-r", "--no-dereference", tree, place.path / name)
     place.sync()
-    wait_until(lambda: (place.second / name).is_dir(), "the tree on the other node", seconds=5)
-    run("diff", "-r", "--no-dereference", tree, place.second / name)
+    wait_until(lambda: (place.second / name).is_dir(), "the tree on the other node")
+    carry("diff", "-r", "--no-dereference", tree, place.second / name)
     assert (place.path / name / "fusecache" / "cli.py").stat().st_mode & 0o777 == 0o755
     assert (place.path / name / "fusecache" / "config.py").stat().st_mtime == 1.2e9
     leftovers = [key for key in place.bucket.names() if "/." in key or ".tmp" in key]
@@ -42,29 +47,31 @@ def assert_same_on_both_nodes(tree: Path, place: Place, name: str) -> None:
 
 
 def test_cp_a_carries_a_tree_there_and_back(place: Place, tree: Path, tmp_path: Path):
-    run("cp", "-a", tree, place.path / "copy")
+    carry("cp", "-a", tree, place.path / "copy")
     assert_same_on_both_nodes(tree, place, "copy")
-    run("cp", "-a", place.second / "copy", tmp_path / "back")
-    run("diff", "-r", "--no-dereference", tree, tmp_path / "back")
+    carry("cp", "-a", place.second / "copy", tmp_path / "back")
+    carry("diff", "-r", "--no-dereference", tree, tmp_path / "back")
 
 
 def test_rsync_a_carries_a_tree_and_finds_nothing_to_do_the_second_time(place: Place, tree: Path):
-    run("rsync", "-a", f"{tree}/", place.path / "copy")
+    carry("rsync", "-a", f"{tree}/", place.path / "copy")
     assert_same_on_both_nodes(tree, place, "copy")
     if place.bucket.service.control is not None:
         assert not place.bucket.operations("CopyObject")
-    again = run("rsync", "-ai", f"{tree}/", place.path / "copy").stdout
+    again = carry("rsync", "-ai", f"{tree}/", place.path / "copy").stdout
     changed = [line for line in again.splitlines() if line.startswith((">f", "cL", "cd"))]
     assert changed == []
 
 
 def test_tar_extracts_a_tree_onto_the_mount(place: Place, tree: Path, tmp_path: Path):
     archive = tmp_path / "tree.tar"
-    run("tar", "-C", tree.parent, "-cf", archive, tree.name)
-    run("tar", "-C", place.path, "-xpf", archive)
+    carry("tar", "-C", tree.parent, "-cf", archive, tree.name)
+    carry("tar", "-C", place.path, "-xpf", archive)
     assert_same_on_both_nodes(tree, place, tree.name)
-    run("tar", "-C", place.second, "-cf", tmp_path / "back.tar", tree.name)
-    names = [sorted(run("tar", "-tf", each).stdout.splitlines()) for each in (archive, tmp_path / "back.tar")]
+    carry("tar", "-C", place.second, "-cf", tmp_path / "back.tar", tree.name)
+    names = [
+        sorted(carry("tar", "-tf", each).stdout.splitlines()) for each in (archive, tmp_path / "back.tar")
+    ]
     assert names[0] == names[1]
 
 

@@ -51,7 +51,7 @@ def test_a_file_replaced_while_it_is_read_gives_old_bytes_or_estale_never_a_mixt
     else:
         assert error.errno == errno.ESTALE
         assert (place.path / "file").read_bytes() == new
-    wait_until(lambda: read_newest(place.path / "file") == new, "the new version", seconds=5)
+    wait_until(lambda: read_newest(place.path / "file") == new, "the new version")
 
 
 def test_a_mapping_of_a_replaced_file_never_shows_the_new_bytes(place: Place):
@@ -60,7 +60,7 @@ def test_a_mapping_of_a_replaced_file_never_shows_the_new_bytes(place: Place):
     with open(place.path / "file", "rb") as file:
         assert os.pread(file.fileno(), 4096, 0) == old[:4096]
         place.bucket.put("file", new)
-        wait_until(lambda: read_newest(place.path / "file") == new, "the new version", seconds=5)
+        wait_until(lambda: read_newest(place.path / "file") == new, "the new version")
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         seen = None
         with suppress_stale():
@@ -75,7 +75,7 @@ def test_the_next_open_sees_another_size_and_other_bytes(place: Place):
     for turn in range(3):
         data = pattern(1000 * (turn + 1), seed=turn)
         place.bucket.put("file", data)
-        wait_until(lambda data=data: read_newest(place.path / "file") == data, "the new bytes", seconds=5)
+        wait_until(lambda data=data: read_newest(place.path / "file") == data, "the new bytes")
         assert (place.path / "file").stat().st_size == len(data)
 
 
@@ -83,8 +83,8 @@ def test_a_file_removed_elsewhere_is_gone_after_a_second(place: Place):
     place.bucket.put("file", b"bytes")
     assert (place.path / "file").read_bytes() == b"bytes"
     place.bucket.delete("file")
-    wait_until(lambda: not (place.path / "file").exists(), "the name to go", seconds=5)
-    wait_until(lambda: os.listdir(place.path) == [], "the entry to go", seconds=5)
+    wait_until(lambda: not (place.path / "file").exists(), "the name to go")
+    wait_until(lambda: os.listdir(place.path) == [], "the entry to go")
 
 
 def test_what_one_node_closed_and_synced_another_node_opens(place: Place):
@@ -94,11 +94,9 @@ def test_what_one_node_closed_and_synced_another_node_opens(place: Place):
         data = pattern(50_000 + turn, seed=turn)
         (place.path / "file").write_bytes(data)
         place.sync("file")
-        wait_until(lambda: (place.second / "file").exists(), "the name on the other node", seconds=5)
+        wait_until(lambda: (place.second / "file").exists(), "the name on the other node")
         wait_until(
-            lambda data=data: read_newest(place.second / "file") == data,
-            "the bytes on the other node",
-            seconds=5,
+            lambda data=data: read_newest(place.second / "file") == data, "the bytes on the other node"
         )
 
 
@@ -106,7 +104,7 @@ def test_another_node_reads_the_old_file_whole_until_the_new_one_is_there(place:
     old, new = b"old" * 100_000, b"new" * 100_000
     (place.path / "file").write_bytes(old)
     place.sync()
-    wait_until(lambda: (place.second / "file").exists(), "the file", seconds=5)
+    wait_until(lambda: (place.second / "file").exists(), "the file")
     with open(place.path / "file", "wb") as file:
         file.write(new[:100_000])
         file.flush()
@@ -114,7 +112,7 @@ def test_another_node_reads_the_old_file_whole_until_the_new_one_is_there(place:
         assert (place.second / "file").read_bytes() == old
         file.write(new[100_000:])
     place.sync()
-    wait_until(lambda: read_newest(place.second / "file") == new, "the new bytes", seconds=5)
+    wait_until(lambda: read_newest(place.second / "file") == new, "the new bytes")
 
 
 @pytest.mark.case(41, 43)
@@ -132,8 +130,8 @@ def test_two_nodes_that_write_one_name_both_keep_their_bytes(place: Place, expec
     )
     assert place.bucket.get(name) == b"ours"
     assert place.bucket.get("file") == b"theirs"
-    wait_until(lambda: read_newest(place.path / "file") == b"theirs", "theirs here", seconds=5)
-    wait_until(lambda: read_newest(place.path / name) == b"ours", "ours here", seconds=5)
+    wait_until(lambda: read_newest(place.path / "file") == b"theirs", "theirs here")
+    wait_until(lambda: read_newest(place.path / name) == b"ours", "ours here")
     inner = f"{place.name}/file"
     (said,) = [each for each in place.first_mount.status()["conflicts"] if each["path"] == inner]
     assert said["kept_as"] == f"{place.name}/{name}"

@@ -180,7 +180,7 @@ def test_no_part_of_a_large_file_is_visible_before_all_are_there(place: Place):
     place.bucket.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", nth=3))
     data = pattern(130 * MIB)
     (place.path / "file").write_bytes(data)
-    place.bucket.control.wait_requests(3, operation="UploadPart", finished=False, timeout=20)
+    place.bucket.control.wait_requests(3, operation="UploadPart", finished=False)
     assert place.bucket.names() == []
     assert not (place.second / "file").exists()
     place.bucket.control.clear_faults()

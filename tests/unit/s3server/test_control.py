@@ -105,7 +105,7 @@ def test_refused_connections_come_back_on_the_same_port(either: S3Server | Serve
 
 
 def test_what_a_blackhole_swallowed_never_takes_effect(either: S3Server | ServerProcess) -> None:
-    hasty, client = boto_client(either, read_timeout=0.2), boto_client(either)
+    hasty, client = boto_client(either, read_timeout=2), boto_client(either)
     try:
         with RawClient(either) as patient:
             assert patient.ask("GET", "/bucket/k", {}).status == 404

@@ -164,7 +164,7 @@ def test_delay(server: ServerProcess, client: "S3Client") -> None:
 
 
 def test_a_stall_longer_than_the_read_timeout(server: ServerProcess, client: "S3Client") -> None:
-    script(server, FaultAction.STALL, "GetObject", seconds=5, after_bytes=100)
+    script(server, FaultAction.STALL, "GetObject", seconds=60, after_bytes=100)
     body = client.get_object(Bucket=BUCKET, Key="k")["Body"]
     assert body.read(100) == BODY[:100]
     body.set_socket_timeout(0.2)
