@@ -159,6 +159,12 @@ class MountOptions:
         unit="seconds",
         default=0.0,
     )
+    conflict: str = _option(
+        one_of("keep-both", "last-wins"),
+        "what becomes of a file that another client changed, too: ours gets a name of its own, or replaces theirs",
+        default="keep-both",
+        metavar="keep-both|last-wins",
+    )
     fsync: str = _option(
         one_of("ordered", "remote"),
         "what fsync waits for: this node's disk, or the bucket (for jobs of several nodes)",

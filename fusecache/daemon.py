@@ -182,6 +182,7 @@ class _Daemon:
                 temp_names=options.temp_names,
                 order_last=options.order_last,
                 delete_delay=options.delete_delay,
+                last_wins=options.conflict == "last-wins",
                 read_only=options.read_only,
                 fsync_is_remote=options.fsync == "remote",
                 local_only=options.local_only,

@@ -75,6 +75,7 @@ class EngineOptions:
     temp_names: tuple[str, ...] = ()
     order_last: tuple[str, ...] = ()
     delete_delay: float = 0.0
+    last_wins: bool = False
     fsync_is_remote: bool = False
     snapshot_seconds: float = 60.0
     local_only: tuple[str, ...] = ()
@@ -151,6 +152,7 @@ class FileSystem:
             settle_seconds=options.settle_seconds,
             temp_names=options.temp_names,
             delete_delay=options.delete_delay,
+            last_wins=options.last_wins,
             on_taken=requests.note_taken,
         )
         self._uploads.on_failing = self.publisher.note_failing

@@ -54,6 +54,11 @@ class Publishing:
         etag = self._settle(record, complete if record.upload_id else put, path)
         return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
 
+    def shown(self, key: str) -> str | None:
+        """Return the ETag of what the bucket shows under a key now; None: nothing."""
+        there = self._look(key)
+        return None if there is None else there.etag
+
     def publish_operation(self, record: OperationRecord) -> Outcome:
         """Carry out one change. Raises ObjectChanged if another client changed what it is about."""
         match record.kind:

@@ -229,6 +229,13 @@ class Outcomes:
         else:
             await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
 
+    async def replace_theirs(self, item: Generation, etag: str | None) -> None:
+        """Have content replace what another client put under its key (None: that removed it), whatever it was."""
+        key = item.record.key
+        log.warning("another client changed key=%s first: ours replaces that (conflict = last-wins)", key)
+        item.go(FileState.SEALED)
+        await self._journal.commit(*self._rebase(key, etag))
+
     async def _conflict(self, item: Item, error: FusecacheError) -> None:
         """Another client changed the key meanwhile: both versions are kept."""
         node = item.node

@@ -41,6 +41,7 @@ from fusecache.model.errors import (
     CredentialsMissing,
     FusecacheError,
     NoSpace,
+    ObjectChanged,
     ObjectMissing,
     PartsRefused,
     ReadOnly,
@@ -106,11 +107,12 @@ class Publisher:
         settle_seconds: float,
         temp_names: tuple[str, ...] = (),
         delete_delay: float = 0.0,
+        last_wins: bool = False,
         on_taken: Callable[[], None] = lambda: None,
     ) -> None:
         """limit: shared with the reads, so that a bucket that asks for fewer requests gets fewer of all kinds.
 
-        on_taken: told whenever the bucket took something.
+        last_wins: what another client changed meanwhile is replaced. on_taken: told whenever the bucket took something.
         """
         self._contents = contents
         self._owed = owed
@@ -145,6 +147,7 @@ class Publisher:
         self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
         self.on_published: Callable[[str], None] = lambda _key: None
         self._on_taken = on_taken
+        self._last_wins = last_wins
         outcomes.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
         outcomes.on_conflict = lambda *facts: self.on_conflict(*facts)
         outcomes.on_published = lambda key: self.on_published(key)
@@ -388,7 +391,9 @@ class Publisher:
             if not isinstance(exc, FusecacheError):
                 # A mistake of ours: it must not keep everything else from the bucket.
                 log.exception("unexpected failure key=%s", item.changed_keys()[-1])
-            if item in self._owed:
+            if self._last_wins and isinstance(exc, ObjectChanged) and isinstance(item, Generation):
+                await self._replace_theirs(item)
+            elif item in self._owed:
                 await self._outcomes.resolve(item, exc)
         finally:
             light, failed = self._under_way.pop(item)
@@ -424,6 +429,16 @@ class Publisher:
             self._preparer.restart(item)
         self._put_off(item, error)
         return True
+
+    async def _replace_theirs(self, item: Generation) -> None:
+        """Another client's version came between: ours is to replace that, at its next turn."""
+        try:
+            theirs = await self._offload.publish(self._publishing.shown, item.record.key)
+        except _WORTH_WAITING as exc:
+            self._put_off(item, exc)
+            return
+        if item in self._owed:
+            await self._outcomes.replace_theirs(item, theirs)
 
     async def _attempt(self, item: Item) -> None:
         if isinstance(item, Generation):

@@ -2,12 +2,44 @@
 
 from pathlib import Path
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from fusecache.model.errors import Refused
+from fusecache.model.nouns import MIB
 from fusecache.remote.faulty import Fault, FaultyStore
 from tests.engine.nodes import Bucket, files_in, running_node
+
+
+@pytest.mark.parametrize("size", [1, 5 * MIB], ids=["small", "parts"])
+@pytest.mark.parametrize("theirs", [b"theirs", None], ids=["changed", "removed"])
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_ours_replaces_theirs_where_one_asks_for_that(
+    bucket: Bucket,
+    cache: Path,
+    autojump_clock: MockClock,
+    size: int,
+    theirs: bytes | None,
+    replaces: bool,  # noqa: FBT001
+) -> None:
+    async with running_node(bucket, cache, last_wins=True) as user:
+        if replaces:
+            await user.write("file", b"old")
+            assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("file", b"1" * size)
+        await user.write("latest", b"1")
+        await trio.sleep(5)
+        if theirs is not None:
+            bucket.memory.put_bytes("file", theirs)
+        elif replaces:
+            bucket.memory.delete("file")
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.read("file") == b"1" * size
+        assert user.fs.statistics()["conflict_files"] == 0
+    assert bucket.shows() == {"file": b"1" * size, "latest": b"1"}
 
 
 async def test_a_rename_behind_one_that_another_client_was_quicker_with_leaves_theirs_alone(

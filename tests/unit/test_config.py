@@ -111,6 +111,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "temp_names": "*.tmp",
         "order_last": "DONE",
         "delete_delay": "30",
+        "conflict": "last-wins",
         "fsync": "remote",
         "local_only": "tmp/",
         "pin": "last/,*.ckpt",
