@@ -46,8 +46,8 @@ class Endings:
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_dropped: Callable[[Generation], None] = lambda _generation: None
         self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
-        # What the bucket refused is not wanted any more, or is offered to it again.
-        self.on_refused_gone: Callable[[Generation], list[Change]] = lambda _generation: []
+        # What the bucket refused, or what replaces that, is dropped, or offered to it again.
+        self.on_settled: Callable[[Generation], list[Change]] = lambda _generation: []
         self.on_aside: Callable[[FileRecord], None] = lambda _record: None
 
     def drop(self, generation: Generation) -> list[Change]:
@@ -57,7 +57,6 @@ class Endings:
         """
         self._owed.discard(generation)
         self.local.discard(generation)
-        was_refused = generation.state is FileState.REJECTED
         generation.go(FileState.DROPPED)
         node = generation.node
         generation.node = None
@@ -66,8 +65,7 @@ class Endings:
                 node.generation = None
             self._tree.unpin(node)
         self.on_dropped(generation)
-        freed = self.on_refused_gone(generation) if was_refused else []
-        return [disowned(generation), *self.drop_replaced(generation), *freed]
+        return [disowned(generation), *self.drop_replaced(generation), *self.on_settled(generation)]
 
     def take_out(self, generation: Generation) -> list[Change]:
         """Have what is queued published no more: it ends now, or with the last handle that has it open."""
@@ -113,7 +111,7 @@ class Endings:
                 reason=Reason.FAILED if failed else Reason.KILLED,
                 error=str(generation.error) if failed else "its writer was killed before it closed the file",
             )
-            self._journal.submit(PutFile(record))
+            self._journal.submit(PutFile(record), *self.on_settled(generation))
             generation.file.close()
             place = self._staging.move_aside(record.generation, "orphans")
             log.warning(

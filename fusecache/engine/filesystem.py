@@ -244,6 +244,8 @@ class FileSystem:
             self.recovering.restore_rows(self.recovered)
             self._conflicts.restore(self._journal_rows.conflicts())
             self._check_publishable()
+            if not self.options.read_only:
+                self.publisher.note_start(self.journal.highest)
             # Whoever looks names up ends before the names do: else their last requests would find nobody.
             async with trio.open_nursery() as asked:
                 await asked.start(self.journal.run, name="journal")

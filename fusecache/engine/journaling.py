@@ -44,6 +44,11 @@ class JournalWriter:
         self._began = float("-inf")
         self._failure: FusecacheError | None = None
 
+    @property
+    def highest(self) -> int:
+        """The last number that was given out."""
+        return self._highest
+
     def next_number(self) -> int:
         """Return a number above all given out before: for a generation or a sequence."""
         self._highest += 1

@@ -289,14 +289,15 @@ class Looking:
 
         Also what was renamed since. Not waited for, but named: removals that are put off on purpose.
         """
-        items = await self._items_at(path)
-        barrier = Barrier(self._owed, (item for item in items if not self._publisher.is_put_off(item)))
+        key = self._tree.key_of_path(path)
+        items = [item for item in await self._items_at(path) if not self._publisher.is_put_off(item)]
+        # Of what was refused, too: what is kept back until something else is there is queued again by the end of that.
+        barrier = Barrier(self._owed, [*items, *self._refused_at(key)])
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
             while not barrier.is_over():
                 await self._publisher.wait_progress()
         if scope.cancelled_caught:
             return Durability("timeout", await self._reason_for_waiting(path))
-        key = self._tree.key_of_path(path)
         rejected = set(self._publisher.rejected)
         refused = [*self._refused_at(key), *(item for item in barrier.unpublished if item in rejected)]
         if refused:

@@ -55,6 +55,8 @@ class Moving:
         if target is not None:
             self.on_removed(self._tree.key(target))
             base = self._shown(target)
+            if target.generation is not None and target.generation.state is FileState.REJECTED:
+                target.generation.successor = node.generation
             if target.generation is not None and target.handles == 0 and not self._is_owed(target):
                 changes += self._contents.drop(target.generation)
             elif target.generation is not None and not self._is_owed(target):

@@ -257,12 +257,11 @@ class Generation:
     sent_bytes: int = 0
     # The one request that sends it whole, or completes its upload.
     asked: Sent | None = None
-    # Its place in the publish order when it was refused: names that it gets later change its sequence.
-    refused_sequence: int = 0
-    # What the bucket refused, and its name says to be there: it was refused for that. told_before: the place of the
-    # version of its name before it.
+    # What its name says to be there, and the bucket refused: for that it is kept back. told_before: the place of the
+    # version of its name before it. is_forced: somebody wants it published all the same.
     missing: "Item | None" = None
     told_before: int = 0
+    is_forced: bool = False
     # The refused version that this one replaces once it is promised.
     replaces: "Generation | None" = None
     # Newer content of the same file for which this one was dropped: who waits for this one waits for that.
@@ -398,6 +397,8 @@ class Operation:
 
     in_flight: the request may have been sent, by this daemon or by the one before it. readers: the removed file, which
     somebody may still have open. delays: how often a removal was given a later place while it was the oldest.
+    is_followed: whether something waits for a removal that nobody put off for: newer content of its name which cannot
+    take its place, or what is written anew where it said that all is there.
     """
 
     record: OperationRecord
@@ -406,6 +407,7 @@ class Operation:
     readers: Node | None = None
     error: FusecacheError | None = None
     delays: int = 0
+    is_followed: bool = False
     queued_at: float = field(default_factory=trio.current_time)
 
     @property

@@ -24,7 +24,7 @@ from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFil
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
 from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.nouns import ObjectInfo
-from fusecache.model.records import ANOTHERS, OperationKind
+from fusecache.model.records import ANOTHERS, OperationKind, Reason
 from fusecache.model.states import FileState
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Outcomes:
         self._retiring = retiring
         # As a dict, to be taken out of by item.
         self._rejected: dict[Item, None] = {}
+        # What was queued before has places up to this.
+        self._settled = 0
         # The place of the last version of files whose names say that all the rest is there.
         self._told: dict[str, int] = {}
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
@@ -73,7 +75,7 @@ class Outcomes:
         # A version (key, ETag) is no longer there.
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
         owed.on_rebased = self._journal_rebased
-        contents.on_refused_gone = self._offer_tellers
+        contents.on_settled = self._settle
 
     @property
     def rejected(self) -> list[Item]:
@@ -91,8 +93,25 @@ class Outcomes:
     def rejected(self, items: list[Item]) -> None:
         self._rejected = dict.fromkeys(items)
         for each in items:
-            if isinstance(each, Generation) and self._owed.tells(each.record.key):
+            if isinstance(each, Generation) and each.record.reason is Reason.INCOMPLETE:
                 each.missing = next((other for other in items if _is_told_by(other, each)), None)
+
+    def note_start(self, highest: int) -> None:
+        """Offer again what the daemon before kept back if all that it tells of is settled. highest: place in the queue.
+
+        What was refused before now was told, and does not keep back what is closed from now on.
+        """
+        self._settled = highest
+        changes: list[Change] = []
+        for each in self.rejected:
+            if (
+                isinstance(each, Generation)
+                and each.record.reason is Reason.INCOMPLETE
+                and each.missing is None
+            ):
+                changes += self._offer(each)
+        if changes:
+            self._journal.submit(*changes)
 
     # ---- success
 
@@ -113,6 +132,7 @@ class Outcomes:
             *self._contents.drop_replaced(generation),
             *self._contents.places.queue_removals(version.key),
             *self._forget_refused((version.key,)),
+            *self._settle(generation),
         ]
         node = generation.node
         if node is not None:
@@ -160,7 +180,7 @@ class Outcomes:
         for item in [each for each in self._rejected if isinstance(each, Operation)]:
             if item.changed_keys()[-1] in keys:
                 del self._rejected[item]
-                changes += self._offer_tellers(item)
+                changes += self._settle(item)
         return changes
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
@@ -188,31 +208,68 @@ class Outcomes:
         Of what is below its directory that counts which was to be there since the version before it.
         """
         key = generation.record.key
-        if not self._owed.tells(key):
+        if generation.is_forced or generation.in_flight or not self._owed.tells(key):
             return
-        generation.told_before = self._told.pop(key, 0)
+        is_new = generation.sequence > self._settled
+        generation.told_before = self._told.pop(key, self._settled if is_new else 0)
         self._told[key] = generation.sequence
         if len(self._told) > _TELLERS_REMEMBERED:
             del self._told[next(iter(self._told))]
         generation.missing = next((each for each in self.rejected if _is_told_by(each, generation)), None)
         if generation.missing is not None:
             missing = generation.missing.changed_keys()[-1]
+            generation.record = replace(generation.record, reason=Reason.INCOMPLETE)
             raise Refused(
                 f"{self._tree.relative(key)}: {self._tree.relative(missing)} was to be there before it, and the "
                 f"bucket refused that ({generation.missing.error}); it follows when that is there, or removed"
             )
 
-    def _offer_tellers(self, gone: Item) -> list[Change]:
-        """What was refused is not any more: offer again what was refused for that alone."""
+    def _settle(self, item: Item) -> list[Change]:
+        """What was refused is so no longer: offer again what was kept back for it, now or once its heir is there."""
         changes: list[Change] = []
+        heir = item.successor if isinstance(item, Generation) else None
         for each in list(self._rejected):
-            if not isinstance(each, Generation) or each.missing is not gone:
+            if not isinstance(each, Generation) or each.missing is not item:
                 continue
-            each.missing, node = None, each.node
-            if each.state is FileState.REJECTED and node is not None and node.generation is each:
+            if heir is not None and heir.state not in {FileState.STORED, FileState.DROPPED}:
+                each.missing = heir
+            else:
                 self._told[each.record.key] = each.told_before
-                changes += self._contents.offer_again(node, each)
+                changes += self._offer(each)
         return changes
+
+    def _offer(self, generation: Generation) -> list[Change]:
+        generation.missing, node = None, generation.node
+        if node is None or not self._tree.is_linked(node) or node.generation is not generation:
+            return []
+        if generation.state is not FileState.REJECTED:
+            return []
+        return self._contents.offer_again(node, generation)
+
+    def keeper_of(self, removal: Operation) -> Generation | None:
+        """Return what is kept back, and below whose directory a removal is, which came after it.
+
+        The bucket shows an older version of that, which may name what is to be removed.
+        """
+        if not self._rejected or self._owed.for_key(removal.record.key)[-1] is not removal:
+            return None
+        for each in self.rejected:
+            if not isinstance(each, Generation) or each.record.reason is Reason.NONE:
+                continue
+            key, place = each.record.key, each.record.refused_at or each.sequence
+            is_below = removal.record.key.startswith(key[: key.rfind("/") + 1])
+            if (
+                is_below
+                and place < removal.sequence
+                and each.node is not None
+                and self._tree.is_linked(each.node)
+            ):
+                return each
+        return None
+
+    async def keep(self, removal: Operation, keeper: Generation) -> None:
+        """Have a removal wait until something is published under the name of what is kept back, or that is removed."""
+        await self._journal.commit(*self._contents.places.put_off(removal, keeper.record.key))
 
     # ---- what waiting does not mend
 
@@ -301,7 +358,7 @@ class Outcomes:
             self._rejected[item] = None
             await self._give_up(item)
             return
-        item.refused_sequence = item.sequence
+        item.record = replace(item.record, refused_at=item.sequence)
         self._owed.remove(item)
         self._preparer.restart(item)  # parts of what is refused are no use
         key, node = item.record.key, item.node
@@ -394,7 +451,7 @@ def _is_told_by(refused: Item, teller: Generation) -> bool:
             return False
         place = refused.sequence
     else:
-        place = refused.refused_sequence or refused.sequence
+        place = refused.record.refused_at or refused.sequence
     there, key = refused.changed_keys()[-1], teller.record.key
     is_below = there != key and there.startswith(key[: key.rfind("/") + 1])
     return is_below and teller.told_before < place < teller.sequence

@@ -59,6 +59,8 @@ class Owed:
         self._behind: dict[str, list[Operation]] = {}
         # Removals that are put off, by the removed key.
         self._put_off: dict[str, Operation] = {}
+        # The same, by the key that something is to be published under first.
+        self._waiting_for: dict[str, dict[Operation, None]] = {}
         # Of negative sequences: its lowest is that of the newest item.
         self._newest = Gate()
         # How many items are files with their bytes.
@@ -202,14 +204,21 @@ class Owed:
     def put_off(self, removal: Operation) -> None:
         """Nothing of the removed key is queued: the bucket is not to be asked for this before `take_up`."""
         self._put_off[removal.record.key] = removal
+        self._waiting_for.setdefault(removal.record.target, {})[removal] = None
 
     def put_off_behind(self, key: str) -> list[Operation]:
         """Return the removals that are put off until something is published under `key`."""
-        return [removal for removal in self._put_off.values() if removal.record.target == key]
+        return list(self._waiting_for.get(key, ()))
 
     def take_up(self, key: str) -> Operation | None:
         """Return the removal of `key` that is put off, if there is one; it is no longer."""
-        return self._put_off.pop(key, None)
+        removal = self._put_off.pop(key, None)
+        if removal is not None:
+            waiting = self._waiting_for[removal.record.target]
+            del waiting[removal]
+            if not waiting:
+                del self._waiting_for[removal.record.target]
+        return removal
 
     def tells(self, key: str) -> bool:
         """Return whether the file of a key says that others are there, by its name."""

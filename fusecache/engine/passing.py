@@ -12,8 +12,12 @@ from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 class Passing:
     """Is told of each queued change in order; says how each is to be queued now."""
 
-    def __init__(self, lost: set[str], tells: Callable[[str], bool]) -> None:
-        """lost: keys of content that is gone. tells: whether a key's name says that all the rest is there."""
+    def __init__(self, lost: set[str], tells: Callable[[str], bool], written: dict[str, int]) -> None:
+        """lost: keys of content that is gone. tells: whether a key's name says that all the rest is there.
+
+        written: the last place of content in each directory.
+        """
+        self._written = written
         self._lost = lost
         self._tells = tells
         # What the bucket shows under names whose first changes are lost.
@@ -53,7 +57,7 @@ class Passing:
             return None
         before = self._told.get(record.key, 0)
         self._told[record.key] = record.sequence
-        folder = record.key[: record.key.rfind("/") + 1]
+        folder = folder_of(record.key)
         return next(
             (
                 each
@@ -80,10 +84,15 @@ class Passing:
         """Say whether a removal was asked for as something newer was there that is not to be had.
 
         What was moved elsewhere shows under its old name again. A removal waits for every older write of the mount:
-        without one of them nobody can tell that something whole is left.
+        without one of them nobody can tell that something whole is left. But what said that all the rest is there goes
+        where that is written anew.
         """
         if operation.kind is OperationKind.DELETE:
-            return operation.target in self._lost or bool(self._missing)
+            is_anew = (
+                self._tells(operation.key)
+                and self._written.get(folder_of(operation.key), 0) > operation.sequence
+            )
+            return operation.target in self._lost or (bool(self._missing) and not is_anew)
         return operation.kind is OperationKind.RMDIR and any(
             key.startswith(operation.key) for key in self._stays
         )
@@ -107,3 +116,8 @@ class Passing:
     def _pass_on(self, key: str, base: str | None) -> None:
         if key not in self._queued:
             self._bases[key] = base
+
+
+def folder_of(key: str) -> str:
+    """Return the directory of a key, with the slash at its end."""
+    return key[: key.rfind("/") + 1]

@@ -150,11 +150,20 @@ class Places:
             changes.append(PutOperation(removal.record))
         return changes
 
+    def put_off(self, removal: Operation, key: str) -> list[Change]:
+        """Have a queued removal, the last change of its name, wait until something is published under `key`."""
+        self._owed.remove(removal)
+        removal.record = replace(removal.record, target=key)
+        self._owed.put_off(removal)
+        return [PutOperation(removal.record)]
+
     def follow(self, key_before: str, key_now: str) -> list[Change]:
         """What was refused has another name: what waits for it waits for that."""
         changes: list[Change] = []
         for removal in self._owed.put_off_behind(key_before):
+            self._owed.take_up(removal.record.key)
             removal.record = replace(removal.record, target=key_now)
+            self._owed.put_off(removal)
             changes.append(PutOperation(removal.record))
         return changes
 

@@ -30,6 +30,7 @@ from fusecache.engine.shortages import Shortages
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import AcrossDevices, FusecacheError, NoSpace
+from fusecache.model.records import Reason
 from fusecache.model.states import FileState
 from fusecache.policy.names import covers, matches_any
 
@@ -200,11 +201,19 @@ class Promises(Endings):
         self.on_key_changed(generation)  # parts of the upload that was refused are no use
         base = self._owed.base_for(key, node.published_etag(key))
         sequence = self._journal.next_number()
-        generation.go(FileState.SEALED, key=key, sequence=sequence, base_etag=base, error="")
+        generation.go(
+            FileState.SEALED,
+            key=key,
+            sequence=sequence,
+            base_etag=base,
+            error="",
+            reason=Reason.NONE,
+            refused_at=0,
+        )
         generation.sealed_at = generation.flushed_at = trio.current_time()
         self._owed.add(generation)
         self.on_sealed()
-        return [PutFile(generation.record), *self.on_refused_gone(generation)]
+        return [PutFile(generation.record), *self.on_settled(generation)]
 
     def has_temporary_name(self, node: Node) -> bool:
         """Return whether the node's name is one under which programs write before they rename."""

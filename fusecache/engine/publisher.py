@@ -50,6 +50,7 @@ from fusecache.model.errors import (
     Throttled,
     Unavailable,
 )
+from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 from fusecache.policy.backoff import LONGEST_SECONDS, Outage, RequestLimit, backoff_seconds
 from fusecache.policy.parts import choose_part_bytes
@@ -168,6 +169,10 @@ class Publisher:
     @rejected.setter
     def rejected(self, items: list[Item]) -> None:
         self._outcomes.rejected = items
+
+    def note_start(self, highest: int) -> None:
+        """What the daemon before left has places up to `highest`; what it kept back may go on."""
+        self._outcomes.note_start(highest)
 
     @property
     def conflicts(self) -> list[str]:
@@ -436,9 +441,12 @@ class Publisher:
             theirs = await self._offload.publish(self._publishing.shown, item.record.key)
         except _WORTH_WAITING as exc:
             self._put_off(item, exc)
-            return
-        if item in self._owed:
-            await self._outcomes.replace_theirs(item, theirs)
+        except FusecacheError as exc:
+            if item in self._owed:
+                await self._outcomes.resolve(item, exc)
+        else:
+            if item in self._owed:
+                await self._outcomes.replace_theirs(item, theirs)
 
     async def _attempt(self, item: Item) -> None:
         if isinstance(item, Generation):
@@ -452,6 +460,12 @@ class Publisher:
             self._outcomes.stored(item, version)
             return
         if not self._turns.may_go(item, trio.current_time()):
+            return
+        if (
+            item.record.kind is OperationKind.DELETE
+            and (keeper := self._outcomes.keeper_of(item)) is not None
+        ):
+            await self._outcomes.keep(item, keeper)
             return
         item.in_flight = True
         await self._journal.settled()  # its row must be on the disk before its effect

@@ -213,6 +213,7 @@ class Recovering:
         is_newest = node.generation is generation and self._tree.is_linked(node)
         if generation.state is not FileState.REJECTED or not is_newest:
             raise NotFound(f"{generation.record.key}: was removed or written again meanwhile")
+        generation.is_forced = True
         changes = self._contents.offer_again(node, generation)
         path = self._tree.path(node)
         await self._journal.commit(*changes)

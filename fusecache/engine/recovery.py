@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
 from fusecache.engine.nodes import Generation, Item, Kind, Node, Operation
 from fusecache.engine.owed import Owed
-from fusecache.engine.passing import Passing
+from fusecache.engine.passing import Passing, folder_of
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
@@ -162,7 +162,11 @@ class Recovery:
         """
         changes: list[Change] = []
         operations, found.operations = found.operations, []
-        passing = Passing(lost, self._tells)
+        written: dict[str, int] = {}
+        for each in records:
+            folder = folder_of(each.key)
+            written[folder] = max(each.sequence, written.get(folder, 0))
+        passing = Passing(lost, self._tells, written)
         queue: list[FileRecord | OperationRecord] = [*records, *operations]
         for item in sorted(queue, key=lambda item: item.sequence):
             if isinstance(item, FileRecord):
@@ -180,6 +184,9 @@ class Recovery:
                 continue
             operation = passing.operation(item)
             if operation is None:
+                log.warning(
+                    "the bucket keeps what was removed or moved, as newer content is lost key=%s", item.key
+                )
                 changes.append(DropOperation(item.sequence))
                 continue
             if operation is not item:
@@ -195,12 +202,12 @@ class Recovery:
                 f"{record.key}: {missing.key} was closed before it, and is lost or damaged: it may say that this is "
                 "there"
             )
+            log.warning("kept from the bucket %s", words)
             generation = found.generations.pop()
             generation.error = Refused(words)
-            if generation.state is FileState.PUBLISHING:
-                generation.go(FileState.SEALED)
             found.rejected.append(generation)
-            changes = [PutFile(generation.go(FileState.REJECTED, error=words))]
+            refused = {"refused_at": record.sequence, "reason": Reason.POWER_CUT}
+            changes = [PutFile(generation.go(FileState.REJECTED, error=words, **refused))]
         return changes
 
     def _end_replaced(self, found: Recovered) -> list[Change]:

@@ -22,6 +22,8 @@ KEY_INTERVAL_SECONDS = 1.1
 TEMPORARY_SECONDS = 60.0
 # So long at most a removed object stays in the bucket for those who have it open.
 READERS_SECONDS = 600.0
+# So long if something waits for that.
+FOLLOWED_SECONDS = 10.0
 # Whether its readers are gone is looked at so often.
 _LOOK_SECONDS = 1.0
 # Items that send more than this do not stand before those that send less.
@@ -29,6 +31,7 @@ LIGHT_BYTES = 4 * MIB
 # Keys remembered for their pace, before those are forgotten whose time is over.
 _KEYS_REMEMBERED = 4096
 _NEVER = float("inf")
+_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 
 
 class _Ready(NamedTuple):
@@ -86,26 +89,34 @@ class Turns:
             heappush(self._aside, (until, next(self._ties), item))
             if _is_removal(item) and self._owed.tells(item.record.key):
                 self._kept_tellers.setdefault(_folder(item.record.key), {})[item] = None
-        for key in item.changed_keys():
-            self._look_at_kept(key, now)
+        if isinstance(item, Generation) or item.record.kind in _BRINGS:
+            self._note_followed(item, now)
 
-    def _look_at_kept(self, key: str, now: float) -> None:
-        """A change of `key` may end the delay of removals."""
-        kept = [*self._kept_tellers.get(_folder(key), ())]
-        kept += [each for each in self._owed.for_key(key) if _is_removal(each)]
-        for removal in kept:
-            if removal in self._owed:
+    def _note_followed(self, item: Item, now: float) -> None:
+        """Something is to come under a name: removals are put off no longer that it must wait for."""
+        key = item.changed_keys()[-1]
+        followed = [each for each in self._owed.for_key(key) if _is_removal(each) and each.in_flight]
+        if not matches_any(key.rpartition("/")[2], self._temp_names):
+            kept = self._kept_tellers.get(_folder(key), {})
+            followed += [each for each in kept if each.record.key != key]
+        for removal in followed:
+            if removal.sequence < item.sequence and not removal.is_followed:
+                removal.is_followed = True
                 heappush(self._aside, (now, next(self._ties), removal))
+                self._forget_kept(removal)
+
+    def _forget_kept(self, removal: Operation) -> None:
+        folder = _folder(removal.record.key)
+        kept = self._kept_tellers.get(folder, {})
+        kept.pop(removal, None)
+        if not kept:
+            self._kept_tellers.pop(folder, None)
 
     def note_removed(self, item: Item) -> None:
         """An item is no longer owed."""
         self._failures.pop(item, None)
         if _is_removal(item):
-            folder = _folder(item.record.key)
-            kept = self._kept_tellers.get(folder, {})
-            kept.pop(item, None)
-            if not kept:
-                self._kept_tellers.pop(folder, None)
+            self._forget_kept(item)
 
     def note_written(self, item: Item, now: float) -> None:
         """The request that publishes it is sent now, or is answered."""
@@ -197,7 +208,9 @@ class Turns:
         if not self.is_aside(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0
-        return item.queued_at + max(self._delete_delay, READERS_SECONDS if is_read else 0.0) - now
+        readers = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
+        delay = 0.0 if item.is_followed else self._delete_delay
+        return item.queued_at + max(delay, readers if is_read else 0.0) - now
 
     def failing_since(self, item: Item) -> float:
         """Return when the first of the item's failed attempts was; infinity if there is none."""
@@ -282,21 +295,12 @@ class Turns:
 
     def _kept_until(self, item: Operation, now: float) -> float:
         """Return until when a removed object stays."""
-        is_delayed = self._delete_delay and not self._is_followed(item)
+        is_delayed = self._delete_delay and not item.is_followed
         until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
         if item.readers is not None and item.readers.handles:
-            until = max(until, min(now + _LOOK_SECONDS, item.queued_at + READERS_SECONDS))
+            most = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
+            until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
         return until
-
-    def _is_followed(self, item: Operation) -> bool:
-        """Say whether something waits for a removal that its delay is not meant for.
-
-        Newer content of its name, which cannot take its place; or what is written anew where it said that all is there.
-        """
-        key = item.record.key
-        if item.in_flight and any(each.sequence > item.sequence for each in self._owed.for_key(key)):
-            return True
-        return self._owed.tells(key) and self._owed.rotation.is_written_since(item.sequence, key)
 
 
 def _is_removal(item: Item) -> TypeGuard[Operation]:

@@ -32,6 +32,7 @@ class Reason(Enum):
     )
     DAMAGED = "damaged"  # fewer bytes than were closed, without a power cut
     LOST = "lost"  # its staging file is gone
+    INCOMPLETE = "incomplete"  # of REJECTED content: it says that something is there which the bucket refused
     UNKNOWN = "unknown"  # a file that no row tells of, or a row written before reasons were kept
 
 
@@ -50,7 +51,8 @@ class FileRecord:
     checksum: xxh3_128 hex of the granules' checksums; empty until synced. upload_id, part_bytes, part_etags:
     the multipart upload under way ("" for a part not stored yet); upload_attributes: those that its object will tell.
     moment: when it was closed, or set aside if it never was, in seconds since 1970 (0: not known). reason: why it is
-    kept aside, error: the same in words.
+    kept aside, or back, error: the same in words. refused_at: its place in the publish order when it was refused, as
+    names that it gets later change `sequence`; 0: it was not.
     """
 
     generation: int
@@ -71,6 +73,7 @@ class FileRecord:
     error: str = ""
     moment: float = 0.0
     reason: Reason = Reason.NONE
+    refused_at: int = 0
 
 
 def without_upload(record: FileRecord) -> FileRecord:

@@ -13,7 +13,7 @@ Rules, for a change that lies in the directories of its keys:
    nobody else waits for it.
 5. A small new file behind many unpublished bytes waits for the large files older than it beside its directory.
 6. What is aside is not published, and holds nobody back but its own name; a REMOVAL whose name is one of those that
-   say that all the rest is there also what is younger in its own directory.
+   say that all the rest is there also younger writes right in its directory.
 7. While the oldest write of the mount is stuck, and nothing in its own directory holds it, a REMOVAL is put off: it
    holds back no other than its name, and what is younger in its own directory if its name is one of those that say that
    all the rest is there.
@@ -124,8 +124,8 @@ class _Folder:
     """What is queued at and below one directory. line: the directories from the root to this one.
 
     holders: of POINTs and ENDs here. points: with this directory, for all below. large: files that small ones wait for.
-    aside: changes of names right here that are set aside. ends: ENDs and REMOVALs here and below. entries: right here,
-    and directories below with any.
+    aside: writes of names right here that are set aside, kept: removals of such that tell. ends: ENDs and REMOVALs here
+    and below. entries: right here, and directories below with any.
     """
 
     __slots__ = (
@@ -133,6 +133,7 @@ class _Folder:
         "ends",
         "entries",
         "holders",
+        "kept",
         "large",
         "line",
         "parent",
@@ -151,6 +152,7 @@ class _Folder:
         self.points: Gate | None = None
         self.large: Gate | None = None
         self.aside: Gate | None = None
+        self.kept: Gate | None = None
         self.ends: Gate | None = None
 
 
@@ -313,6 +315,8 @@ class PublishOrder:
         for folder in entry.folders:
             if role is not Role.NEW and folder.holders.holds(sequence):
                 return folder.holders
+            if role in _WRITES and folder.kept is not None and folder.kept.holds(sequence):
+                return folder.kept
             for above in folder.line:
                 if above.points is not None and above.points.holds(sequence):
                     return above.points
@@ -434,13 +438,13 @@ class PublishOrder:
             folder.aside = folder.aside or Gate()
             folder.aside.add(change.sequence)
         elif change.role is Role.REMOVAL and change.tells:
-            folder.points = folder.points or Gate()
-            folder.points.add(change.sequence)
+            folder.kept = folder.kept or Gate()
+            folder.kept.add(change.sequence)
 
     def _end_aside(self, entry: _Entry) -> None:
-        gate = entry.folders[0].aside
-        if gate is not None:
-            self._let_go(gate, entry.change.sequence)
+        for gate in (entry.folders[0].aside, entry.folders[0].kept):
+            if gate is not None:
+                self._let_go(gate, entry.change.sequence)
 
     def _folder_path(self, key: str) -> str:
         return key.removeprefix(self._prefix).rstrip("/").rpartition("/")[0]

@@ -80,6 +80,118 @@ async def test_it_follows_when_what_was_refused_is_settled(
             await user.write("d/b", b"2")
         assert await user.drained() == "durable"
     assert bucket.shows()["d/.metadata"] == b"1"
+    for state in bucket.states:
+        assert "d/.metadata" not in state or end == "removed" or "d/b" in state
+
+
+@pytest.mark.parametrize("how", ["written", "renamed"])
+async def test_it_waits_for_what_replaces_what_was_refused(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, how: str
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "d/b", times=1))
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        await save(user, "d", b"1", "a", "b")
+        assert await user.drained() == "error"
+        bucket.takes_nothing = True
+        if how == "written":
+            await user.write("d/b", b"2")
+        else:
+            await user.write("d/b.tmp", b"2")
+            await user.rename("d/b.tmp", "d/b")
+        await trio.sleep(5)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.shows()["d/.metadata"] == b"1"
+    for state in bucket.states:
+        assert "d/.metadata" not in state or "d/b" in state
+
+
+async def test_what_the_bucket_s_older_version_names_is_not_removed_while_the_newer_is_kept_back(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "run/log", times=1))
+    async with running_node(store, cache) as user:
+        for folder in ("run", "run/1", "run/2"):
+            await user.mkdir(folder)
+        await user.write("run/1/model", b"1")
+        await user.write("run/latest", b"1")
+        await user.write("other", b"1")
+        assert await user.drained() == "durable"
+        await user.write("run/log", b"log")
+        await user.write("run/2/model", b"2")
+        await user.write("run/latest", b"2")
+        await user.unlink("run/1/model")
+        await user.rmdir("run/1")
+        await user.unlink("other")
+        assert await user.drained() == "error"
+        await trio.sleep(20)
+        shown = files_in(bucket.shows())
+        assert shown == {"run/1/model": b"1", "run/2/model": b"2", "run/latest": b"1"}
+        assert "run/1/model" not in await user.tree("run")
+        photograph(cache, cache.with_suffix(".after"))
+    async with running_node(bucket, cache.with_suffix(".after")) as user:
+        assert await user.drained() == "error"
+        assert "run/1/model" in bucket.shows()
+        await user.unlink("run/log")
+        assert await user.drained() == "durable"
+    assert files_in(bucket.shows()) == {"run/2/model": b"2", "run/latest": b"2"}
+
+
+async def test_who_wants_it_published_all_the_same_says_so(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "d/b", times=None))
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        await save(user, "d", b"1", "a", "b")
+        assert await user.drained() == "error"
+        photograph(cache, cache.with_suffix(".after"))
+    after = cache.with_suffix(".after")
+    async with running_node(
+        FaultyStore(bucket, Fault(Refused("locked"), "put", "d/b", times=None)), after
+    ) as user:
+        await user.drained()
+        assert "d/.metadata" not in bucket.shows()
+        number = (await user.fs.resolve("d/.metadata")).generation.record.generation
+        await user.fs.recovering.bring_back(number, "")
+        assert await user.drained() == "error"  # the shard, still
+    assert set(files_in(bucket.shows())) == {"d/a", "d/.metadata"}
+
+
+async def test_what_was_refused_before_a_restart_keeps_nothing_new_back(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "run/1", times=1))
+    async with running_node(store, cache) as user:
+        await user.mkdir("run")
+        await user.write("run/1", b"1")
+        assert await user.drained() == "error"
+        await trio.sleep(1)
+        photograph(cache, cache.with_suffix(".after"))
+    async with running_node(bucket, cache.with_suffix(".after")) as user:
+        await user.write("run/2", b"2")
+        await user.write("run/latest", b"2")
+        assert await user.drained() == "error"
+    assert files_in(bucket.shows()) == {"run/2": b"2", "run/latest": b"2"}
+
+
+async def test_one_that_is_removed_while_somebody_reads_it_is_no_trouble(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "d/b", times=None))
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        await save(user, "d", b"1", "a", "b")
+        assert await user.drained() == "error"
+        reader = user.fs.contents.open(await user.fs.resolve("d/.metadata"), writable=False, pid=0)
+        for name in (".metadata", "a", "b"):
+            await user.unlink(f"d/{name}")
+        await user.fs.contents.release(reader)
+        await user.rmdir("d")
+        assert await user.drained() == "durable"
+        assert user.fs.statistics()["rejected_files"] == 0
+    assert files_in(bucket.shows()) == {}
 
 
 async def test_a_directory_that_is_renamed_while_a_file_of_it_is_refused_has_it_not_either(
@@ -96,6 +208,11 @@ async def test_a_directory_that_is_renamed_while_a_file_of_it_is_refused_has_it_
         await save(user, "tmp-1", b"1", "a", "b")
         await trio.sleep(1.5)  # those two are under way
         await user.rename("tmp-1", "1")
+        await trio.sleep(1)  # refused by now, and the other two are on their way
+        photograph(cache, cache.with_suffix(".after"))
+        assert await user.drained() == "error"
+        assert set(files_in(bucket.shows())) == {"1/a"}
+    async with running_node(store, cache.with_suffix(".after")) as user:
         assert await user.drained() == "error"
     assert set(files_in(bucket.shows())) == {"1/a"}
 
@@ -172,6 +289,37 @@ async def test_after_a_power_cut_nothing_says_that_what_is_lost_is_there_and_wha
         assert set(tree) == {"run/1/a", "run/1/b", "run/1/.metadata"}
         cause = (await user.fs.looking.look("run/latest"))["failed"][0]["cause"]
         assert "run/2/b was closed before it, and is lost or damaged" in cause
+        await user.unlink("run/2/a")
+        await user.unlink("run/2/.metadata")
+        await user.drained()
+        assert bucket.shows()["run/latest"] == b"1"  # nobody but a person says that it is to go
+        number = (await user.fs.resolve("run/latest")).generation.record.generation
+        await user.fs.recovering.bring_back(number, "")
+        assert await user.drained() == "durable"
+    assert bucket.shows()["run/latest"] == b"2"
+
+
+async def test_after_a_power_cut_one_that_was_removed_does_not_stand_beside_what_was_written_anew(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    after = cache.with_suffix(".after")
+    async with running_node(bucket, cache) as user:
+        await user.mkdir("best")
+        await save(user, "best", b"1", "a")
+        await user.write("old", b"1")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("large", b"1")
+        await user.unlink("best/.metadata")
+        await user.unlink("old")
+        await user.write("best/a", b"2")
+        await trio.sleep(10)
+        photograph(cache, after)
+    bucket.come_back()
+    await after_a_power_cut(after, "large")
+    async with running_node(bucket, after) as user:
+        assert await user.drained() == "durable"
+    assert files_in(bucket.shows()) == {"best/a": b"2", "old": b"1"}
 
 
 async def test_after_a_power_cut_all_is_as_it_was_if_newer_content_stands_for_what_is_lost(
@@ -226,7 +374,7 @@ async def test_its_removal_comes_before_what_is_written_anew_beside_it_also_if_i
         await user.write("d/b", b"2")
         if is_whole:
             await user.write("d/.metadata", b"2")
-        await trio.sleep(20 if why == "delayed" else 700)
+        await trio.sleep(30)
         shown = files_in(bucket.shows())
         if why == "read":
             await user.fs.contents.release(reader)
@@ -248,6 +396,53 @@ async def test_it_is_replaced_in_one_request_if_nothing_was_written_beside_it(
         assert await user.drained() == "durable"
     assert bucket.sent("delete", "d/") == []
     assert bucket.shows()["d/.metadata"] == b"2"
+
+
+@pytest.mark.parametrize("how", ["written", "renamed"])
+async def test_a_delayed_removal_of_it_is_replaced_in_one_request_too_and_holds_nothing_below(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, how: str
+) -> None:
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        for folder in ("run", "run/1", "run/2"):
+            await user.mkdir(folder)
+        await user.write("run/1/model", b"1")
+        await user.write("run/latest", b"1")
+        assert await user.drained() == "durable"
+        await user.unlink("run/latest")
+        await trio.sleep(5)
+        await user.write("run/2/model", b"2")
+        await trio.sleep(20)
+        assert bucket.shows()["run/2/model"] == b"2"
+        if how == "written":
+            handle = await user.open("run/latest")
+            await user.fs.contents.write(handle, 0, b"2")
+            await user.fs.contents.flush(handle)
+            await trio.sleep(5)
+            await user.fs.contents.release(handle)
+        else:
+            await user.write("run/latest.tmp", b"2")
+            await trio.sleep(5)
+            await user.rename("run/latest.tmp", "run/latest")
+        await trio.sleep(20)
+    assert bucket.shows()["run/latest"] == b"2"
+    assert bucket.sent("delete", "run/") == []
+
+
+async def test_thousands_of_delayed_removals_cost_one_look_each(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        await user.mkdir("d")
+        for number in range(1000):
+            await user.write(f"d/{number}.done", b"1")
+        assert await user.drained() == "durable"
+        for number in range(1000):
+            await user.unlink(f"d/{number}.done")
+        for number in range(1000):
+            await user.write(f"d/{number}", b"2")
+        assert len(user.fs.publisher._turns._aside) <= 3 * 1000
+        await trio.sleep(20)
+        assert set(files_in(bucket.shows())) == {f"d/{number}" for number in range(1000)}
 
 
 # ---- directories that are renamed

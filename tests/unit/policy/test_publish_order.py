@@ -46,21 +46,19 @@ class Reference:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
                 return True
-        if (
-            older.aside
-            and first.role is Role.REMOVAL
-            and first.tells
-            and self._lies_in(second, _folders(first))
-        ):
-            return True
         if older.aside or first.role is Role.END:
-            return False
+            return older.aside and self._must_go_before(first, second)
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
             return True
         if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
             return True
         beside = _Folders([] if younger.behind is None else [younger.behind])
         return first.size > SMALL_BYTES and self._lies_in(first, beside)
+
+    def _must_go_before(self, first: Change, second: Change) -> bool:
+        """Return whether a removal says that what is written anew beside it was there."""
+        is_told = first.role is Role.REMOVAL and first.tells and second.role in {Role.NEW, Role.POINT}
+        return is_told and bool(_folders(second) & _folders(first))
 
     def _is_wanted_after(self, end: Change) -> bool:
         """Return whether something else is to have the name that an END gives up."""
