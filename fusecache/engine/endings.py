@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache import BlockCache
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import Generation, Item, Node, attributes_of
+from fusecache.engine.nodes import Generation, Item, Node, attributes_of, in_use
 from fusecache.engine.owed import Owed, leaves_object
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutFile
@@ -47,6 +47,8 @@ class Endings:
         self.on_dropped: Callable[[Generation], None] = lambda _generation: None
         self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
         # What the bucket refused, or what replaces that, is dropped, or offered to it again.
+        # What was refused has its name again.
+        self.on_returned: Callable[[Generation], list[Change]] = lambda _generation: []
         self.on_settled: Callable[[Generation], list[Change]] = lambda _generation: []
         self.on_aside: Callable[[FileRecord], None] = lambda _record: None
 
@@ -126,9 +128,12 @@ class Endings:
             self._tree.unpin(node)
         if parent is not None and node.parent is not None:
             # The kernel holds the unfinished bytes under this inode: the name needs another one.
-            self._tree.detach(node)
-            self._hand_over(node, parent, name, refused)
-            self.on_name_lost(parent, name)
+            with in_use(parent):  # or it goes with its only child
+                self._tree.detach(node)
+                self._hand_over(node, parent, name, refused)
+                self.on_name_lost(parent, name)
+        if refused is not None and refused.state is FileState.REJECTED:
+            self._journal.submit(*self.on_returned(refused))
 
     def _hand_over(self, node: Node, parent: Node, name: str, refused: Generation | None) -> None:
         """Let the name show what was closed last of all that is queued under it, or was refused."""

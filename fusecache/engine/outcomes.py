@@ -38,6 +38,7 @@ CONFLICTS_REMEMBERED = 1000
 # Of so many files that say that all the rest is there the version before is known.
 _TELLERS_REMEMBERED = 4096
 _BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
+_OVER = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
 _TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
@@ -63,8 +64,9 @@ class Outcomes:
         self._retiring = retiring
         # As a dict, to be taken out of by item.
         self._rejected: dict[Item, None] = {}
-        # What was queued before has places up to this.
+        # What was queued before has places up to this; of that was refused by then:
         self._settled = 0
+        self._known_at_start: set[Item] = set()
         # The place of the last version of files whose names say that all the rest is there.
         self._told: dict[str, int] = {}
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
@@ -75,7 +77,7 @@ class Outcomes:
         # A version (key, ETag) is no longer there.
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
         owed.on_rebased = self._journal_rebased
-        contents.on_settled = self._settle
+        contents.on_settled, contents.on_returned = self._settle, self._offer_returned
 
     @property
     def rejected(self) -> list[Item]:
@@ -101,6 +103,7 @@ class Outcomes:
 
         What was refused before now was told, and does not keep back what is closed from now on.
         """
+        self._known_at_start = set(self.rejected)
         self._settled = highest
         changes: list[Change] = []
         for each in self.rejected:
@@ -210,12 +213,15 @@ class Outcomes:
         key = generation.record.key
         if generation.is_forced or generation.in_flight or not self._owed.tells(key):
             return
-        is_new = generation.sequence > self._settled
-        generation.told_before = self._told.pop(key, self._settled if is_new else 0)
+        is_first = key not in self._told and generation.sequence > self._settled
+        known = self._known_at_start if is_first else set[Item]()
+        generation.told_before = self._told.pop(key, 0)
         self._told[key] = generation.sequence
         if len(self._told) > _TELLERS_REMEMBERED:
             del self._told[next(iter(self._told))]
-        generation.missing = next((each for each in self.rejected if _is_told_by(each, generation)), None)
+        generation.missing = next(
+            (each for each in self.rejected if each not in known and _is_told_by(each, generation)), None
+        )
         if generation.missing is not None:
             missing = generation.missing.changed_keys()[-1]
             generation.record = replace(generation.record, reason=Reason.INCOMPLETE)
@@ -231,12 +237,17 @@ class Outcomes:
         for each in list(self._rejected):
             if not isinstance(each, Generation) or each.missing is not item:
                 continue
-            if heir is not None and heir.state not in {FileState.STORED, FileState.DROPPED}:
+            if heir is not None and heir is not each and heir.state not in _OVER:
                 each.missing = heir
             else:
                 self._told[each.record.key] = each.told_before
                 changes += self._offer(each)
         return changes
+
+    def _offer_returned(self, generation: Generation) -> list[Change]:
+        """What was kept back has its name again, as what was written there since failed."""
+        is_kept = generation.record.reason is Reason.INCOMPLETE and generation.missing is None
+        return self._offer(generation) if is_kept else []
 
     def _offer(self, generation: Generation) -> list[Change]:
         generation.missing, node = None, generation.node

@@ -62,7 +62,7 @@ class Places:
         version before it, or its removal, in the queue.
         """
         key = generation.record.key
-        if ended := self._end_put_off(key):
+        if ended := self.end_put_off(key):
             return ended
         queued = [item for item in self._owed.for_key(key) if item.sequence < generation.sequence]
         last = queued[-1] if queued else None
@@ -108,7 +108,7 @@ class Places:
         moved: the items that bring it.
         """
         base = self._owed.base_for(key, None)
-        if ended := self._end_put_off(key):
+        if ended := self.end_put_off(key):
             changes += ended
             return base
         queued = self._owed.for_key(key)
@@ -126,8 +126,11 @@ class Places:
     ) -> bool:
         """Say whether a removal is to be seen in the bucket: its name said that what was written since is there."""
         key = removal.record.key
-        written = self._owed.rotation.is_written_between
-        return self._owed.tells(key) and written(removal.sequence, before, key, but=but)
+        if not self._owed.tells(key):
+            return False
+        between = self._owed.rotation.written_between(removal.sequence, before, key)
+        written = [self._owed.get(sequence) for sequence in between if sequence not in but]
+        return any(item is not None and not self._owed.is_aside(item) for item in written)
 
     # ---- removals that wait for what the bucket refused
 
@@ -183,9 +186,10 @@ class Places:
     def forget_removals(self, key: str) -> list[Change]:
         """What was refused under `key` is let go: what the bucket has under the old names shows again."""
         keys = [removal.record.key for removal in self._owed.put_off_behind(key)]
-        return [change for old in keys for change in self._end_put_off(old)]
+        return [change for old in keys for change in self.end_put_off(old)]
 
-    def _end_put_off(self, key: str) -> list[Change]:
+    def end_put_off(self, key: str) -> list[Change]:
+        """New content of `key` is queued: its removal, if one is put off, is not wanted any more."""
         removal = self._owed.take_up(key)
         if removal is None:
             return []

@@ -213,7 +213,7 @@ class Promises(Endings):
         generation.sealed_at = generation.flushed_at = trio.current_time()
         self._owed.add(generation)
         self.on_sealed()
-        return [PutFile(generation.record), *self.on_settled(generation)]
+        return [PutFile(generation.record), *self.places.end_put_off(key), *self.on_settled(generation)]
 
     def has_temporary_name(self, node: Node) -> bool:
         """Return whether the node's name is one under which programs write before they rename."""

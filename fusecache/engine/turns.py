@@ -89,14 +89,15 @@ class Turns:
             heappush(self._aside, (until, next(self._ties), item))
             if _is_removal(item) and self._owed.tells(item.record.key):
                 self._kept_tellers.setdefault(_folder(item.record.key), {})[item] = None
-        if isinstance(item, Generation) or item.record.kind in _BRINGS:
-            self._note_followed(item, now)
+        self._note_followed(item, now, is_aside=until > now)
 
-    def _note_followed(self, item: Item, now: float) -> None:
+    def _note_followed(self, item: Item, now: float, *, is_aside: bool) -> None:
         """Something is to come under a name: removals are put off no longer that it must wait for."""
+        if isinstance(item, Operation) and item.record.kind not in _BRINGS:
+            return
         key = item.changed_keys()[-1]
         followed = [each for each in self._owed.for_key(key) if _is_removal(each) and each.in_flight]
-        if not matches_any(key.rpartition("/")[2], self._temp_names):
+        if not is_aside:
             kept = self._kept_tellers.get(_folder(key), {})
             followed += [each for each in kept if each.record.key != key]
         for removal in followed:
@@ -248,6 +249,7 @@ class Turns:
                 heappush(self._aside, (until, tie, item))
             else:
                 self._owed.order.bring_back(item.sequence)
+                self._note_followed(item, now, is_aside=False)
         while (sequence := self._owed.order.next_free()) is not None:
             free = self._owed.get(sequence)
             if free is not None:

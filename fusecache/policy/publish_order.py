@@ -13,7 +13,7 @@ Rules, for a change that lies in the directories of its keys:
    nobody else waits for it.
 5. A small new file behind many unpublished bytes waits for the large files older than it beside its directory.
 6. What is aside is not published, and holds nobody back but its own name; a REMOVAL whose name is one of those that
-   say that all the rest is there also younger writes right in its directory.
+   say that all the rest is there also what is written, or moved, right into its directory after it.
 7. While the oldest write of the mount is stuck, and nothing in its own directory holds it, a REMOVAL is put off: it
    holds back no other than its name, and what is younger in its own directory if its name is one of those that say that
    all the rest is there.
@@ -166,6 +166,11 @@ class _Entry:
     is_put_off: bool = False
     is_given: bool = False
 
+    @property
+    def names_directory(self) -> bool:
+        """Whether it is of a directory's marker."""
+        return self.change.keys[-1].endswith("/")
+
 
 class PublishOrder:
     """The waiting changes of one mount. prefix: of all its keys, empty or ending in '/'."""
@@ -315,11 +320,12 @@ class PublishOrder:
         for folder in entry.folders:
             if role is not Role.NEW and folder.holders.holds(sequence):
                 return folder.holders
-            if role in _WRITES and folder.kept is not None and folder.kept.holds(sequence):
-                return folder.kept
             for above in folder.line:
                 if above.points is not None and above.points.holds(sequence):
                     return above.points
+        here = entry.folders[-1].kept
+        if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
+            return here
         if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
             return entry.behind.large
         if role is Role.REMOVAL:

@@ -74,13 +74,10 @@ class Rotation:
         writes = self._writes_in.get(_folder(key))
         return writes is not None and sequence < -writes.lowest
 
-    def is_written_between(
-        self, first: int, last: float, key: str, *, but: frozenset[int] = frozenset()
-    ) -> bool:
-        """Return whether something right in the directory of `key` is queued between two places, some apart."""
+    def written_between(self, first: int, last: float, key: str) -> list[int]:
+        """Return the writes right in the directory of `key` between two places, in no particular order."""
         writes = self._writes_in.get(_folder(key))
-        found = () if writes is None else (-each for each in writes.below(-first))
-        return any(each < last and each not in but for each in found)
+        return [] if writes is None else [-each for each in writes.below(-first) if -each < last]
 
 
 def _folder(key: str) -> str:

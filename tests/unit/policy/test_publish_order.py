@@ -58,7 +58,8 @@ class Reference:
     def _must_go_before(self, first: Change, second: Change) -> bool:
         """Return whether a removal says that what is written anew beside it was there."""
         is_told = first.role is Role.REMOVAL and first.tells and second.role in {Role.NEW, Role.POINT}
-        return is_told and bool(_folders(second) & _folders(first))
+        is_file = not second.keys[-1].endswith("/")
+        return is_told and is_file and _folders(second)[-1] == _folders(first)[0]
 
     def _is_wanted_after(self, end: Change) -> bool:
         """Return whether something else is to have the name that an END gives up."""
