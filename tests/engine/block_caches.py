@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+import pytest
 import trio
 
 from fusecache.engine.cache import BlockCache, CacheOptions
 from fusecache.engine.offload import InlineOffload, Offload, ThreadOffload
 from fusecache.model.nouns import MIB, Extent, ObjectId
-from fusecache.policy.granules import PAGE_BYTES
+from fusecache.policy.granules import CHUNK_BYTES, PAGE_BYTES
 from fusecache.remote.memory import MemoryStore
 from fusecache.remote.store import Interruption
 
@@ -116,8 +117,40 @@ async def read_all(cache: BlockCache, object_id: ObjectId, size: int, step: int 
     return bytes(data)
 
 
-async def until(condition: Callable[[], bool], timeout_seconds: float = 10) -> None:
+async def fill_all(cache: BlockCache, object_id: ObjectId, size: int) -> None:
+    """Warm an object as a warm-up does: all of it is on the disk then, however slow that is just now.
+
+    What is merely read is not kept where the disk pauses for a quarter of a second and buffers are short.
+    """
+    handle = cache.open(object_id, size)
+    handle.entry.warming += 1
+    try:
+        for index in range(-(-size // CHUNK_BYTES)):
+            await cache.housekeeping.fill(handle.entry, index)
+    finally:
+        handle.entry.warming -= 1
+        cache.close(handle)
+
+
+def at_rest(cache: BlockCache) -> bool:
+    """Say whether nothing is fetched, read from the disk or written to it, nor waits for that."""
+    return not any(
+        chunk.requests or chunk.disk_operations or any(frame.busy for frame in chunk.frames)
+        for entry in cache._table.objects.values()
+        for chunk in entry.chunks.values()
+    )
+
+
+def stop_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have caches not write rows and measure the disk once a second: no test must be as quick as that.
+
+    Before the first tick the index is empty, and nothing is set aside for it. An eviction changes both, too.
+    """
+    monkeypatch.setattr("fusecache.engine.cache.INDEX_SECONDS", 3600.0)
+
+
+async def until(condition: Callable[[], bool], timeout_seconds: float = 60) -> None:
     """Wait until something that other tasks bring about is true. Raises trio.TooSlowError."""
     with trio.fail_after(timeout_seconds):
-        while not condition():
-            await trio.lowlevel.checkpoint()
+        while not condition():  # noqa: ASYNC110  # what it looks at sets no event
+            await trio.sleep(0.001)

@@ -19,6 +19,7 @@ from tests.engine.block_caches import (
     read_all,
     running_cache,
     some_bytes,
+    stop_ticks,
     until,
 )
 
@@ -79,12 +80,12 @@ async def test_a_waiting_reader_is_woken_when_its_bytes_are_there_not_when_the_g
 
     def hold_second_half(extent: Extent, received: int) -> None:
         if extent.start and received > extent.size // 2:
-            assert held.wait(10)
+            assert held.wait(120)
 
     bucket.watched.on_progress = hold_second_half
     async with running_cache(bucket.watched, tmp_path) as cache:
         try:
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 handle = cache.open(object_id, len(data))
                 assert await cache.read(handle, 0, 8 * KIB) == data[: 8 * KIB]
                 # A second, sequential read makes the window grow: what it wants is the first half of a GET.
@@ -101,7 +102,7 @@ def holding(data: bytes) -> tuple[Bucket, ObjectId, threading.Event]:
     held = threading.Event()
 
     def hold(extent: Extent, received: int) -> None:
-        assert held.wait(10)
+        assert held.wait(120)
 
     bucket.watched.on_progress = hold
     return bucket, object_id, held
@@ -221,17 +222,23 @@ async def test_a_changed_object_is_an_error_never_a_mixture(tmp_path: Path) -> N
             await cache.read(cache.open(ObjectId("b", "etag"), 5), 0, 5)
 
 
-async def test_the_limit_is_kept_and_reads_stay_right_while_blocks_are_evicted(tmp_path: Path) -> None:
+async def test_the_limit_is_kept_and_reads_stay_right_while_blocks_are_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_ticks(monkeypatch)  # else what is cached already stays, but for what chance admits
     bucket = new_bucket()
     contents = [some_bytes(10 * MIB + seed, seed=seed) for seed in range(6)]
     objects = [bucket.put(f"o{seed}", data) for seed, data in enumerate(contents)]
     limit = 24 * MIB
     async with running_cache(bucket.watched, tmp_path, limit_bytes=limit) as cache:
-        for object_id, data in [*zip(objects, contents, strict=True)] * 2:
-            assert await read_all(cache, object_id, len(data)) == data
-            facts = cache.statistics()
-            assert facts.used_bytes + facts.reserved_bytes <= limit
-        assert cache.statistics().evicted_bytes > 0
+        rounds = 0
+        with trio.fail_after(60):
+            while rounds < 2 or not cache.statistics().evicted_bytes:  # a slow disk keeps little of a round
+                rounds += 1
+                for object_id, data in zip(objects, contents, strict=True):
+                    assert await read_all(cache, object_id, len(data)) == data
+                    facts = cache.statistics()
+                    assert facts.used_bytes + facts.reserved_bytes <= limit
     used = cache.statistics().used_bytes
     # Files may be up to a page longer than what is accounted.
     on_disk = sum(path.stat().st_blocks * 512 for path in (tmp_path / "files").glob("*/*"))
@@ -265,7 +272,10 @@ async def test_a_failing_disk_does_not_fail_reads(tmp_path: Path, caplog: pytest
     assert caplog.text.count("disk fails") == 1
 
 
-async def test_staging_evicts_clean_blocks_but_not_more_than_its_share(tmp_path: Path) -> None:
+async def test_staging_evicts_clean_blocks_but_not_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_ticks(monkeypatch)
     data = some_bytes(16 * MIB)
     bucket = new_bucket()
     object_id = bucket.put("a", data)

@@ -38,7 +38,7 @@ async def test_random_readers_with_fewer_buffers_than_readers_all_finish(tmp_pat
             cache.close(handle)
 
     async with running_cache(bucket.watched, tmp_path, limit_bytes=40 * MIB, buffer_bytes=64 * MIB) as cache:
-        with trio.fail_after(120):
+        with trio.fail_after(280):
             async with trio.open_nursery() as nursery:
                 for seed in range(READERS):
                     nursery.start_soon(read_some, cache, seed)

@@ -15,22 +15,24 @@ from tests.engine.block_caches import new_bucket, read_all, running_cache, some_
 
 SIZE = 30 * MIB + 1234
 ROOT = Path(__file__).resolve().parents[2]
-# Reads the object and says so; goes on forgetting and reading it, or keeps it, until it is killed.
+# Reads the object, says so and forgets it, again and again; or has it kept, says so, and waits to be killed.
 CHILD = """
 import sys, trio
 from pathlib import Path
-from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes
+from tests.engine.block_caches import fill_all, new_bucket, read_all, running_cache, some_bytes
 
 async def main():
     bucket = new_bucket()
     data = some_bytes({size})
     object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, Path(sys.argv[1])) as cache:
+        if {keeps}:
+            await fill_all(cache, object_id, len(data))
+            print("read", flush=True)
+            await trio.sleep_forever()
         while True:
             await read_all(cache, object_id, len(data))
             print("read", flush=True)
-            if {keeps}:
-                await trio.sleep_forever()
             await cache.forget(object_id)
 
 trio.run(main)
@@ -55,8 +57,8 @@ def _run_and_kill(directory: Path, reads: int, wait: Callable[[], None] | None =
 
 
 def _wait_for_rows(directory: Path) -> None:
-    """Return once the index has rows of all bytes: within some seconds, or the test fails."""
-    deadline = time.monotonic() + 20
+    """Return once the index has rows of all bytes: within a minute, or the test fails."""
+    deadline = time.monotonic() + 60
     with lmdb.open(str(directory / "index" / "rows"), max_dbs=5, readonly=True) as env:
         meta = env.open_db(b"meta", create=False)
         while True:

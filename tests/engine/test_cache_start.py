@@ -9,7 +9,7 @@ from fusecache.disk.cache_files import CacheFiles
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
 from fusecache.model.nouns import MIB, ObjectId
 from fusecache.policy.granules import PAGE_BYTES
-from tests.engine.block_caches import new_bucket, read_all, running_cache, some_bytes, until
+from tests.engine.block_caches import fill_all, new_bucket, read_all, running_cache, some_bytes, until
 
 OBJECTS = 5000
 SIZE = 1000
@@ -89,8 +89,7 @@ async def test_a_lower_limit_than_the_last_run_s_is_kept_without_anybody_reading
     objects = [bucket.put(f"o{number}", data) for number in range(24)]
     async with running_cache(bucket.watched, tmp_path) as cache:
         for object_id in objects:
-            await read_all(cache, object_id, len(data))
-        await until(lambda: cache.statistics().used_bytes >= 24 * len(data))
+            await fill_all(cache, object_id, len(data))
     async with running_cache(bucket.watched, tmp_path, limit_bytes=16 * MIB) as cache:
         await until(lambda: cache.statistics().used_bytes <= 16 * MIB)
         left = cache.statistics().used_bytes

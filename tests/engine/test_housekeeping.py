@@ -17,7 +17,17 @@ from fusecache.model.errors import NoSpace, Unavailable
 from fusecache.model.nouns import GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.fetch_order import Cause
 from fusecache.policy.granules import CHUNK_BYTES, PAGE_BYTES
-from tests.engine.block_caches import Bucket, new_bucket, read_all, running_cache, some_bytes, until
+from tests.engine.block_caches import (
+    Bucket,
+    at_rest,
+    fill_all,
+    new_bucket,
+    read_all,
+    running_cache,
+    some_bytes,
+    stop_ticks,
+    until,
+)
 
 
 class Unlucky(random.Random):
@@ -34,18 +44,6 @@ def wanted(prefix: str):
 def on_disk(size: int) -> int:
     """Return what a whole object takes on the disk."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
-
-
-async def fill_all(cache: BlockCache, object_id: ObjectId, size: int) -> None:
-    """Warm an object as a warm-up does."""
-    handle = cache.open(object_id, size)
-    handle.entry.warming += 1
-    try:
-        for index in range(-(-size // CHUNK_BYTES)):
-            await cache.housekeeping.fill(handle.entry, index)
-    finally:
-        handle.entry.warming -= 1
-        cache.close(handle)
 
 
 async def warm_up(cache: BlockCache, object_id: ObjectId, size: int, warmed: set[int]) -> None:
@@ -107,8 +105,11 @@ async def test_filling_fetches_only_what_is_missing(tmp_path: Path) -> None:
     assert sum(extent.size for extent in bucket.watched.extents) == len(data)
 
 
-async def test_what_was_read_without_being_kept_is_kept_without_another_request(tmp_path: Path) -> None:
+async def test_what_was_read_without_being_kept_is_kept_without_another_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bytes that were not admitted to the disk are in memory still."""
+    stop_ticks(monkeypatch)
     data, other = some_bytes(MIB), some_bytes(4 * MIB, seed=2)
     bucket = new_bucket()
     object_id, other_id = bucket.put("a", data), bucket.put("other", other)
@@ -160,7 +161,10 @@ async def test_reading_does_not_evict_what_is_being_warmed(tmp_path: Path) -> No
             assert len(bucket.watched.extents) == asked
 
 
-async def test_what_finds_no_room_is_an_error_and_evicts_no_other_warm_file(tmp_path: Path) -> None:
+async def test_what_finds_no_room_is_an_error_and_evicts_no_other_warm_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_ticks(monkeypatch)
     bucket = new_bucket()
     ids = [bucket.put(f"{index}", some_bytes(MIB, seed=index)) for index in range(5)]
     async with running_cache(bucket.watched, tmp_path, limit_bytes=4 * MIB) as cache:
@@ -203,7 +207,7 @@ async def test_a_reader_does_not_wait_for_what_is_being_warmed(tmp_path: Path) -
 
     def hold_large(extent: Extent, received: int) -> None:
         if extent.size == CHUNK_BYTES:
-            assert held.wait(10)
+            assert held.wait(120)
 
     bucket.watched.on_progress = hold_large
     async with running_cache(bucket.watched, tmp_path) as cache, trio.open_nursery() as nursery:
@@ -211,7 +215,7 @@ async def test_a_reader_does_not_wait_for_what_is_being_warmed(tmp_path: Path) -
             nursery.start_soon(fill_all, cache, object_id, CHUNK_BYTES)
         await until(lambda: bool(bucket.watched.extents))
         try:
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 assert await read_all(cache, read, MIB) == some_bytes(MIB, seed=99)
         finally:
             held.set()
@@ -283,10 +287,11 @@ async def test_readers_writers_and_drops_at_once_end_with_the_account_right(tmp_
                 nursery.start_soon(reader, random.Random(seed))
             nursery.start_soon(dropper)
             nursery.start_soon(check_all, cache)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             # What was read last may still be on its way to the disk, and then to its row.
             while (
-                cache.statistics().reserved_bytes
+                not at_rest(cache)
+                or cache.statistics().reserved_bytes
                 or cache._index.used_bytes() != cache.statistics().used_bytes
             ):
                 await cache._table.flush_rows()
@@ -396,7 +401,7 @@ async def test_two_warm_ups_of_one_file_share_its_requests(tmp_path: Path) -> No
     data = some_bytes(3 * MIB)
     file = bucket.put("file", data)
     go_on = threading.Event()
-    bucket.watched.on_progress = lambda extent, received: go_on.wait(10) and None
+    bucket.watched.on_progress = lambda extent, received: go_on.wait(120) and None
     async with running_cache(bucket.watched, tmp_path / "cache") as cache, trio.open_nursery() as nursery:
         nursery.start_soon(fill_all, cache, file, len(data))
         await until(lambda: len(bucket.watched.extents) == 1)
