@@ -97,8 +97,9 @@ class Endings:
         """Keep content that must not be published; the published version shows again under the name."""
         parent, name = node.parent, node.name
         refused, generation.replaces = generation.replaces, None
-        if isinstance(generation.error, NoSpace):
-            # Its writer was told; keeping it would hold the very room that is missing.
+        if isinstance(generation.error, NoSpace) and generation not in self.local:
+            # Its writer was told; keeping it would hold the very room that is missing. What is changed in place was
+            # closed before.
             log.warning("removed a file that the disk had no room for path=%s", self._tree.path(node))
             self._journal.submit(*self.drop(generation))
         else:

@@ -29,7 +29,7 @@ from fusecache.engine.processes import was_killed
 from fusecache.engine.shortages import Shortages
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, PutFile
-from fusecache.model.errors import AcrossDevices, FusecacheError, NoSpace
+from fusecache.model.errors import AcrossDevices, FusecacheError
 from fusecache.model.records import Reason
 from fusecache.model.states import FileState
 from fusecache.policy.names import covers, matches_any
@@ -260,33 +260,14 @@ class Promises(Endings):
         self.on_sealed()
         return changes
 
-    def _stays_local(self, node: Node, generation: Generation) -> bool:
-        """Say whether content that there was no room to go on with was closed before: it is changed in place."""
-        return isinstance(generation.error, NoSpace) and generation in self.local and self.is_local(node)
-
-    def _keep_local(self, node: Node, generation: Generation) -> list[Change]:
-        """Keep under its name what found no room to go on: what was closed before is in it. Its writer was told."""
-        self._trim(generation)
-        generation.error, generation.changed_since_flush = None, False
-        record = generation.go(
-            FileState.LOCAL,
-            key=self._tree.key(node),
-            size=generation.size,
-            error="",
-            attributes=attributes_of(node),
-        )
-        return [PutFile(record)]
-
     async def _end_writing(self, handle: FileHandle, generation: Generation) -> None:
         """The last writer is gone: seal, or keep aside."""
         node = handle.node
         error, node.write_error = node.write_error, None
         if error is not None:
             self._fail(generation, error)  # bytes are missing that were to be in it
-        if generation.state is FileState.FAILED and not self._stays_local(node, generation):
+        if generation.state is FileState.FAILED:
             self._put_aside(node, generation)
-        elif generation.state is FileState.FAILED:
-            self._journal.submit(*self._keep_local(node, generation))
         elif self.is_local(node):
             if generation.state is not FileState.LOCAL or generation.changed_since_flush:
                 await self._promise(node, generation)

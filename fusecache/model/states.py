@@ -56,8 +56,7 @@ TRANSITIONS: dict[FileState, frozenset[FileState]] = {
     FileState.DROPPED: frozenset(),
     # A person may have its bytes begin a new life, or removed: engine/recovering.py.
     FileState.ORPHAN: frozenset(),
-    # FAILED -> LOCAL: there was no room for more of what is changed in place; what was closed before stays.
-    FileState.FAILED: frozenset({FileState.DROPPED, FileState.ORPHAN, FileState.LOCAL}),
+    FileState.FAILED: frozenset({FileState.DROPPED, FileState.ORPHAN}),
     FileState.REJECTED: frozenset({FileState.DROPPED, FileState.SEALED}),
 }
 
