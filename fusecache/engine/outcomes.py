@@ -19,12 +19,13 @@ from fusecache.engine.operations import Outcome
 from fusecache.engine.owed import Owed
 from fusecache.engine.preparing import Preparer
 from fusecache.engine.retiring import Retiring
+from fusecache.engine.tellers import Tellers
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
 from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.nouns import ObjectInfo
-from fusecache.model.records import ANOTHERS, OperationKind, Reason
+from fusecache.model.records import ANOTHERS, OperationKind
 from fusecache.model.states import FileState
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ log = logging.getLogger(__name__)
 
 # Of conflicts so many are remembered here; the journal has all that nobody has dealt with.
 CONFLICTS_REMEMBERED = 1000
-# Of so many files that say that all the rest is there the version before is known.
-_TELLERS_REMEMBERED = 4096
-_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
-_OVER = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
 _TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
@@ -64,11 +61,6 @@ class Outcomes:
         self._retiring = retiring
         # As a dict, to be taken out of by item.
         self._rejected: dict[Item, None] = {}
-        # What was queued before has places up to this; of that was refused by then:
-        self._settled = 0
-        self._known_at_start: set[Item] = set()
-        # The place of the last version of files whose names say that all the rest is there.
-        self._told: dict[str, int] = {}
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
         self.conflicts: dict[str, str] = {}
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
@@ -77,7 +69,7 @@ class Outcomes:
         # A version (key, ETag) is no longer there.
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
         owed.on_rebased = self._journal_rebased
-        contents.on_settled, contents.on_returned = self._settle, self._offer_returned
+        self.tellers = Tellers(tree, owed, contents, lambda: self.rejected)
 
     @property
     def rejected(self) -> list[Item]:
@@ -94,25 +86,11 @@ class Outcomes:
     @rejected.setter
     def rejected(self, items: list[Item]) -> None:
         self._rejected = dict.fromkeys(items)
-        for each in items:
-            if isinstance(each, Generation) and each.record.reason is Reason.INCOMPLETE:
-                each.missing = next((other for other in items if _is_told_by(other, each)), None)
+        self.tellers.relate(items)
 
     def note_start(self, highest: int) -> None:
-        """Offer again what the daemon before kept back if all that it tells of is settled. highest: place in the queue.
-
-        What was refused before now was told, and does not keep back what is closed from now on.
-        """
-        self._known_at_start = set(self.rejected)
-        self._settled = highest
-        changes: list[Change] = []
-        for each in self.rejected:
-            if (
-                isinstance(each, Generation)
-                and each.record.reason is Reason.INCOMPLETE
-                and each.missing is None
-            ):
-                changes += self._offer(each)
+        """What the daemon before left has places up to `highest`: offer again what nothing keeps back any more."""
+        changes = self.tellers.note_start(highest)
         if changes:
             self._journal.submit(*changes)
 
@@ -135,7 +113,7 @@ class Outcomes:
             *self._contents.drop_replaced(generation),
             *self._contents.places.queue_removals(version.key),
             *self._forget_refused((version.key,)),
-            *self._settle(generation),
+            *self.tellers.settle(generation),
         ]
         node = generation.node
         if node is not None:
@@ -183,7 +161,7 @@ class Outcomes:
         for item in [each for each in self._rejected if isinstance(each, Operation)]:
             if item.changed_keys()[-1] in keys:
                 del self._rejected[item]
-                changes += self._settle(item)
+                changes += self.tellers.settle(item)
         return changes
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
@@ -202,81 +180,6 @@ class Outcomes:
 
     def _journal_rebased(self, item: Item) -> None:
         self._journal.submit(_row(item))
-
-    # ---- what says that others are there
-
-    def check_complete(self, generation: Generation) -> None:
-        """Raise Refused for a file whose name says that all the rest is there if the bucket refused some of that.
-
-        Of what is below its directory that counts which was to be there since the version before it.
-        """
-        key = generation.record.key
-        if generation.is_forced or generation.in_flight or not self._owed.tells(key):
-            return
-        is_first = key not in self._told and generation.sequence > self._settled
-        known = self._known_at_start if is_first else set[Item]()
-        generation.told_before = self._told.pop(key, 0)
-        self._told[key] = generation.sequence
-        if len(self._told) > _TELLERS_REMEMBERED:
-            del self._told[next(iter(self._told))]
-        generation.missing = next(
-            (each for each in self.rejected if each not in known and _is_told_by(each, generation)), None
-        )
-        if generation.missing is not None:
-            missing = generation.missing.changed_keys()[-1]
-            generation.record = replace(generation.record, reason=Reason.INCOMPLETE)
-            raise Refused(
-                f"{self._tree.relative(key)}: {self._tree.relative(missing)} was to be there before it, and the "
-                f"bucket refused that ({generation.missing.error}); it follows when that is there, or removed"
-            )
-
-    def _settle(self, item: Item) -> list[Change]:
-        """What was refused is so no longer: offer again what was kept back for it, now or once its heir is there."""
-        changes: list[Change] = []
-        heir = item.successor if isinstance(item, Generation) else None
-        for each in list(self._rejected):
-            if not isinstance(each, Generation) or each.missing is not item:
-                continue
-            if heir is not None and heir is not each and heir.state not in _OVER:
-                each.missing = heir
-            else:
-                self._told[each.record.key] = each.told_before
-                changes += self._offer(each)
-        return changes
-
-    def _offer_returned(self, generation: Generation) -> list[Change]:
-        """What was kept back has its name again, as what was written there since failed."""
-        is_kept = generation.record.reason is Reason.INCOMPLETE and generation.missing is None
-        return self._offer(generation) if is_kept else []
-
-    def _offer(self, generation: Generation) -> list[Change]:
-        generation.missing, node = None, generation.node
-        if node is None or not self._tree.is_linked(node) or node.generation is not generation:
-            return []
-        if generation.state is not FileState.REJECTED:
-            return []
-        return self._contents.offer_again(node, generation)
-
-    def keeper_of(self, removal: Operation) -> Generation | None:
-        """Return what is kept back, and below whose directory a removal is, which came after it.
-
-        The bucket shows an older version of that, which may name what is to be removed.
-        """
-        if not self._rejected or self._owed.for_key(removal.record.key)[-1] is not removal:
-            return None
-        for each in self.rejected:
-            if not isinstance(each, Generation) or each.record.reason is Reason.NONE:
-                continue
-            key, place = each.record.key, each.record.refused_at or each.sequence
-            is_below = removal.record.key.startswith(key[: key.rfind("/") + 1])
-            if (
-                is_below
-                and place < removal.sequence
-                and each.node is not None
-                and self._tree.is_linked(each.node)
-            ):
-                return each
-        return None
 
     async def keep(self, removal: Operation, keeper: Generation) -> None:
         """Have a removal wait until something is published under the name of what is kept back, or that is removed."""
@@ -453,19 +356,6 @@ class Outcomes:
         folder, name = self._names.note_unknown(key)
         if folder is not None:
             self.on_name_lost(folder, name)
-
-
-def _is_told_by(refused: Item, teller: Generation) -> bool:
-    """Return whether a file says that something is there which the bucket refused."""
-    if isinstance(refused, Operation):
-        if refused.record.kind not in _BRINGS:
-            return False
-        place = refused.sequence
-    else:
-        place = refused.record.refused_at or refused.sequence
-    there, key = refused.changed_keys()[-1], teller.record.key
-    is_below = there != key and there.startswith(key[: key.rfind("/") + 1])
-    return is_below and teller.told_before < place < teller.sequence
 
 
 def _renames(item: Operation, node: Node, key: str) -> bool:

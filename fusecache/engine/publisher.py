@@ -453,7 +453,7 @@ class Publisher:
             await self._preparer.wait(item)
             if not self._turns.may_go(item, trio.current_time()):
                 return  # dropped, or under another key and so in another place, while its bytes were sent
-            self._outcomes.check_complete(item)
+            self._outcomes.tellers.check(item)
             submit = self._journal.submit if self._light < _CROWD else self._journal.submit_patiently
             await submit(PutFile(item.go(FileState.PUBLISHING))).wait()
             version = await self._ask(item, self._publishing.publish_file, item.record, item.file.path)
@@ -463,7 +463,7 @@ class Publisher:
             return
         if (
             item.record.kind is OperationKind.DELETE
-            and (keeper := self._outcomes.keeper_of(item)) is not None
+            and (keeper := self._outcomes.tellers.keeper_of(item)) is not None
         ):
             await self._outcomes.keep(item, keeper)
             return
