@@ -127,8 +127,6 @@ class PartUploads:
         generation.growing_since = min(generation.growing_since, trio.current_time())
         if trio.current_time() < generation.growing_since + AHEAD_AFTER_SECONDS:
             return
-        if self._pace.is_scarce and self._cache.is_fetching():
-            return  # who reads and who writes need them all; the rest beside reads takes far longer than the write
         if upload is None:
             upload = self._begin(generation, part_bytes)
         upload.ready = ready

@@ -15,8 +15,6 @@ class UploadPace:
 
     def __init__(self, processors: int) -> None:
         self.at_once = max(1, processors // SHARE)
-        # Less than one processor: not to be shared with who still writes what is to go up.
-        self.is_scarce = processors < SHARE
         # For each second of work so many of rest.
         self._rest = max(0.0, SHARE / processors - 1)
         self._until = float("-inf")

@@ -657,23 +657,3 @@ async def test_an_upload_leaves_reads_their_time_and_goes_at_full_speed_without_
         assert await user.drained() == "durable"
         assert trio.current_time() < began + 20 + 4 + 3
     assert bucket.shows()["model"] == body(12)
-
-
-@pytest.mark.parametrize(("processors", "begun"), [(4, False), (16, True)])
-async def test_beside_reads_the_few_processors_of_a_small_node_are_left_to_who_writes(
-    bucket: Bucket,
-    cache: Path,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    processors: int,
-    begun: bool,  # noqa: FBT001
-) -> None:
-    monkeypatch.setattr(uploading, "_PROCESSORS", processors)
-    async with running_node(bucket, cache) as user:
-        user.fs.cache.is_fetching = lambda: True
-        handle = await user.open("model")
-        await write(user, handle, body(8))
-        assert (parts_of(bucket) > 0) is begun
-        await user.close(handle)
-        assert await user.drained() == "durable"
-    assert bucket.shows() == {"model": body(8)}
