@@ -46,9 +46,9 @@ class Endings:
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_dropped: Callable[[Generation], None] = lambda _generation: None
         self.on_key_changed: Callable[[Generation], None] = lambda _generation: None
-        # What the bucket refused, or what replaces that, is dropped, or offered to it again.
         # What was refused has its name again.
         self.on_returned: Callable[[Generation], list[Change]] = lambda _generation: []
+        # What the bucket refused, or what replaces that, is dropped, or offered to it again.
         self.on_settled: Callable[[Generation], list[Change]] = lambda _generation: []
         self.on_aside: Callable[[FileRecord], None] = lambda _record: None
 

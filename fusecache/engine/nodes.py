@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import trio
 
@@ -423,6 +423,13 @@ class Operation:
 
 
 Item = Generation | Operation
+
+
+def is_removal(item: Item | None) -> TypeGuard[Operation]:
+    """Return whether an item is the removal of an object."""
+    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
+
+
 # What a directory shows.
 Shown = Node | Listed
 _NO_CHILDREN: dict[str, Node] = {}

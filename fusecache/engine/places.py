@@ -9,17 +9,15 @@ the name that its newer content was moved to. Their rows stay, and this node doe
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeGuard
 
 import trio
 
 from fusecache.engine.journaling import JournalWriter
-from fusecache.engine.nodes import Generation, Item, Node, Operation
+from fusecache.engine.nodes import Generation, Item, Node, Operation, is_removal
 from fusecache.engine.owed import Owed
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change, DropOperation, PutOperation
 from fusecache.model.nouns import MIB
-from fusecache.model.records import OperationKind
 
 log = logging.getLogger(__name__)
 # Files up to this size are taken for ones that speak of others.
@@ -69,7 +67,7 @@ class Places:
         if isinstance(last, Generation) and last.is_hollow and not last.in_flight and not last.awaited:
             last.successor = generation
             return self._take_out(last)
-        if _is_delete(last) and not last.in_flight and not self._is_told(last, before=generation.sequence):
+        if is_removal(last) and not last.in_flight and not self._is_told(last, before=generation.sequence):
             self._owed.remove(last)  # what it knew of the bucket passes on
             self._tree.unhide(key, gone=False)
             return [DropOperation(last.sequence)]
@@ -114,7 +112,7 @@ class Places:
         queued = self._owed.for_key(key)
         last = queued[-1] if queued else None
         but = frozenset(item.sequence for item in moved)
-        if _is_delete(last) and not last.in_flight and not self._is_told(last, but=but):
+        if is_removal(last) and not last.in_flight and not self._is_told(last, but=but):
             self._owed.remove(last)
             self._tree.unhide(key, gone=False)
             changes.append(DropOperation(last.sequence))
@@ -195,7 +193,3 @@ class Places:
             return []
         self._tree.unhide(key, gone=False)
         return [DropOperation(removal.sequence)]
-
-
-def _is_delete(item: Item | None) -> TypeGuard[Operation]:
-    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE

@@ -13,6 +13,7 @@ from typing import TypeGuard
 from fusecache.engine.content import Contents
 from fusecache.engine.nodes import Generation, Item, Operation
 from fusecache.engine.owed import Owed
+from fusecache.engine.passing import folder_of
 from fusecache.engine.tree import Tree
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
@@ -124,7 +125,7 @@ class Tellers:
         ):
             return False
         place = refused.record.refused_at or refused.sequence
-        is_below = removal.record.key.startswith(_folder(refused.record.key))
+        is_below = removal.record.key.startswith(folder_of(refused.record.key))
         return is_below and place < removal.sequence and self._tree.is_linked(refused.node)
 
     def _offer_returned(self, generation: Generation) -> list[Change]:
@@ -153,8 +154,4 @@ def _is_told_by(refused: Item, teller: Generation) -> bool:
     else:
         place = refused.record.refused_at or refused.sequence
     there, key = refused.changed_keys()[-1], teller.record.key
-    return there != key and there.startswith(_folder(key)) and teller.told_before < place < teller.sequence
-
-
-def _folder(key: str) -> str:
-    return key[: key.rfind("/") + 1]
+    return there != key and there.startswith(folder_of(key)) and teller.told_before < place < teller.sequence

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
-from fusecache.engine.nodes import Generation, Item, Operation
+from fusecache.engine.nodes import Generation, Item, Operation, is_removal
 from fusecache.engine.owed import Owed
 from fusecache.model.nouns import MIB
 from fusecache.model.records import OperationKind
@@ -87,7 +87,7 @@ class Turns:
         until = self._aside_until(item, now)
         if until > now:
             heappush(self._aside, (until, next(self._ties), item))
-            if _is_removal(item) and self._owed.tells(item.record.key):
+            if is_removal(item) and self._owed.tells(item.record.key):
                 self._kept_tellers.setdefault(_folder(item.record.key), {})[item] = None
         self._note_followed(item, now, is_aside=until > now)
 
@@ -96,7 +96,7 @@ class Turns:
         if isinstance(item, Operation) and item.record.kind not in _BRINGS:
             return
         key = item.changed_keys()[-1]
-        followed = [each for each in self._owed.for_key(key) if _is_removal(each) and each.in_flight]
+        followed = [each for each in self._owed.for_key(key) if is_removal(each) and each.in_flight]
         if not is_aside:
             kept = self._kept_tellers.get(_folder(key), {})
             followed += [each for each in kept if each.record.key != key]
@@ -116,7 +116,7 @@ class Turns:
     def note_removed(self, item: Item) -> None:
         """An item is no longer owed."""
         self._failures.pop(item, None)
-        if _is_removal(item):
+        if is_removal(item):
             self._forget_kept(item)
 
     def note_written(self, item: Item, now: float) -> None:
@@ -303,10 +303,6 @@ class Turns:
             most = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
             until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
         return until
-
-
-def _is_removal(item: Item) -> TypeGuard[Operation]:
-    return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
 
 
 def _folder(key: str) -> str:
