@@ -140,6 +140,11 @@ class MountOptions:
     immutable: tuple[str, ...] = _option(
         as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
     )
+    posix_metadata: bool = _option(
+        as_flag,
+        "show mode, time and (as root) owner that other nodes, rclone or s3fs stored with objects: a HEAD for each",
+        default=False,
+    )
     temp_names: tuple[str, ...] = _option(
         as_names,
         "names under which programs write before renaming; yours stand instead of these, not beside them",

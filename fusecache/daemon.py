@@ -166,6 +166,11 @@ class _Daemon:
             owner.st_uid if options.uid is None else options.uid,
             owner.st_gid if options.gid is None else options.gid,
             options.umask,
+            # As tar: only root can give files to others, and keep what is not its own in reach.
+            is_told=options.posix_metadata
+            and os.geteuid() == 0
+            and options.uid is None
+            and options.gid is None,
         )
         filesystem = FileSystem(
             self._remote,
@@ -179,6 +184,7 @@ class _Daemon:
                 settle_seconds=options.settle_seconds,
                 fresh_seconds=options.attribute_seconds,
                 immutable=options.immutable,
+                posix_metadata=options.posix_metadata,
                 temp_names=options.temp_names,
                 order_last=options.order_last,
                 delete_delay=options.delete_delay,

@@ -72,6 +72,7 @@ class EngineOptions:
     settle_seconds: float = 1.0
     fresh_seconds: float = 1.0
     immutable: tuple[str, ...] = ()
+    posix_metadata: bool = False
     temp_names: tuple[str, ...] = ()
     order_last: tuple[str, ...] = ()
     delete_delay: float = 0.0
@@ -121,7 +122,12 @@ class FileSystem:
             writes_by_other_keys=options.writes_by_other_keys,
         )
         self.names = Names(
-            self.tree, self._listings, requests, self._journal_rows, fresh_seconds=options.fresh_seconds
+            self.tree,
+            self._listings,
+            requests,
+            self._journal_rows,
+            fresh_seconds=options.fresh_seconds,
+            posix_metadata=options.posix_metadata,
         )
         self.names.freshness.immutable = options.immutable
         self.contents = Contents(

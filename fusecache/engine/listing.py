@@ -18,7 +18,7 @@ import trio
 
 from fusecache.engine.groups import one_failure
 from fusecache.engine.nodes import CHUNK, LAST_NAME, LISTED_NUMBERS, Marks, Node, in_use
-from fusecache.engine.pages import Page, fetch_page, with_metadata
+from fusecache.engine.pages import Page, fetch_page, lacks_metadata, with_metadata
 from fusecache.engine.requests import Asked, Requests
 from fusecache.engine.tree import Tree
 from fusecache.index.listings import Listings
@@ -76,14 +76,18 @@ class _Chunk(NamedTuple):
 class Lister:
     """The listings of all directories: those under way, and what is left of those that are complete.
 
-    ahead_seconds: how long one that was begun ahead is kept for who may come.
+    ahead_seconds: how long one that was begun ahead is kept for who may come. has_metadata: every row has the metadata
+    of its object, not only those of no bytes.
     """
 
-    def __init__(self, tree: Tree, listings: Listings, requests: Requests, *, ahead_seconds: float) -> None:
+    def __init__(
+        self, tree: Tree, listings: Listings, requests: Requests, *, ahead_seconds: float, has_metadata: bool
+    ) -> None:
         self._tree = tree
         self._listings = listings
         self._requests = requests
         self._ahead_seconds = ahead_seconds
+        self._has_metadata = has_metadata
         self._building: dict[int, Building] = {}
         self._renewals: dict[tuple[int, str], Renewal] = {}
         self._chunks: dict[int, _Chunk] = {}
@@ -397,13 +401,16 @@ class Lister:
         building.announce()
 
     async def _completed(self, directory: Node, prefix: str, rows: list[ListedEntry]) -> list[ListedEntry]:
-        """Return a page's rows with what is known of the empty ones, or is asked now."""
+        """Return a page's rows with what is known of those that lack metadata, or is asked now."""
         known: dict[str, ListedEntry | None] = {}
         if directory.is_listed:
             number, generation = directory.number, directory.listing.generation
-            empty = [row.name for row in rows if not row.is_directory and row.size == 0]
-            known = {name: self._listings.get(number, generation, name) for name in empty}
-        return await with_metadata(self._requests, prefix, rows, known)
+            known = {
+                row.name: self._listings.get(number, generation, row.name)
+                for row in rows
+                if lacks_metadata(row, of_all=self._has_metadata)
+            }
+        return await with_metadata(self._requests, prefix, rows, known, of_all=self._has_metadata)
 
     def _put(self, directory: Node, building: Building, row: ListedEntry) -> None:
         self._listings.put(directory.number, building.generation, [row])

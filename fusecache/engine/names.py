@@ -36,13 +36,28 @@ class Names:
     """Looks names up; `reader` reads directories, `freshness` says how long their answers hold."""
 
     def __init__(
-        self, tree: Tree, listings: Listings, requests: Requests, journal: Journal, *, fresh_seconds: float
+        self,
+        tree: Tree,
+        listings: Listings,
+        requests: Requests,
+        journal: Journal,
+        *,
+        fresh_seconds: float,
+        posix_metadata: bool,
     ) -> None:
+        """posix_metadata: ask for the metadata of every object, by a HEAD for each version."""
+        self._posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
         self._requests = requests
         self.freshness = freshness = Freshness(tree, fresh_seconds)
-        self._lister = lister = Lister(tree, listings, requests, ahead_seconds=max(10.0, fresh_seconds))
+        self._lister = lister = Lister(
+            tree,
+            listings,
+            requests,
+            ahead_seconds=max(10.0, fresh_seconds),
+            has_metadata=posix_metadata,
+        )
         self._refresher = refresher = Refresher(tree, lister, requests, freshness)
         self._reconciler = reconciler = Reconciler(tree, lister, listings, journal)
         self.reader = DirectoryReader(tree, lister, listings, requests, reconciler, refresher, freshness)
@@ -233,11 +248,22 @@ class Names:
 
     async def _probe(self, parent: Node, key: str, name: str, probe: Probe) -> None:
         with in_use(parent):
-            await ask_for_name(self._requests, key, name, probe)
+            known = self._known_version(parent, key, name)
+            await ask_for_name(self._requests, key, name, probe, known, of_all=self._posix_metadata)
             if probe.failure is None and not probe.is_overtaken:
                 self._correct(parent, name, probe)
             del self._probes[parent.number, name]
             probe.end()
+
+    def _known_version(self, parent: Node, key: str, name: str) -> ListedEntry | None:
+        """Return what is known of a name, however old: the metadata of a version that stayed is not asked for again."""
+        for generation in self._covering(parent, name):
+            for row in self._listings.named(parent.number, generation, name):
+                if row.metadata is not None:
+                    return row
+        child = parent.children.get(name)
+        version = child.object if child is not None else None
+        return file_row(name, version) if version is not None and version.key == key else None
 
     def _correct(self, parent: Node, name: str, probe: Probe) -> None:
         """Enter newer rows of a name into what was listed: the node that they make may be forgotten at once."""

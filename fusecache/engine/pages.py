@@ -1,4 +1,4 @@
-"""One page of LIST as rows: names that can be names here, and what a HEAD tells of those that are empty."""
+"""One page of LIST as rows: names that can be names here, and what only a HEAD tells of them."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -38,16 +38,22 @@ def file_row(name: str, info: ObjectInfo) -> ListedEntry:
     return ListedEntry(name, False, info.size, info.etag, info.modified, info.metadata)  # noqa: FBT003 (a million times)
 
 
+def lacks_metadata(row: ListedEntry, *, of_all: bool) -> bool:
+    """Return whether a HEAD is to tell more of a row: of a zero-byte object, or of any."""
+    return (of_all or not row.size) and not row.is_directory and row.metadata is None
+
+
 async def with_metadata(
-    requests: Requests, prefix: str, rows: list[ListedEntry], known: Mapping[str, ListedEntry | None]
+    requests: Requests,
+    prefix: str,
+    rows: list[ListedEntry],
+    known: Mapping[str, ListedEntry | None],
+    *,
+    of_all: bool,
 ) -> list[ListedEntry]:
-    """Return the rows, those of zero-byte objects with metadata: from a known row of the same age, or a HEAD."""
-    empty = [
-        index
-        for index, row in enumerate(rows)
-        if not row.size and not row.is_directory and row.metadata is None
-    ]
-    if not empty:
+    """Return the rows, those that lack metadata with it: from a known row of the same age, or a HEAD."""
+    wanted = [index for index, row in enumerate(rows) if lacks_metadata(row, of_all=of_all)]
+    if not wanted:
         return rows
     limiter = trio.CapacityLimiter(_HEADS_AT_ONCE)
     full = dict(enumerate(rows))
@@ -62,11 +68,11 @@ async def with_metadata(
 
     with one_failure():
         async with trio.open_nursery() as nursery:
-            for index in empty:
+            for index in wanted:
                 row = rows[index]
                 old = known.get(row.name)
                 if old is not None and (old.etag, old.modified) == (row.etag, row.modified):
-                    full[index] = old
+                    full[index] = row._replace(metadata=old.metadata)
                 else:
                     nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
     return [full[index] for index in sorted(full)]

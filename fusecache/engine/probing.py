@@ -20,14 +20,24 @@ class Probe(Asked):
     rows: list[ListedEntry] = field(default_factory=list)
 
 
-async def ask_for_name(requests: Requests, key: str, name: str, probe: Probe) -> None:
-    """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD of a zero-byte object.
+async def ask_for_name(
+    requests: Requests,
+    key: str,
+    name: str,
+    probe: Probe,
+    known: ListedEntry | None,
+    *,
+    of_all: bool,
+) -> None:
+    """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD as `with_metadata` makes it.
 
     All of it fails together once the bucket has answered nobody for UNREACHABLE_SECONDS.
     """
     try:
         with requests.patience(UNREACHABLE_SECONDS):
-            probe.rows = await _rows_of(requests, key, name)
+            rows = await _rows_of(requests, key, name)
+            prefix = key.removesuffix(name)
+            probe.rows = await with_metadata(requests, prefix, rows, {name: known}, of_all=of_all)
     except FusecacheError as exc:
         probe.failure = exc
 
@@ -43,4 +53,4 @@ async def _rows_of(requests: Requests, key: str, name: str) -> list[ListedEntry]
         is_directory = bool((await requests.ask(store.list_page, below, limit=1)).objects)
     if is_directory:
         rows.append(ListedEntry(name, is_directory=True))
-    return await with_metadata(requests, key.removesuffix(name), rows, {})
+    return rows

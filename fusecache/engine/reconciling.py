@@ -5,6 +5,7 @@ Invariants:
 2. A name that was only listed has no node: its inode number is found again in the listing's row.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fusecache.engine.listing import Lister
@@ -66,6 +67,8 @@ class Reconciler:
             else:
                 version = ObjectInfo(key, row.etag, row.size, row.modified, row.metadata)
                 child = self.make_file(parent, version, row.number)
+        elif child.kind is Kind.FILE and row.metadata is not None:
+            self._show_told(child, key, row)
         child.verified = max(child.verified, seen)
         return child
 
@@ -74,13 +77,25 @@ class Reconciler:
         name = version.key[len(self._tree.key(parent)) :]
         attributes = self._journal.attributes(version.key, version.etag)
         if attributes is None and version.metadata is not None:
-            owner = self._tree.ownership
-            attributes = attributes_from_metadata(version.metadata, owner.uid, owner.gid, version.modified)
+            attributes = self._told(version.metadata, version.modified)
         target = symlink_target(version.metadata)
         kind = Kind.SYMLINK if target else Kind.FILE
         return self._tree.make(
             parent, name, kind, attributes=attributes, version=version, target=target, number=number
         )
+
+    def _told(self, metadata: Mapping[str, str], modified: float) -> PosixAttributes | None:
+        kind = Kind.SYMLINK if symlink_target(metadata) else Kind.FILE
+        default = self._tree.default_attributes(kind, modified)
+        return attributes_from_metadata(metadata, default, with_owner=self._tree.ownership.is_told)
+
+    def _show_told(self, node: Node, key: str, row: ListedEntry) -> None:
+        """Show what the metadata of the same bytes says now: they were stored anew, or nobody had asked for it."""
+        if row.metadata is None or self._journal.attributes(key, row.etag) is not None:
+            return
+        told = self._told(row.metadata, row.modified)
+        if told is not None:
+            node.mode, node.uid, node.gid, node.mtime_ns = told.mode, told.uid, told.gid, told.mtime_ns
 
     def view(self, directory: Node) -> View:
         """Return what all names of a directory have in common."""
@@ -102,8 +117,7 @@ class Reconciler:
             if view.has_attributes:
                 own = self._journal.attributes(view.prefix + row.name, row.etag)
             if own is None and row.metadata is not None:
-                owner = self._tree.ownership
-                own = attributes_from_metadata(row.metadata, owner.uid, owner.gid, row.modified)
+                own = self._told(row.metadata, row.modified)
                 if own is None and target:
                     own = self._tree.default_attributes(kind, row.modified)
         mtime_ns = int(row.modified * 1e9) if own is None else own.mtime_ns

@@ -30,11 +30,15 @@ _TOMBSTONE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Attributes of what the bucket knows none of: owner, and the bits that are masked out of 0666 and 0777."""
+    """Attributes of what the bucket knows none of: owner, and the bits that are masked out of 0666 and 0777.
+
+    is_told: whether the metadata of an object says whose it is.
+    """
 
     uid: int
     gid: int
     umask: int
+    is_told: bool = False
 
 
 @dataclass(slots=True)

@@ -5,11 +5,18 @@ Names follow what rclone and s3fs write (`mode`, `uid`, `gid`, `mtime`), so that
 
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from decimal import Decimal
 
 from fusecache.model.records import PosixAttributes
 
 GENERATION = "fusecache-generation"
 SYMLINK_TARGET = "symlink-target"
+# What a kernel takes: 64 bits of nanoseconds, 32 bits of an id without the one that stands for none.
+_SECONDS_MAX = 2**63 // 10**9
+_ID_MAX = 2**32 - 2
+_MODE_BITS = 0o7777
 
 
 def content_metadata(uuid: str, attributes: PosixAttributes) -> dict[str, str]:
@@ -19,7 +26,7 @@ def content_metadata(uuid: str, attributes: PosixAttributes) -> dict[str, str]:
         "mode": f"{stat.S_IFREG | attributes.mode:o}",
         "uid": str(attributes.uid),
         "gid": str(attributes.gid),
-        "mtime": f"{attributes.mtime_ns / 1e9:.9f}",
+        "mtime": f"{Decimal(attributes.mtime_ns) / 10**9:.9f}",
     }
 
 
@@ -34,15 +41,44 @@ def symlink_target(metadata: Mapping[str, str] | None) -> str:
 
 
 def attributes_from_metadata(
-    metadata: Mapping[str, str], uid: int, gid: int, modified: float
+    metadata: Mapping[str, str], default: PosixAttributes, *, with_owner: bool = False
 ) -> PosixAttributes | None:
-    """Return mode and time that the metadata tells, or None if it tells no mode.
+    """Return what the metadata tells of mode, time and owner, or None if it tells nothing of them.
 
-    The owner is the mount's, not the one of the node that wrote: user ids mean nothing from node to node.
+    default: what stands for what is not told, or is told so that no file can have it. with_owner: user ids mean
+    something on another node only where all have the same users.
     """
-    try:
-        mode = int(metadata["mode"], 8)
-        mtime = float(metadata.get("mtime", modified))
-        return PosixAttributes(stat.S_IMODE(mode), uid, gid, int(mtime * 1e9))
-    except (KeyError, ValueError):
-        return None
+    told = {
+        "mode": _mode(metadata.get("mode", "")),
+        "mtime_ns": _nanoseconds(metadata.get("mtime", "")),
+        "uid": _id(metadata.get("uid", "")) if with_owner else None,
+        "gid": _id(metadata.get("gid", "")) if with_owner else None,
+    }
+    known = {name: value for name, value in told.items() if value is not None}
+    return replace(default, **known) if known else None
+
+
+def _mode(text: str) -> int | None:
+    """Return the permission bits of a file's or a symlink's mode: octal with or without its type, or decimal (s3fs)."""
+    for base in (8, 10):
+        with suppress(ValueError, OverflowError):
+            mode = int(text, base)
+            if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (base == 8 and 0 <= mode <= _MODE_BITS):
+                return stat.S_IMODE(mode)
+    return None
+
+
+def _nanoseconds(text: str) -> int | None:
+    """Return a time that is told in seconds since 1970."""
+    with suppress(ArithmeticError):
+        seconds = Decimal(text)
+        if abs(seconds) < _SECONDS_MAX:
+            return int(seconds * 10**9)
+    return None
+
+
+def _id(text: str) -> int | None:
+    with suppress(ValueError):
+        if 0 <= int(text) <= _ID_MAX:
+            return int(text)
+    return None

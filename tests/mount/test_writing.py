@@ -3,11 +3,13 @@
 import errno
 import os
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, pattern, wait_until
+from tests.mount.mounts import Mount, pattern, run, wait_until
 from tests.s3server import Fault, FaultAction
 
 MIB = 2**20
@@ -288,6 +290,27 @@ def test_the_metadata_of_an_object_tell_mode_and_time(place: Place):
     metadata = place.bucket.head("file")["Metadata"]
     assert int(metadata["mode"], 8) == 0o100640
     assert float(metadata["mtime"]) == pytest.approx(1e9 + 0.123, abs=1e-6)
+
+
+def test_a_script_runs_on_another_node_with_the_mode_owner_and_time_that_it_was_given(
+    mount: Callable[..., Mount], tmp_path: Path
+):
+    def facts(path: Path) -> tuple[int, int, int, int]:
+        found = path.stat()
+        return found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns
+
+    script = tmp_path / "run"
+    script.write_text("#!/bin/sh\necho ran\n")
+    script.chmod(0o755)
+    os.chown(script, 1000, 1001)
+    os.utime(script, ns=(0, 1_763_764_212_123_456_789))
+    first = mount()
+    run("cp", "-a", script, first.path / "run")
+    first.sync()
+    other = mount("--posix-metadata")
+    assert run(other.path / "run").stdout == "ran\n"
+    assert facts(other.path / "run") == facts(script)
+    assert not os.access(mount().path / "run", os.X_OK)
 
 
 @pytest.mark.s3server_only

@@ -108,6 +108,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "settle_seconds": "0.5",
         "attribute_seconds": "2",
         "immutable": "train/,*.mds",
+        "posix_metadata": "true",
         "temp_names": "*.tmp",
         "order_last": "DONE",
         "delete_delay": "30",
