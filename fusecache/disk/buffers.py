@@ -27,23 +27,25 @@ class BufferPool:
         small_bytes = max(MIB, total_bytes // SMALL_SHARE // LARGE_BYTES * LARGE_BYTES)
         large_count = (total_bytes - small_bytes) // LARGE_BYTES
         small_count = small_bytes // SMALL_BYTES
-        memory = _touched_memory(large_count * LARGE_BYTES + small_count * SMALL_BYTES)
+        memory = self._memory = _memory(large_count * LARGE_BYTES + small_count * SMALL_BYTES)
         border = large_count * LARGE_BYTES
         self.large = [memory[i * LARGE_BYTES : (i + 1) * LARGE_BYTES] for i in range(large_count)]
         self.small = [
             memory[border + i * SMALL_BYTES : border + (i + 1) * SMALL_BYTES] for i in range(small_count)
         ]
 
+    def touch(self) -> None:
+        """Have all pages exist soon: a thread sees to that.
 
-def _touched_memory(nbytes: int) -> memoryview:
-    """Return zeroed memory whose pages will exist soon, in huge pages where the kernel gives any.
+        256 MiB take up to half a second where the machine is a guest whose host must find them first, and whoever maps
+        a file meanwhile waits: not before the journal is read.
+        """
+        threading.Thread(target=populate, args=(self._memory,), name="buffers", daemon=True).start()
 
-    A thread sees to that, while the start goes on: 256 MiB take up to half a second where the machine is a guest whose
-    host must find them first.
-    """
+
+def _memory(nbytes: int) -> memoryview:
+    """Return zeroed memory, in huge pages where the kernel gives any."""
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # EINVAL: a kernel built without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
-    view = memoryview(area)
-    threading.Thread(target=populate, args=(view,), name="buffers", daemon=True).start()
-    return view
+    return memoryview(area)

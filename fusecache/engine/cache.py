@@ -142,7 +142,8 @@ class BlockCache:
             floor_bytes=options.free_space_floor_bytes,
         )
         self._keeper = Keeper(offload, self._files, self._index, self._table, self._room, self._counters)
-        self._frames = Frames(BufferPool(options.buffer_bytes), self._table.drop_if_idle)
+        self._pool = BufferPool(options.buffer_bytes)
+        self._frames = Frames(self._pool, self._table.drop_if_idle)
         self._fetcher = Fetcher(store, offload, self._frames, self._counters, connections=options.connections)
         self._fetcher.disk = self._keeper
         self.housekeeping = Housekeeping(
@@ -166,6 +167,7 @@ class BlockCache:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the cache's tasks until cancelled; then write the index's rows and its clean mark."""
+        self._pool.touch()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = self._fetcher.nursery = self._table.nursery = self._ahead.nursery = nursery

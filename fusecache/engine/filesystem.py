@@ -34,7 +34,7 @@ from fusecache.engine.pins import Pins
 from fusecache.engine.preparing import Preparer
 from fusecache.engine.publisher import Publisher
 from fusecache.engine.recovering import Recovering
-from fusecache.engine.recovery import Recovered, Recovery, rebuild
+from fusecache.engine.recovery import Recovered, Recovery, no_collections, rebuild
 from fusecache.engine.requests import SILENT_SECONDS, Requests
 from fusecache.engine.siblings import Siblings
 from fusecache.engine.snapshots import Snapshots
@@ -242,9 +242,10 @@ class FileSystem:
     async def running(self) -> AsyncIterator[None]:
         """Recover, then run all tasks while the body runs; ends with everything journaled and closed."""
         try:
-            self.recovered = await self._offload.rows(self._recovery.read)
-            self.cache.restore_staging(self.recovered.staged_bytes)
-            rebuild(self.recovered, self.tree, self.owed, trio.current_time())
+            with no_collections():
+                self.recovered = await self._offload.rows(self._recovery.read)
+                self.cache.restore_staging(self.recovered.staged_bytes)
+                rebuild(self.recovered, self.tree, self.owed, trio.current_time())
             self.publisher.rejected += self.recovered.rejected
             self.contents.take_local(self.recovered.local)
             self.recovering.restore_rows(self.recovered)

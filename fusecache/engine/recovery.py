@@ -7,9 +7,11 @@ Invariants:
 4. Every file that is kept aside has a row, which says why, and every such row is told to `recovering.py`.
 """
 
+import gc
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -310,6 +312,18 @@ class Recovery:
             return self._staging.move_aside(generation, "suspect" if reason in DOUBTFUL else "orphans")
         except FileNotFoundError:
             return None
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Have nobody look for garbage while rows by the thousand are made, and all kept: it takes half as long again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def rebuild(found: Recovered, tree: Tree, owed: Owed, now: float) -> None:

@@ -11,7 +11,9 @@ Invariants:
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -125,6 +127,7 @@ class Journal:
         """Open or create the journal. Raises StateError if it is damaged or of a newer format."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        _read_ahead(directory / "data.mdb")
         try:
             self._env = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=8, subdir=True, lock=True)
             self._files = self._env.open_db(b"files")
@@ -256,6 +259,16 @@ class Journal:
                 f"{self._directory}: a journal row is unreadable ({exc}: {raw[:200]!r}); nothing was changed. "
                 f"Move the cache directory aside and mount again; keep it until its files are recovered"
             ) from exc
+
+
+def _read_ahead(path: Path) -> None:
+    """Have the kernel read a file that is about to be read whole, page by page, in an order that it cannot guess."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 def _row_of(change: Change) -> tuple[object, int]:
