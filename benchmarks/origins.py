@@ -55,7 +55,8 @@ class Site:
         others = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("FUSECACHE_", "AWS_", "RCLONE_", "S3_"))
+            # What is installed has its bytecode, and does not compile itself at each start.
+            if not name.startswith(("FUSECACHE_", "AWS_", "RCLONE_", "S3_", "PYTHONDONTWRITEBYTECODE"))
         }
         trust = {}
         if self.ca_path is not None:
