@@ -252,7 +252,7 @@ class Lister:
         if not generation:
             return
         start, end = renewal.start, page.end
-        rows = await self._completed(directory, prefix, page.rows)
+        rows = await self._completed(directory, prefix, page.rows, renewal)
         # From here on nothing is awaited, as in `_store`.
         if listing.generation != generation or self._tree.key(directory) != prefix:
             return  # listed whole, or renamed, meanwhile
@@ -366,18 +366,18 @@ class Lister:
             while True:
                 asked = trio.current_time()
                 page = await self._requests.ask(fetch_page, self._requests.store, prefix, token, asked)
-                await send.send(page)
                 token = page.token
-                if token is None:
-                    return
-                if not building.is_wanted:
+                if token is not None and not building.is_wanted:
                     building.is_given_up = True
+                    return
+                await send.send(page)
+                if token is None:
                     return
 
     async def _store(self, directory: Node, prefix: str, building: Building, page: Page) -> None:
         number = directory.number
         directory.has_marker |= page.has_marker
-        rows = await self._completed(directory, prefix, page.rows)
+        rows = await self._completed(directory, prefix, page.rows, building)
         if rows:
             chunk = self._new_chunk(directory, rows[0].sort_name, rows[-1].sort_name)
             building.chunks.add(chunk)
@@ -400,8 +400,14 @@ class Lister:
                 self._put(directory, building, row)
         building.announce()
 
-    async def _completed(self, directory: Node, prefix: str, rows: list[ListedEntry]) -> list[ListedEntry]:
-        """Return a page's rows with what is known of those that lack metadata, or is asked now."""
+    async def _completed(
+        self, directory: Node, prefix: str, rows: list[ListedEntry], asked: Asked
+    ) -> list[ListedEntry]:
+        """Return a page's rows with what is known of those that lack metadata, or is asked now.
+
+        A bucket that answers one HEAD after the other is not silent: each answer is announced, as that to the LIST is.
+        """
+        asked.announce()
         known: dict[str, ListedEntry | None] = {}
         if directory.is_listed:
             number, generation = directory.number, directory.listing.generation
@@ -410,7 +416,9 @@ class Lister:
                 for row in rows
                 if lacks_metadata(row, of_all=self._has_metadata)
             }
-        return await with_metadata(self._requests, prefix, rows, known, of_all=self._has_metadata)
+        return await with_metadata(
+            self._requests, prefix, rows, known, of_all=self._has_metadata, on_answer=asked.announce
+        )
 
     def _put(self, directory: Node, building: Building, row: ListedEntry) -> None:
         self._listings.put(directory.number, building.generation, [row])

@@ -9,12 +9,14 @@ from fusecache.engine.moving import Moving
 from fusecache.engine.nodes import Kind, Node, Operation
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.errors import (
+    AccessDenied,
     AlreadyExists,
     InvalidName,
     NotADirectory,
     NotEmpty,
     NotFound,
     ObjectMissing,
+    Refused,
 )
 from fusecache.model.names import check_key, unusable_name
 from fusecache.model.nouns import ObjectInfo
@@ -138,7 +140,7 @@ class DirectoryMoves(Moving):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
     async def _everything_below(self, prefix: str, began: float) -> list[ObjectInfo]:
-        """Return what the bucket shows below a directory, of symlinks with their targets."""
+        """Return what the bucket shows below a directory: with what metadata tells, where that is shown."""
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
@@ -147,20 +149,25 @@ class DirectoryMoves(Moving):
             with one_failure():
                 async with trio.open_nursery() as nursery:
                     for info in page.objects:
-                        if info.size == 0 and not info.key.endswith("/") and info.key in shown:
-                            nursery.start_soon(self._look_at_empty, info.key, shown)
+                        is_asked = info.size == 0 or self._names.posix_metadata
+                        if is_asked and not info.key.endswith("/") and info.key in shown:
+                            nursery.start_soon(self._look_at, info.key, shown)
             found += shown.values()
             token = page.next_token
             if token is None:
                 return found
 
-    async def _look_at_empty(self, key: str, shown: dict[str, ObjectInfo]) -> None:
-        """Ask what a zero-byte object is: it may be a symlink, only a HEAD tells."""
+    async def _look_at(self, key: str, shown: dict[str, ObjectInfo]) -> None:
+        """Ask what only a HEAD tells of an object: one of no bytes may be a symlink."""
         listed = shown[key]
         try:
             found = await self._requests.ask(self._requests.store.head, key)
         except ObjectMissing:
             del shown[key]  # removed since
+            return
+        except (AccessDenied, Refused):
+            if not listed.size or self._requests.refused_seconds:
+                raise
             return
         # Of the time a HEAD has whole seconds only: by that it would come before what it was written after.
         is_same = found.etag == listed.etag

@@ -46,7 +46,7 @@ class Names:
         posix_metadata: bool,
     ) -> None:
         """posix_metadata: ask for the metadata of every object, by a HEAD for each version."""
-        self._posix_metadata = posix_metadata
+        self.posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
         self._requests = requests
@@ -249,21 +249,27 @@ class Names:
     async def _probe(self, parent: Node, key: str, name: str, probe: Probe) -> None:
         with in_use(parent):
             known = self._known_version(parent, key, name)
-            await ask_for_name(self._requests, key, name, probe, known, of_all=self._posix_metadata)
+            await ask_for_name(self._requests, key, name, probe, known, of_all=self.posix_metadata)
             if probe.failure is None and not probe.is_overtaken:
                 self._correct(parent, name, probe)
             del self._probes[parent.number, name]
             probe.end()
 
     def _known_version(self, parent: Node, key: str, name: str) -> ListedEntry | None:
-        """Return what is known of a name, however old: the metadata of a version that stayed is not asked for again."""
+        """Return what is known of a name, however old: the metadata of a version that stayed is not asked for again.
+
+        Of no bytes nothing is known: what was stored anew in the same second may be a symlink now.
+        """
+        if not self.posix_metadata:
+            return None
         for generation in self._covering(parent, name):
             for row in self._listings.named(parent.number, generation, name):
-                if row.metadata is not None:
+                if row.metadata is not None and row.size:
                     return row
         child = parent.children.get(name)
         version = child.object if child is not None else None
-        return file_row(name, version) if version is not None and version.key == key else None
+        is_known = version is not None and version.key == key and version.size
+        return file_row(name, version) if version is not None and is_known else None
 
     def _correct(self, parent: Node, name: str, probe: Probe) -> None:
         """Enter newer rows of a name into what was listed: the node that they make may be forgotten at once."""

@@ -1,6 +1,6 @@
 """One page of LIST as rows: names that can be names here, and what only a HEAD tells of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import trio
@@ -9,7 +9,7 @@ from fusecache.engine.groups import one_failure
 from fusecache.engine.nodes import LAST_NAME
 from fusecache.engine.requests import Requests
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import ObjectMissing
+from fusecache.model.errors import AccessDenied, ObjectMissing, Refused
 from fusecache.model.names import unusable_name
 from fusecache.model.nouns import ObjectInfo
 from fusecache.remote.store import Store
@@ -50,8 +50,13 @@ async def with_metadata(
     known: Mapping[str, ListedEntry | None],
     *,
     of_all: bool,
+    on_answer: Callable[[], object] = lambda: None,
 ) -> list[ListedEntry]:
-    """Return the rows, those that lack metadata with it: from a known row of the same age, or a HEAD."""
+    """Return the rows, those that lack metadata with it: from a known row of the same age, or a HEAD.
+
+    An object that may be listed but not looked at tells nothing; of one of no bytes, which may be a symlink, that is an
+    error. on_answer: told of each HEAD.
+    """
     wanted = [index for index, row in enumerate(rows) if lacks_metadata(row, of_all=of_all)]
     if not wanted:
         return rows
@@ -65,6 +70,11 @@ async def with_metadata(
                 full[index] = _completed(row, info)
             except ObjectMissing:
                 del full[index]
+            except (AccessDenied, Refused):
+                if not row.size or requests.refused_seconds:
+                    raise
+                full[index] = row._replace(metadata={})
+            on_answer()
 
     with one_failure():
         async with trio.open_nursery() as nursery:

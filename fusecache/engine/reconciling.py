@@ -6,6 +6,7 @@ Invariants:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from fusecache.engine.listing import Lister
@@ -53,7 +54,9 @@ class Reconciler:
         child = parent.children.get(name)
         if child is not None and (child.pins > 0 or child.verified > seen):
             return child
-        if child is not None and (row is None or not _is_same(child, row)):
+        if child is not None and (
+            row is None or not _is_same(child, row) or self._is_told_anew(child, key, row)
+        ):
             self._tree.detach(child)
             child = None
         if row is None:
@@ -67,8 +70,11 @@ class Reconciler:
             else:
                 version = ObjectInfo(key, row.etag, row.size, row.modified, row.metadata)
                 child = self.make_file(parent, version, row.number)
-        elif child.kind is Kind.FILE and row.metadata is not None:
-            self._show_told(child, key, row)
+        elif (
+            child.object is not None and child.object.size and row.metadata is not None and not child.handles
+        ):
+            # What was published here has the time of this node until the bucket tells its own.
+            child.object = replace(child.object, modified=row.modified, metadata=row.metadata)
         child.verified = max(child.verified, seen)
         return child
 
@@ -89,13 +95,11 @@ class Reconciler:
         default = self._tree.default_attributes(kind, modified)
         return attributes_from_metadata(metadata, default, with_owner=self._tree.ownership.is_told)
 
-    def _show_told(self, node: Node, key: str, row: ListedEntry) -> None:
-        """Show what the metadata of the same bytes says now: they were stored anew, or nobody had asked for it."""
-        if row.metadata is None or self._journal.attributes(key, row.etag) is not None:
-            return
-        told = self._told(row.metadata, row.modified)
-        if told is not None:
-            node.mode, node.uid, node.gid, node.mtime_ns = told.mode, told.uid, told.gid, told.mtime_ns
+    def _is_told_anew(self, child: Node, key: str, row: ListedEntry) -> bool:
+        """Say whether the same bytes have other metadata now: a kernel that writes back keeps the times of an inode."""
+        if child.kind is not Kind.FILE or child.object is None or row.metadata is None:
+            return False
+        return child.object.metadata != row.metadata and self._journal.attributes(key, row.etag) is None
 
     def view(self, directory: Node) -> View:
         """Return what all names of a directory have in common."""
