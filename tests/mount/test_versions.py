@@ -2,14 +2,15 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import FUSECACHE, pattern, read_newest, run, wait_until
+from tests.mount.mounts import FUSECACHE, Mount, pattern, read_newest, run, wait_until
 from tests.s3server import Fault, FaultAction
 
 MIB = 2**20
@@ -141,10 +142,11 @@ def test_two_nodes_that_write_one_name_both_keep_their_bytes(place: Place, expec
 
 
 @pytest.mark.s3server_only
-def test_a_lookup_that_fails_is_an_error_and_not_a_missing_file(place: Place):
-    place.bucket.put("file", b"bytes")
-    place.bucket.control.faults(
+def test_a_lookup_that_fails_is_an_error_and_not_a_missing_file(mount: Callable[..., Mount], bucket: Bucket):
+    bucket.put("file", b"bytes")
+    fresh = mount()  # that knows no name yet, so that none can be believed missing
+    bucket.control.faults(
         Fault(FaultAction.ANSWER, operation="ListObjectsV2", status=403, code="AccessDenied")
     )
     with pytest.raises(PermissionError):
-        os.stat(place.path / "file")
+        os.stat(fresh.path / "file")
