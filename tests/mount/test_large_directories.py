@@ -1,7 +1,9 @@
 """Directories of many objects: read whole, looked into, walked through, in the memory of a small one."""
 
+import fcntl
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,14 @@ def one(mount: Callable[..., Mount], large: Bucket) -> Iterator[Mount]:
     large.control.set(latency=0.0)
 
 
+@pytest.fixture
+def kernels_names() -> Iterator[None]:
+    """Have what the kernel knows of names to oneself: a test that makes it forget them, of all mounts, disturbs others."""
+    with open(Path(tempfile.gettempdir()) / "fusecache-tests-names.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def memory_kib(mount: Mount) -> int:
     """Return what of a daemon's memory no file stands behind."""
     lines = Path(f"/proc/{mount.pid}/status").read_text().splitlines()
@@ -48,6 +58,7 @@ def memory_at_rest_kib(mount: Mount) -> int | None:
     return after if after - before < 256 else None
 
 
+@pytest.mark.usefixtures("kernels_names")
 def test_a_directory_of_many_names_is_listed_and_searched_in_little_memory(
     mount: Callable[..., Mount], large: Bucket
 ):
@@ -176,6 +187,7 @@ def listed(mount: Callable[..., Mount], bucket: Bucket) -> Iterator[tuple[Mount,
     bucket.control.set(latency=0.0)
 
 
+@pytest.mark.usefixtures("kernels_names")
 def test_readers_of_a_large_directory_do_not_wait_for_each_others_lookups(
     listed: tuple[Mount, Path], bucket: Bucket
 ):
