@@ -37,7 +37,7 @@ def one(mount: Callable[..., Mount], large: Bucket) -> Iterator[Mount]:
 
 @pytest.fixture
 def kernels_names() -> Iterator[None]:
-    """Have what the kernel knows of names to oneself: a test that makes it forget them, of all mounts, disturbs others."""
+    """Have what the kernel knows of names to oneself: a test makes it forget them, of all mounts."""
     with open(Path(tempfile.gettempdir()) / "fusecache-tests-names.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
