@@ -133,7 +133,7 @@ def imports(bench: Bench, origin: Origin) -> None:
     """Import the libraries, each in a fresh interpreter; an empty one's time is taken off."""
     words = {
         "fusecache": "import loader",
-        "streaming": "from tests.real_streaming import import_streaming; import_streaming()",
+        "streaming": "from tests.support.real_streaming import import_streaming; import_streaming()",
         "litdata": "import litdata",
     }
     for library in bench.turn(tuple(words)):

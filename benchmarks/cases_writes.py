@@ -13,7 +13,7 @@ from benchmarks.peers import FUSECACHE, WRITERS, Mount, Peer
 from benchmarks.processes import BenchmarkError, TooSlow, drop_pages
 from benchmarks.published import check_object, wait_published
 from benchmarks.writers import pieces
-from fusecache.config import FIELDS
+from fusecache.config.options import FIELDS
 
 BUCKET = "writes"
 KEY = "object"

@@ -23,11 +23,11 @@ import trio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the script runs from anywhere
 
-from fusecache.engine.cache import BlockCache, CacheOptions  # noqa: E402 (the path comes first)
-from fusecache.engine.offload import ThreadOffload  # noqa: E402
-from fusecache.model.nouns import MIB, Extent, ObjectId  # noqa: E402
+from fusecache.engine.cache.block_cache import BlockCache, CacheOptions  # noqa: E402 (the path comes first)
+from fusecache.engine.runtime.offload import ThreadOffload  # noqa: E402
+from fusecache.model.objects import MIB, Extent, ObjectId  # noqa: E402
 from fusecache.remote.endpoints import Credentials, Endpoint  # noqa: E402
-from fusecache.remote.s3 import S3Store  # noqa: E402
+from fusecache.remote.s3.store import S3Store  # noqa: E402
 from tests.s3server import ServerProcess  # noqa: E402
 
 KEY = "object"

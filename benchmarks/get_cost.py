@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the script runs from anywhere
 
-from fusecache.model.nouns import GIB, KIB, MIB, Extent, ObjectId  # noqa: E402 (the path comes first)
+from fusecache.model.objects import GIB, KIB, MIB, Extent, ObjectId  # noqa: E402 (the path comes first)
 from fusecache.remote.endpoints import Credentials, Endpoint  # noqa: E402
-from fusecache.remote.s3 import S3Store  # noqa: E402
+from fusecache.remote.s3.store import S3Store  # noqa: E402
 from tests.s3server import ServerProcess  # noqa: E402
 from tests.s3server.client import boto_client  # noqa: E402
 

@@ -107,7 +107,7 @@ def _ours(
 def _fusecache(kind: str, path: str, batch: int) -> Epoch:
     from torch.utils.data import DataLoader
 
-    from loader.collate import collate
+    from loader.torch.collate import collate
 
     dataset, sampler = _ours(path, batch)
     batches: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
@@ -169,7 +169,7 @@ def _streaming(kind: str, path: str, batch: int) -> Epoch:
 
 
 def _streaming_dataset(**options: Any) -> Any:
-    from tests.real_streaming import import_streaming
+    from tests.support.real_streaming import import_streaming
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -2,6 +2,6 @@
 
 import sys
 
-from fusecache.cli import main
+from fusecache.cli.main import main
 
 sys.exit(main())

@@ -23,7 +23,6 @@ too: `for ids in sampler: samples = dataset[ids]`. On a mount of `fusecache`, `h
 the model is made has the first batches fetched meanwhile, and the others before they are needed.
 """
 
-from loader.dataset import MDSDataset
 from loader.errors import (
     DatasetError,
     EncodingError,
@@ -33,14 +32,16 @@ from loader.errors import (
     StateError,
     WriterError,
 )
-from loader.hints import Hints
-from loader.merging import merge
-from loader.parquet import ParquetDataset
-from loader.sampler import ElasticBatchSampler
-from loader.stream import Stream
-from loader.templar import TemplarDataset
+from loader.hints.client import Hints
+from loader.mds.dataset import MDSDataset
+from loader.mds.merge import merge
+from loader.mds.parallel_writer import write_parallel
+from loader.mds.stream import Stream
+from loader.mds.writer import MDSWriter
+from loader.parquet.dataset import ParquetDataset
+from loader.parquet.templar import TemplarDataset
+from loader.sampling.sampler import ElasticBatchSampler
 from loader.world import World
-from loader.writer import MDSWriter
 
 __all__ = [
     "DatasetError",
@@ -59,4 +60,5 @@ __all__ = [
     "World",
     "WriterError",
     "merge",
+    "write_parallel",
 ]

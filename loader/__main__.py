@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loader.convert import add_convert, run_convert
 from loader.errors import LoaderError, cause_words
-from loader.merging import merge
-from loader.simulate import add_simulate, run_simulate
-from loader.tools import count_text, list_shards, say, show_samples, show_stats, verify
+from loader.mds.merge import merge
+from loader.tools.commands import count_text, list_shards, say, show_samples, show_stats, verify
+from loader.tools.convert import add_convert, run_convert
+from loader.tools.simulate import add_simulate, run_simulate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

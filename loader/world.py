@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from loader.base.argument_checks import optional_whole, whole_number
 from loader.errors import OrderError
-from loader.given import optional_whole, whole_number
 
 log = logging.getLogger(__name__)
 

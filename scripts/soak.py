@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.mount.buckets import Bucket, Service
-from tests.mount.mounts import Mount
 from tests.s3server import ServerProcess, synthetic_bytes
+from tests.support.mounts import Mount
+from tests.support.s3_buckets import Bucket, Service
 
 MIB = 2**20
 READERS = 16

@@ -10,7 +10,7 @@ import json
 import sys
 import zlib
 
-from tests.real_streaming import import_streaming
+from tests.support.real_streaming import import_streaming
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import xxhash
 
 from fusecache.disk.native import punch_hole
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.nouns import GRANULE_BYTES
+from fusecache.model.objects import GRANULE_BYTES
 
 CHECKSUM_BYTES = 8
 _PAGE_BYTES = 4096

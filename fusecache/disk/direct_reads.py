@@ -18,7 +18,7 @@ import os
 import struct
 from collections.abc import Callable
 
-from fusecache.model.nouns import KIB
+from fusecache.model.objects import KIB
 
 # No read is larger: the loop checks what comes, and has others to serve.
 LARGEST_BYTES = 128 * KIB

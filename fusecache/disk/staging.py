@@ -16,7 +16,7 @@ import xxhash
 
 from fusecache.disk.folders import sync_folder
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
-from fusecache.model.nouns import GRANULE_BYTES
+from fusecache.model.objects import GRANULE_BYTES
 
 _CHECK_BYTES = 64 * GRANULE_BYTES
 # Read twice, by two digests: it must stay in the L2 cache meanwhile.

@@ -15,7 +15,7 @@ from typing import Self
 
 from fusecache.disk.folders import sync_folder
 from fusecache.model.errors import LocalDiskError, StateError
-from fusecache.model.texts import count_text, size_text
+from fusecache.model.format_text import count_text, size_text
 
 FORMAT_VERSION = 1
 _LONGEST_LOCK_BYTES = 8192  # a number, and a path of at most 4096 bytes

@@ -14,7 +14,7 @@ import pyfuse3
 
 from fusecache.fs.hint_files import DIRECTORY as HINTS
 from fusecache.fs.hint_files import HintFiles
-from fusecache.model.hint import FOLDER
+from fusecache.model.hints import FOLDER
 from fusecache.model.names import CONTROL_NAME
 
 DIRECTORY = 2

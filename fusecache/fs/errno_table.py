@@ -3,7 +3,7 @@
 import errno
 
 from fusecache.model import errors
-from fusecache.model.hint import HintError
+from fusecache.model.hints import HintError
 
 # The first class that fits, most special first.
 ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (

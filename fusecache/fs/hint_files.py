@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 import pyfuse3
 
-from fusecache.engine.hinting import Hinting, job_of
+from fusecache.engine.prefetch.hint_service import Hinting, job_of
 from fusecache.model.errors import NotPermitted
-from fusecache.model.hint import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
+from fusecache.model.hints import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
 
 DIRECTORY = 5
 FIRST_INODE = 1 << 56

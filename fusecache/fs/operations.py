@@ -17,8 +17,16 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 import trio
 
-from fusecache.engine.filesystem import FileSystem
-from fusecache.engine.nodes import DirectoryHandle, FileHandle, Kind, Node, Shown, attributes_of, in_use
+from fusecache.engine.file_system import FileSystem
+from fusecache.engine.namespace.nodes import (
+    DirectoryHandle,
+    FileHandle,
+    Kind,
+    Node,
+    Shown,
+    attributes_of,
+    in_use,
+)
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.errno_table import errno_of
@@ -32,7 +40,7 @@ from fusecache.model.errors import (
     ReadOnly,
 )
 from fusecache.model.names import decode_name
-from fusecache.model.nouns import MIB
+from fusecache.model.objects import MIB
 from fusecache.model.records import PosixAttributes
 
 log = logging.getLogger(__name__)

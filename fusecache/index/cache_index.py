@@ -36,7 +36,7 @@ from typing import Any
 import lmdb
 
 from fusecache.model.errors import LocalDiskError, StateError
-from fusecache.model.nouns import GRANULES_PER_BLOCK, ObjectId
+from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 
 FORMAT = 2
 # Address space, not memory: 64 GiB of rows describe some 400 TiB of cache.

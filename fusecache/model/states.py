@@ -54,7 +54,7 @@ TRANSITIONS: dict[FileState, frozenset[FileState]] = {
     ),
     FileState.STORED: frozenset(),
     FileState.DROPPED: frozenset(),
-    # A person may have its bytes begin a new life, or removed: engine/recovering.py.
+    # A person may have its bytes begin a new life, or removed: engine/recovery/quarantine.py.
     FileState.ORPHAN: frozenset(),
     FileState.FAILED: frozenset({FileState.DROPPED, FileState.ORPHAN}),
     FileState.REJECTED: frozenset({FileState.DROPPED, FileState.SEALED}),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from fusecache.model.errors import ConfigError
-from fusecache.model.nouns import GIB, MIB
+from fusecache.model.objects import GIB, MIB
 
 R2_HOST = "r2.cloudflarestorage.com"
 R2_JURISDICTIONS = ("eu", "fedramp")

@@ -1,4 +1,4 @@
-"""The one contract that every store keeps: S3 (`s3.py`) and memory (`memory.py`).
+"""The one contract that every store keeps: S3 (`remote/s3/store.py`) and memory (`support/memory_store.py`).
 
 Blocking and safe to call from many threads at once. Every call ends within the store's own time-outs.
 Errors are those of `fusecache.model.errors`, never botocore's.
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fusecache.model.nouns import Extent, ObjectId, ObjectInfo
+from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.statistics import StoreStatistics
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from loader.errors import OrderError
-from loader.order.epochs import Tracks
-from loader.order.lines import Line, rank_positions, repeated_at_the_end, samples_per_rank
+from loader.order.epoch_order import Tracks
+from loader.order.rank_partition import Line, rank_positions, repeated_at_the_end, samples_per_rank
 from loader.order.spec import NATIVE, Ids, OrderSpec
 from loader.world import World
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import OrderError
-from loader.order.cache import let_go_of_pages
+from loader.order.order_files import let_go_of_pages
 from loader.order.radix import order_of_places
 from loader.order.spec import STREAMING_ORDERS, Ids, Stored
 from loader.order.streams import CHUNK_SAMPLES, id_type

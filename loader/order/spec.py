@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loader.base.argument_checks import optional_whole, plain_number, whole_number
 from loader.errors import OrderError
-from loader.given import optional_whole, plain_number, whole_number
 
 Ids = NDArray[np.int64]
 # Stored orders take 4 bytes an id where that is enough.

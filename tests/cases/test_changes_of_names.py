@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from tests.mount.buckets import WRITES
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, pattern, wait_until
 from tests.s3server import Fault, FaultAction, synthetic_bytes
+from tests.support.mounts import Mount, pattern, wait_until
+from tests.support.s3_buckets import WRITES
 
 GIB = 2**30
 SEED = 5

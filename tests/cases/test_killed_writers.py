@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.mount.conftest import ExpectedLog, Place
-from tests.mount.mounts import run, wait_until
+from tests.support.mounts import run, wait_until
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors.torch")

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.crash.daemons import Daemon, wait_until
 from tests.crash.test_kill import shows
 from tests.s3server import ServerProcess
+from tests.support.daemons import Daemon, wait_until
 
 # An open file is published after 1 s instead of 60, one that is rewritten all the time after 2 s instead of 10.
 HURRIED = (
     "import sys; from fusecache.engine import places, snapshots;"
     "snapshots.snapshot_interval = lambda seconds, last_upload: seconds / 60; places._REWRITE_SECONDS = 2.0;"
-    "from fusecache.cli import main; sys.exit(main())"
+    "from fusecache.cli.main import main; sys.exit(main())"
 )
 LINES = 60
 SYNCED_LINES = 3

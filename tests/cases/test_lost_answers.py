@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from fusecache.model.nouns import MIB
-from fusecache.policy import parts
+from fusecache.model.objects import MIB
+from fusecache.policy.writeback import multipart
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.s3 import S3Store
-from tests.engine.nodes import running_node
+from fusecache.remote.s3.store import S3Store
 from tests.s3server import Fault, FaultAction, LogEntry, S3Server
+from tests.support.node import running_node
 
 # A client that waits little for an answer, though longer than a busy machine stands still, and asks once: the
 # patience is the engine's.
@@ -23,9 +23,9 @@ DATA = b"".join(bytes([number]) * PART for number in (1, 2, 3))[:-5]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "SINGLE_PUT_BYTES_MAX", PART)
-    monkeypatch.setattr(parts, "_PART_BYTES_MIN", PART)
-    monkeypatch.setattr(parts, "_PART_STEP", PART)
+    monkeypatch.setattr(multipart, "SINGLE_PUT_BYTES_MAX", PART)
+    monkeypatch.setattr(multipart, "_PART_BYTES_MIN", PART)
+    monkeypatch.setattr(multipart, "_PART_STEP", PART)
 
 
 @pytest.fixture

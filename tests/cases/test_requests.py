@@ -13,12 +13,12 @@ from itertools import pairwise
 
 import pytest
 
-from tests.crash.daemons import MIB, Daemon, some_bytes
 from tests.crash.test_kill import shows
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import ExpectedLog, Place
-from tests.mount.mounts import Mount, pattern, wait_until
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
+from tests.support.daemons import MIB, Daemon, some_bytes
+from tests.support.mounts import Mount, pattern, wait_until
+from tests.support.s3_buckets import Bucket
 
 EIGHT_DAYS = 8 * 86_400
 FIVE_TEBIBYTES = 5 * 2**40

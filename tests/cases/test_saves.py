@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy
 import pytest
 
-from tests.mount.buckets import WRITES
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, pattern, read_newest, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, pattern, read_newest, wait_until
+from tests.support.s3_buckets import WRITES
 
 torch = pytest.importorskip("torch")
 

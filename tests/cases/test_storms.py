@@ -7,11 +7,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.nodes import DirectoryHandle, in_use
+from fusecache.engine.namespace.nodes import DirectoryHandle, in_use
 from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
-from fusecache.model.nouns import MIB
-from fusecache.policy import parts
-from tests.engine.nodes import PUBLISHING, Bucket, User, running_node
+from fusecache.model.objects import MIB
+from fusecache.policy.writeback import multipart
+from tests.support.node import PUBLISHING, Bucket, User, running_node
 
 STORM_SECONDS = 600.0
 METHODS = (
@@ -61,7 +61,7 @@ async def names_at_root(user: User) -> set[str]:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SINGLE_PUT_BYTES_MAX", "_PART_BYTES_MIN", "_PART_STEP"):
-        monkeypatch.setattr(parts, name, 4 * MIB)
+        monkeypatch.setattr(multipart, name, 4 * MIB)
 
 
 @pytest.mark.case(27)

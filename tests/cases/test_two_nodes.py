@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import ExpectedLog
-from tests.mount.mounts import Mount, pattern, wait_until
 from tests.s3server import Fault, FaultAction, Rules
+from tests.support.mounts import Mount, pattern, wait_until
+from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
 SIZES = [pytest.param(1000, id="one request"), pytest.param(66 * MIB, id="parts")]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.model.nouns import Extent, ObjectId
+from fusecache.model.objects import Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
-from fusecache.remote.memory import MemoryStore
-from fusecache.remote.s3 import S3Store
+from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import FileSlice, Store
-from tests.contract.peer import MakePeer, Peer, Script, openssl_trust
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
+from tests.support.memory_store import MemoryStore
+from tests.support.peer import MakePeer, Peer, Script, openssl_trust
 
 # One attempt: what a single answer does, without botocore's pause before the second. More patient than a busy machine
 # stands still.

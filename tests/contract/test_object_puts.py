@@ -17,16 +17,16 @@ from fusecache.model.errors import (
     Throttled,
     Unavailable,
 )
-from fusecache.model.nouns import MIB
-from fusecache.remote.body import SliceBody
+from fusecache.model.objects import MIB
 from fusecache.remote.endpoints import Credentials, Endpoint
-from fusecache.remote.puts import SMALL_BYTES, Put, Puts
-from fusecache.remote.s3 import S3Store
-from fusecache.remote.signing import Keys
+from fusecache.remote.http.file_body import SliceBody
+from fusecache.remote.http.put import SMALL_BYTES, Put, Puts
+from fusecache.remote.protocol.signing import Keys
+from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import ONCE, s3_store
-from tests.contract.peer import HANG_UP, MakePeer, Peer
 from tests.s3server import Account, Fault, FaultAction, S3Server
+from tests.support.peer import HANG_UP, MakePeer, Peer
 
 MakeBody = Callable[[bytes], FileSlice]
 

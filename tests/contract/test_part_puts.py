@@ -17,8 +17,8 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
-from fusecache.model.nouns import MIB
-from fusecache.remote.s3 import S3Store
+from fusecache.model.objects import MIB
+from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import FileSlice, Sent
 from tests.contract.conftest import HASTY
 from tests.s3server import Fault, FaultAction, S3Server

@@ -20,10 +20,10 @@ from fusecache.model.errors import (
     Throttled,
     Unavailable,
 )
-from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.remotes import Remote
-from fusecache.remote.s3 import S3Store
+from fusecache.remote.read_write_split import Remote
+from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import HASTY, ONCE, SMALL_COPIES, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server

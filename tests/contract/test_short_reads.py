@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
-from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.ranged_get import Get, RangedGets
-from fusecache.remote.s3 import S3Store
-from fusecache.remote.signing import Keys
+from fusecache.remote.http.ranged_get import Get, RangedGets
+from fusecache.remote.protocol.signing import Keys
+from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import ONCE, s3_store
-from tests.contract.peer import HANG_UP, PAUSE, MakePeer, Peer
 from tests.s3server import Account, Fault, FaultAction, S3Server
+from tests.support.peer import HANG_UP, PAUSE, MakePeer, Peer
 
 PATIENT = Transport(attempts=1, connect_timeout_seconds=20, read_timeout_seconds=20)
 DATA = bytes(range(256)) * 4096  # 1 MiB

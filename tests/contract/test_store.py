@@ -14,7 +14,7 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
-from fusecache.model.nouns import MIB, Extent, ObjectId
+from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import Subject
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from fusecache.model.errors import ObjectMissing, Unavailable
-from fusecache.model.nouns import MIB, Extent, ObjectId
-from fusecache.remote import connections, s3_access
-from fusecache.remote.openssl import TlsContext, library
+from fusecache.model.objects import MIB, Extent, ObjectId
+from fusecache.remote.http import connection_pool
+from fusecache.remote.http.tls import TlsContext, library
+from fusecache.remote.s3 import client as s3_client
 from fusecache.remote.store import FileSlice
 from tests.contract.conftest import ONCE, s3_store
 from tests.s3server import Fault, FaultAction, S3Server
@@ -88,7 +89,7 @@ def test_large_and_small_reads_of_many_threads_are_right(monkeypatch: pytest.Mon
 
 def test_an_answer_that_is_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Connections stay open: what follows an answer is silence, for as long as one is patient."""
-    monkeypatch.setattr(connections, "PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(connection_pool, "PATIENCE_SECONDS", 30.0)
     path = tmp_path / "body"
     path.write_bytes(DATA[:5000])
     with S3Server(tls=True) as server:
@@ -140,7 +141,7 @@ def test_reads_go_on_where_the_library_is_not_found(monkeypatch: pytest.MonkeyPa
     with S3Server(tls=True) as server:
         object_id = ObjectId("a", server.control.put("a", DATA))
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
-        monkeypatch.setattr(s3_access, "library", lambda: None)
+        monkeypatch.setattr(s3_client, "library", lambda: None)
         store = s3_store(server, ONCE)
         for _ in range(2):
             buffer = bytearray(len(DATA))

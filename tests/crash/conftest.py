@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.daemons import Daemon
 from tests.s3server import ServerProcess
+from tests.support.daemons import Daemon
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

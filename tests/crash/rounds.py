@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from fusecache.model.metadata import SYMLINK_TARGET
-from tests.crash.daemons import Daemon, wait_until
 from tests.s3server import Fault, FaultAction, ServerProcess
+from tests.support import ROOT
+from tests.support.daemons import Daemon, wait_until
 
-ROOT = Path(__file__).parents[2]
 WRITERS = 2
 CLOSES = 25  # at most so many, before the time begins after which the daemon is killed
 KILL_SECONDS = 1.1  # at most, from that close to the kill

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
 from tests.crash.test_kill import published, shows
-from tests.frozen import frozen
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
+from tests.support.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.support.frozen import frozen
 
 # Nothing settles while a test is at work: what is owed goes when the daemon drains.
 NEVER_SETTLES = ("--settle-seconds", "3600")
@@ -252,8 +252,8 @@ def test_keys_that_were_replaced_are_read_again(
 # A daemon with little patience: what it does each few seconds comes at once, what it says after 90 s after 2.
 AUTH_FAILED_SECONDS = 2.0
 IMPATIENT = (
-    "import sys, fusecache.daemon as daemon; daemon.STATUS_SECONDS = 0.1; daemon.CREDENTIALS_SECONDS = 0.5;"
-    f"daemon.AUTH_FAILED_SECONDS = {AUTH_FAILED_SECONDS}; from fusecache.cli import main; sys.exit(main())"
+    "import sys, fusecache.daemon.main as daemon; daemon.STATUS_SECONDS = 0.1; daemon.CREDENTIALS_SECONDS = 0.5;"
+    f"daemon.AUTH_FAILED_SECONDS = {AUTH_FAILED_SECONDS}; from fusecache.cli.main import main; sys.exit(main())"
 )
 
 
@@ -292,14 +292,14 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
 
 # A daemon for which a minute is two seconds, and which takes a bucket for silent after half a second.
 HASTY = (
-    "import sys, fusecache.engine.requests as requests; requests.UNREACHABLE_SECONDS = 2.0;"
+    "import sys, fusecache.engine.runtime.metadata_client as requests; requests.UNREACHABLE_SECONDS = 2.0;"
     "requests.ANSWER_SECONDS = 1.4; requests.SILENT_SECONDS = 0.5;"
-    "from fusecache.cli import main; sys.exit(main())"
+    "from fusecache.cli.main import main; sys.exit(main())"
 )
 # Finds the mount of a path as a command does, but for its patience; says what is left of the path, and the seconds.
 FIND_SOON = (
-    "import os, sys, time, fusecache.mount_table as mount_table; mount_table.NAME_SECONDS = 0.3;"
-    "from fusecache.control_client import find_mount; began = time.monotonic();"
+    "import os, sys, time, fusecache.mount.mount_table as mount_table; mount_table.NAME_SECONDS = 0.3;"
+    "from fusecache.mount.control_client import find_mount; began = time.monotonic();"
     "print(find_mount(sys.argv[1], os.environ)[1], time.monotonic() - began)"
 )
 

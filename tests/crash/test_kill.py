@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fusecache.index.journal import Journal
-from tests.crash.daemons import MIB, Daemon, some_bytes, wait_until
 from tests.s3server import Fault, FaultAction, LogEntry, ServerProcess
+from tests.support.daemons import MIB, Daemon, some_bytes, wait_until
 
 PUBLISHING = ("PutObject", "CompleteMultipartUpload", "CopyObject", "DeleteObject")
 LARGE = some_bytes(70 * MIB, 1)

@@ -13,9 +13,9 @@ import pytest
 from fusecache.index.journal import Journal
 from fusecache.model.records import DOUBTFUL
 from fusecache.model.states import OWED, FileState
-from tests.crash.daemons import Daemon, some_bytes, wait_until
-from tests.crash.disks import Disk, has_disks
 from tests.s3server import Fault, FaultAction, ServerProcess
+from tests.support.daemons import Daemon, some_bytes, wait_until
+from tests.support.disks import Disk, has_disks
 
 pytestmark = pytest.mark.skipif(not has_disks(), reason="needs root and loop devices")
 
@@ -28,7 +28,7 @@ DIRTY = [f"dirty-{number}" for number in range(10)]
 # A daemon that takes this boot for another.
 ANOTHER_BOOT = (
     "import sys, fusecache.index.cache_index as index; index.read_boot_id = lambda: 'another boot';"
-    "from fusecache.cli import main; sys.exit(main())"
+    "from fusecache.cli.main import main; sys.exit(main())"
 )
 
 

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.model.nouns import MIB
-from fusecache.policy import parts
-from tests.engine.nodes import Bucket
+from fusecache.model.objects import MIB
+from fusecache.policy.writeback import multipart
+from tests.support.node import Bucket
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than 4 MiB are parts of 4 MiB."""
-    monkeypatch.setattr(parts, "SINGLE_PUT_BYTES_MAX", 4 * MIB)
-    monkeypatch.setattr(parts, "_PART_BYTES_MIN", 4 * MIB)
-    monkeypatch.setattr(parts, "_PART_STEP", 4 * MIB)
+    monkeypatch.setattr(multipart, "SINGLE_PUT_BYTES_MAX", 4 * MIB)
+    monkeypatch.setattr(multipart, "_PART_BYTES_MIN", 4 * MIB)
+    monkeypatch.setattr(multipart, "_PART_STEP", 4 * MIB)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from typing import Any
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.metadata import SYMLINK_TARGET
-from fusecache.remote.memory import MemoryStore
-from tests.engine.nodes import PUBLISHING, WRITING
 from tests.history.crashes import REQUEST, Reaper
 from tests.history.past import Link, Value
 from tests.history.rules import Effect, Rules, Violation
+from tests.support.memory_store import MemoryStore
+from tests.support.node import PUBLISHING, WRITING
 
 KIB = 1 << 10
 # More than this is cut into parts of this, here.

@@ -12,7 +12,7 @@ from typing import Any
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.index.journal import Change, Journal, PutFile, PutOperation
-from tests.engine.nodes import photograph
+from tests.support.node import photograph
 
 COMMIT, REQUEST, FILE = KINDS = ("commit", "request", "file")
 WHENS = ("before", "after")

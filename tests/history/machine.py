@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import trio
 
-from fusecache.engine.nodes import FileHandle
+from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.records import PosixAttributes
-from tests.engine.nodes import User
 from tests.history.bucket import WatchedBucket
 from tests.history.past import NOTHING, Cause, Change, Link, Past, Value, Values
 from tests.history.programs import Step
 from tests.history.rules import Violation
+from tests.support.node import User
 
 T = TypeVar("T")
 # Virtual seconds that any call may take, and a drain: a file under a temporary name is published after 60.

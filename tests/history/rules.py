@@ -14,8 +14,8 @@ its name that the bucket lacks, as newer content takes the place of the older.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fusecache.config import ORDER_LAST, TEMP_NAMES
-from fusecache.policy.names import matches_any
+from fusecache.config.options import ORDER_LAST, TEMP_NAMES
+from fusecache.policy.name_patterns import matches_any
 from tests.history.past import NOTHING, RENAMES, Cause, Entry, Link, Past, Value
 
 TEMPORARY_SECONDS = 60.0

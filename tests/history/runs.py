@@ -13,17 +13,17 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from fusecache.disk import buffers
-from fusecache.model.nouns import MIB
-from fusecache.policy import parts
-from tests.engine.nodes import running_node
-from tests.engine.threads import SlowThreads
+from fusecache.disk import aligned_buffers
+from fusecache.model.objects import MIB
+from fusecache.policy.writeback import multipart
 from tests.history.bucket import PART_BYTES, WatchedBucket
 from tests.history.crashes import COMMIT, Crash, Moment, Reaper
 from tests.history.machine import Machine
 from tests.history.past import Past
 from tests.history.programs import Program, choose_moments, make_program, shrink
 from tests.history.rules import Rules, Violation
+from tests.support.node import running_node
+from tests.support.threads import SlowThreads
 
 
 class HistoryFailed(AssertionError):
@@ -149,10 +149,10 @@ def raise_failed(program: Program, why: str) -> None:
 def small_scale() -> Iterator[None]:
     """Files above 64 KiB are cut into parts, as those above 64 MiB are; buffers are not touched before their use."""
     changes: list[tuple[Any, str, Any]] = [
-        (parts, "SINGLE_PUT_BYTES_MAX", PART_BYTES),
-        (parts, "_PART_BYTES_MIN", PART_BYTES),
-        (parts, "_PART_STEP", PART_BYTES),
-        (buffers, "populate", lambda _memory: None),
+        (multipart, "SINGLE_PUT_BYTES_MAX", PART_BYTES),
+        (multipart, "_PART_BYTES_MIN", PART_BYTES),
+        (multipart, "_PART_STEP", PART_BYTES),
+        (aligned_buffers, "populate", lambda _memory: None),
     ]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     for owner, name, value in changes:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket, Service
-from tests.mount.mounts import Mount, wait_until
 from tests.s3server import ServerProcess
+from tests.support.mounts import Mount, wait_until
+from tests.support.s3_buckets import Bucket, Service
 
 # Uploads start soon after the close, so that tests are short; what `settle` promises is tested with longer ones.
 FLAGS = ("--settle-seconds", "0.2", "--memory", "64MiB", "--cache-size", "4GiB", "--log-level", "info")

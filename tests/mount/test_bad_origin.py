@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import ExpectedLog, Mounts
-from tests.mount.mounts import Mount
 from tests.s3server import Fault, FaultAction, synthetic_bytes
+from tests.support.mounts import Mount
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 

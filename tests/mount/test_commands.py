@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fusecache import control_client
-from fusecache.cli import main
-from tests.frozen import frozen
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
+from fusecache.cli.main import main
+from fusecache.mount import control_client
+from tests.support.frozen import frozen
+from tests.support.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
+from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
 pytestmark = pytest.mark.s3server_only
@@ -253,7 +253,7 @@ def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
 IMPATIENT = """
 import sys
 from fusecache import mount_table
-from fusecache.cli import main
+from fusecache.cli.main import main
 mount_table.ANSWER_SECONDS = 0.3
 for words in sys.argv[2:]:
     print(main(words.split("|")), flush=True)

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, pattern, run, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, pattern, run, wait_until
 
 MIB = 2**20
 HOLD = Fault(FaultAction.HOLD, operation="PutObject")

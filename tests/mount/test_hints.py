@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusecache.control_client import find_mount
-from fusecache.engine.timeline import MOST_EXTENTS
-from fusecache.model.hint import LONGEST_MESSAGE_BYTES, TO_THE_END, encode_cursor, encode_plan
-from fusecache.model.nouns import KIB, MIB
+from fusecache.engine.prefetch.timeline import MOST_EXTENTS
+from fusecache.model.hints import LONGEST_MESSAGE_BYTES, TO_THE_END, encode_cursor, encode_plan
+from fusecache.model.objects import KIB, MIB
+from fusecache.mount.control_client import find_mount
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from loader import hints as module
-from loader.door import Door, find_door
 from loader.hints import Hints
+from loader.hints import client as module
+from loader.hints.mount_endpoint import Door, find_door
 from loader.world import Machine
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import Mount, wait_until
+from tests.support.mounts import Mount, wait_until
+from tests.support.s3_buckets import Bucket
 
 SHARDS = 6
 

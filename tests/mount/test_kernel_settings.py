@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fusecache.fs import kernel
-from tests.mount.buckets import Bucket
+from tests.support import ROOT
+from tests.support.s3_buckets import Bucket
 
-ROOT = Path(__file__).parent.parent.parent
 NOBODY = 65534
 # In a mount namespace of its own, with a /dev/fuse that everybody may use: another user mounts, reads and unmounts.
 PROGRAM = """
@@ -26,7 +26,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 """
 STEPS = """
 import json, os, sys
-from fusecache.cli import main
+from fusecache.cli.main import main
 source, point, cache, endpoint = sys.argv[1:]
 assert main(["mount", source, point, "--cache-dir", cache, "--endpoint-url", endpoint, "--memory", "64MiB"]) == 0
 try:

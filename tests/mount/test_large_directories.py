@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, run, wait_until
+from tests.support.mounts import Mount, run, wait_until
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 COUNT = 50_000

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.fast import Loader
-from loader.hints import READING_STEPS
+from loader.hints.client import READING_STEPS
 from loader.streaming import StreamingDataset
-from tests.frozen import frozen
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import Mount, run_python, wait_until
+from tests.support.frozen import frozen
+from tests.support.mounts import Mount, run_python, wait_until
+from tests.support.s3_buckets import Bucket
 
 COUNT = 4096
 BATCH = 64
@@ -100,9 +100,9 @@ import json, os, sys
 import loader.hints
 from torch.utils.data import DataLoader
 from loader import ElasticBatchSampler, Hints, MDSDataset, World
-from loader.collate import collate
+from loader.torch.collate import collate
 
-loader.hints._CLOSE_SECONDS = 30.0  # a busy machine may take longer to take back what was said
+loader.hints.client._CLOSE_SECONDS = 30.0  # a busy machine may take longer to take back what was said
 dataset = MDSDataset(sys.argv[1])
 sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
 hints = Hints(dataset, sampler)

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader
 
 from loader import DatasetError, ElasticBatchSampler, MDSDataset, MDSWriter, ShardError, World
 from loader.fast import Loader
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import ExpectedLog, Place
-from tests.mount.mounts import Mount, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, wait_until
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 

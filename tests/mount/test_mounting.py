@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import FUSECACHE, Mount, mounted_at, run, run_python, tree_of, wait_until
 from tests.s3server import Account
+from tests.support.mounts import FUSECACHE, Mount, mounted_at, run, run_python, tree_of, wait_until
+from tests.support.s3_buckets import Bucket
 
 Refused = Callable[..., str]
 

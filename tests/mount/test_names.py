@@ -9,9 +9,9 @@ import unicodedata
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, run, run_python, wait_until
+from tests.support.mounts import Mount, run, run_python, wait_until
+from tests.support.s3_buckets import Bucket
 
 
 def test_a_directory_of_three_thousand_objects_is_listed_whole(place: Place):

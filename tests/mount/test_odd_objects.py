@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount
 from tests.s3server import synthetic_bytes
+from tests.support.mounts import Mount
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 

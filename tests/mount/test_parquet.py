@@ -12,10 +12,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loader import ElasticBatchSampler, Hints, ParquetDataset, ShardError, TemplarDataset, World
-from loader.collate import collate
-from tests.mount.buckets import Bucket
+from loader.torch.collate import collate
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, wait_until
+from tests.support.mounts import Mount, wait_until
+from tests.support.s3_buckets import Bucket
 
 FILES = 6
 ROWS = 200

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import pattern
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import pattern
 
 MIB = 2**20
 # The cache's largest block; the edges of the smaller ones lie inside.

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from fusecache.control_client import find_mount
-from fusecache.recover_command import LiveMount
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import Mount, run, wait_until
+from fusecache.cli.recover import LiveMount
+from fusecache.mount.control_client import find_mount
 from tests.mount.test_commands import fusecache
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, run, wait_until
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 

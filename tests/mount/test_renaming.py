@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, pattern, run, tree_of
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, pattern, run, tree_of
+from tests.support.s3_buckets import Bucket
 
 HOLD = Fault(FaultAction.HOLD, operation="PutObject")
 # Nothing is sent between two calls, however far apart they are: all of it when the mount ends.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import Mount, run
 from tests.s3server import Fault, FaultAction, LogEntry
+from tests.support.mounts import Mount, run
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 

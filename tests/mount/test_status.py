@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.mount.buckets import Bucket
-from tests.mount.mounts import FUSECACHE, Mount, run, wait_until
+from tests.support.mounts import FUSECACHE, Mount, run, wait_until
+from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
 pytestmark = pytest.mark.s3server_only

@@ -15,7 +15,7 @@ import numpy
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import FUSECACHE, pattern, run, run_python, tree_of, wait_until
+from tests.support.mounts import FUSECACHE, pattern, run, run_python, tree_of, wait_until
 
 KIB, MIB = 2**10, 2**20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, run, run_python
+from tests.support.mounts import Mount, run, run_python
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import run, wait_until
+from tests.support import ROOT
+from tests.support.mounts import run, wait_until
 
 # A tree is thousands of requests to the mount, on a machine that may have much else to do.
 pytestmark = pytest.mark.timeout(900)
 carry = partial(run, seconds=240)
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     (tree / "empty").write_bytes(b"")
     (tree / "empty directory").mkdir()
-    (tree / "link").symlink_to("fusecache/cli.py")
+    (tree / "link").symlink_to("fusecache/cli/main.py")
     (tree / "dangling").symlink_to("nowhere/at all")
     (tree / "fusecache" / "cli.py").chmod(0o755)
     os.utime(tree / "fusecache" / "config.py", (1e9, 1.2e9))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import Place
-from tests.mount.mounts import FUSECACHE, Mount, pattern, read_newest, run, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import FUSECACHE, Mount, pattern, read_newest, run, wait_until
+from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
 

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from tests.mount.conftest import Place
-from tests.mount.mounts import Mount, mounted_at, pattern, run, run_python, wait_until
+from tests.support.mounts import Mount, mounted_at, pattern, run, run_python, wait_until
 
 MIB = 2**20
 libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 WRITE_LARGE = """
 import os, select, sys
-from tests.mount.mounts import pattern
+from tests.support.mounts import pattern
 data = pattern(512 * 2**20)
 with open(sys.argv[1], "wb", buffering=0) as file:
     for start in range(0, len(data), 8 * 2**20):

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass, field
 
-from fusecache.model.nouns import MIB, ObjectId
-from fusecache.remote.memory import MemoryStore
-from tests.engine.block_caches import some_bytes
+from fusecache.model.objects import MIB, ObjectId
+from tests.support.block_caches import some_bytes
+from tests.support.memory_store import MemoryStore
 
 KEYS = tuple(f"o{number}" for number in range(8))
 SIZES = (0, 1, 4095, 65_535, 65_536, 65_537, MIB - 1, MIB + 1, 3 * MIB, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1)

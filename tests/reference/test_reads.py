@@ -13,8 +13,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.cache import BlockCache, ReadHandle
-from fusecache.engine.cache_table import CacheTable
+from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.cache.block_table import CacheTable
 from fusecache.model.errors import (
     NoSpace,
     ObjectChanged,
@@ -23,16 +23,16 @@ from fusecache.model.errors import (
     Throttled,
     Unavailable,
 )
-from fusecache.model.nouns import KIB, MIB
-from fusecache.remote.faulty import Fault, FaultyStore
-from fusecache.remote.memory import MemoryStore
-from tests.engine.block_caches import running_cache
+from fusecache.model.objects import KIB, MIB
 from tests.reference.bucket import KEYS, LARGE_SIZE, SIZES, ReferenceBucket
+from tests.support.block_caches import running_cache
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.memory_store import MemoryStore
 
 STEPS = int(os.environ.get("FUSECACHE_TEST_STEPS", "1000"))
 LIMIT = 20 * MIB
 LENGTHS = (1, 4096, 65_536, MIB, 3 * MIB, 20 * MIB)
-# Each heals when it is asked again: see `engine/fetcher.py` on denials and on what is retried.
+# Each heals when it is asked again: see `engine/cache/fetcher.py` on denials and on what is retried.
 PASSING_FAULTS: tuple[tuple[RemoteError, int], ...] = (
     (Unavailable("reset"), 0),
     (Unavailable("short body"), 300 * KIB),

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from tests.s3server.control import Control
 from tests.s3server.server import DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 10.0
 
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fusecache.config import load_options
+from fusecache.config.options import load_options
 from tests.s3server import ServerProcess
 
 UNIT = "fusecache@demo.service"

@@ -2,8 +2,8 @@
 
 import fnmatch
 
-from fusecache.config import TEMP_NAMES
-from tests.mount.buckets import PUBLISHING, WRITES, Bucket
+from fusecache.config.options import TEMP_NAMES
+from tests.support.s3_buckets import PUBLISHING, WRITES, Bucket
 
 
 def arrivals(bucket: Bucket, *operations: str) -> list[str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.buckets import Bucket
 from tests.mount.conftest import (
     ExpectedLog,
     bucket,
@@ -16,7 +15,8 @@ from tests.mount.conftest import (
     service,
     whole_bucket,
 )
-from tests.mount.mounts import Mount
+from tests.support.mounts import Mount
+from tests.support.s3_buckets import Bucket
 from tests.trainers.kills import Kills
 
 __all__ = ["bucket", "expect_log", "mount", "mounts", "quiet_daemons", "service", "whole_bucket"]

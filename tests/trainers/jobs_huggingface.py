@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.real_streaming import mend_torchvision
+from tests.support.real_streaming import mend_torchvision
 from tests.trainers.workers import serve
 
 # What transformers imports uses torchvision wherever it finds it.

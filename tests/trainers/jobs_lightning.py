@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from tests.real_streaming import mend_torchvision
+from tests.support.real_streaming import mend_torchvision
 from tests.trainers.workers import serve
 
 # What Lightning imports uses torchvision wherever it finds it.

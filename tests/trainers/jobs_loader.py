@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from loader import ElasticBatchSampler, MDSDataset, World
-from loader.collate import collate
 from loader.fast import Loader
 from loader.streaming import StreamingDataLoader, StreamingDataset
-from tests.real_streaming import mend_torchvision
+from loader.torch.collate import collate
+from tests.support.real_streaming import mend_torchvision
 from tests.trainers.workers import serve
 
 mend_torchvision()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.model.metadata import symlink_target
-from tests.mount.buckets import WRITES, Bucket
-from tests.mount.mounts import Mount, run, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, run, wait_until
+from tests.support.s3_buckets import WRITES, Bucket
 
 # Closed files settle so long that nothing is published while a trainer runs.
 SLEEPY = ("--settle-seconds", "3600")

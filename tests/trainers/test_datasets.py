@@ -15,14 +15,14 @@ from tests.trainers.kills import SLEEPY, Found, Kills
 from tests.trainers.workers import ROOT
 
 if TYPE_CHECKING:
-    from tests.mount.mounts import Mount
+    from tests.support.mounts import Mount
 
 SAMPLES = 200
 COLUMNS = {"tokens": "ndarray:int32:1024"}
 WRITE = f"""
 import sys
 import numpy
-from loader.writer import MDSWriter
+from loader.mds.writer import MDSWriter
 with MDSWriter(sys.argv[1], {{"tokens": "ndarray:int32:1024"}}, size_limit=200_000) as writer:
     for index in range({SAMPLES}):
         writer.write({{"tokens": numpy.full(1024, index, "int32")}})

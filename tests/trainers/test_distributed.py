@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import Mount, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, wait_until
 from tests.trainers.checks import arrivals, assert_last, assert_once, assert_tidy
 from tests.trainers.kills import SLEEPY, Kills
 from tests.trainers.workers import Worker

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import Mount, tree_of, wait_until
 from tests.s3server import Fault, FaultAction
+from tests.support.mounts import Mount, tree_of, wait_until
 from tests.trainers.checks import arrivals, assert_once, assert_tidy
 from tests.trainers.kills import SLEEPY, Found, Kills
 from tests.trainers.workers import Worker

@@ -11,7 +11,7 @@ from tests.trainers.checks import arrivals, assert_tidy
 from tests.trainers.workers import Worker
 
 if TYPE_CHECKING:
-    from tests.mount.mounts import Mount
+    from tests.support.mounts import Mount
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.mount.mounts import Mount, pattern, tree_of
+from tests.support.mounts import Mount, pattern, tree_of
 from tests.trainers.checks import assert_tidy
 from tests.trainers.kills import SLEEPY, Kills
 

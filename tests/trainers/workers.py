@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 # Importing transformers takes 10 s where two other tests run beside it.
 START_SECONDS = 120.0
 CALL_SECONDS = 120.0

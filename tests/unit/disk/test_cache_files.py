@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.disk.buffers import LARGE_BYTES, SMALL_BYTES, BufferPool
+from fusecache.disk.aligned_buffers import LARGE_BYTES, SMALL_BYTES, BufferPool
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, granule_checksums
 from fusecache.model.errors import LocalDiskError
-from fusecache.model.nouns import GRANULE_BYTES, KIB, MIB
+from fusecache.model.objects import GRANULE_BYTES, KIB, MIB
 
 SHM = Path("/dev/shm")
 

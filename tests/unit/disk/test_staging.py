@@ -16,7 +16,7 @@ from fusecache.disk.staging import (
     sync_all,
 )
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
-from fusecache.model.nouns import GRANULE_BYTES, MIB
+from fusecache.model.objects import GRANULE_BYTES, MIB
 
 
 @pytest.fixture

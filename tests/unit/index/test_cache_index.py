@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
 from fusecache.model.errors import StateError
-from fusecache.model.nouns import ObjectId
+from fusecache.model.objects import ObjectId
 
 SIZE = 20 << 20
 LONG_KEY = "k" * 1024  # longer than an LMDB key may be

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, Place
-from fusecache.model.nouns import ObjectId
+from fusecache.model.objects import ObjectId
 
 ROW = BlockRow(0b1, 1, 4096, bytes(128))
 Contents = dict[str, set[int]]

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from loader import ElasticBatchSampler, MDSWriter, OrderError, World
 from loader.streaming import StreamingDataset
 from loader.world import Machine
-from tests.unit.loader.streaming_library import load_library
+from tests.support.streaming_library import load_library
 
 TASK = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}
 

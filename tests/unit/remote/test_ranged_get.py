@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.remote.ranged_get import (
+from fusecache.remote.http.ranged_get import (
     FIRST_PIECE_BYTES,
     LARGEST_PIECE_BYTES,
     QUICK_SECONDS,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.remote.signing import UNSIGNED, Keys, Signer
-from fusecache.remote.wire import Form, form_of, parse_head, quoted_key
+from fusecache.remote.http.signed_requests import Form, form_of, parse_head, quoted_key
+from fusecache.remote.protocol.signing import UNSIGNED, Keys, Signer
 
 NOW = 1_790_000_000.0
 KEYS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60)

@@ -1,0 +1,115 @@
+"""`fusecache warm`, `evict` and `check`: words about the disk cache; what is done is the daemon's."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusecache.cli.status_text import warm_text
+from fusecache.model.errors import MountError
+from fusecache.model.format_text import count_text, size_text
+from fusecache.mount.control_client import Mount, ask, converse
+from fusecache.mount.launch import mount_of_this_node, reach
+from fusecache.mount.progress import StepView, show_check, show_warm_up
+
+
+def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Warm paths; return the exit status: 0 all is cached, or begun without --wait; 1 not all."""
+    failed = False
+    for mount, paths in _by_mount(arguments.paths).items():
+        request = {"command": "warm", "paths": paths, "wait": arguments.wait}
+        with StepView(sys.stderr, verb="warming") as view:
+            row = converse(
+                mount,
+                request,
+                on_report=lambda row: show_warm_up(view, row["warm"]) if arguments.wait else None,
+            )
+        job = row.get("warm")
+        if job is None:
+            raise MountError(f"{mount.root}: {row.get('message')}")
+        for line in job["failures"]:
+            _say_error(line)
+        if job["files_failed"] > len(job["failures"]):
+            _say_error(f"and {count_text(job['files_failed'] - len(job['failures']), 'other file')}")
+        if row["result"] != "ok":
+            _say_error(f"not all is cached: {row['message'] or warm_text(job)}")
+            failed = True
+        elif arguments.wait:
+            _tell(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
+        elif job["state"] == "counting":
+            _tell("counting goes on in the background; see `fusecache status`")
+        else:
+            _tell(f"{warm_text(job)}; what is left goes on in the background, see `fusecache status`")
+    return int(failed)
+
+
+def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Drop what is cached of paths; return the exit status."""
+    freed = left = 0
+    for mount, paths in _by_mount(arguments.paths).items():
+        facts = _facts(mount, converse(mount, {"command": "evict", "paths": paths}), "evict")
+        freed += facts["freed_bytes"]
+        left += facts["left_bytes"]
+    _tell(f"freed {size_text(freed)}" + (f"; {size_text(left)} stay, as they are in use" if left else ""))
+    return 0
+
+
+def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Verify what is cached; return the exit status: 0 nothing found, 1 something found."""
+    mount, inner = reach(arguments.path or mount_of_this_node(Path.cwd()))
+    cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
+    with StepView(sys.stderr, verb="checking") as view:
+        row = converse(
+            mount,
+            {"command": "check", "paths": [inner]},
+            on_report=lambda row: show_check(view, row["check"], cached_bytes),
+        )
+    facts = _facts(mount, row, "check")
+    if arguments.json:
+        _tell(json.dumps(facts, indent=2))
+        return int(_is_bad(facts))
+    for path in facts["damaged"]:
+        _tell(f"damaged in the cache, dropped: {path}")
+    if facts["damaged_files"] > len(facts["damaged"]):
+        _tell(f"and {count_text(facts['damaged_files'] - len(facts['damaged']), 'other file')}")
+    for each in facts["unusable"]:
+        _tell(f"no path can name the key {each['key']!r}: {each['why']}")
+    if facts["unusable_keys"] > len(facts["unusable"]):
+        _tell(f"and {count_text(facts['unusable_keys'] - len(facts['unusable']), 'other key')}")
+    _tell(
+        f"{count_text(facts['blocks'], 'cached block')}, {size_text(facts['bytes'])} read: "
+        f"{count_text(facts['damaged_files'], 'damaged file')}; "
+        f"{count_text(facts['keys'], 'key')} listed: {facts['unusable_keys']} unusable"
+    )
+    return int(_is_bad(facts))
+
+
+def _is_bad(facts: Mapping[str, Any]) -> bool:
+    return bool(facts["damaged_files"] or facts["unusable_keys"])
+
+
+def _facts(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what a command answered. Raises MountError if it failed."""
+    if row.get("result") != "ok":
+        raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
+    facts: dict[str, Any] = row[name]
+    return facts
+
+
+def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
+    """Return the mounts of paths, with the paths inside each."""
+    found: dict[Mount, list[str]] = {}
+    for path in paths:
+        mount, inner = reach(path)
+        found.setdefault(mount, []).append(inner)
+    return found
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _say_error(text: str) -> None:
+    sys.stderr.write(f"fusecache: error: {text}\n")

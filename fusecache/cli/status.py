@@ -1,0 +1,33 @@
+"""`fusecache status`: asks for a mount, or for one path; of a symlink in a mount for itself and for its target."""
+
+import os
+from typing import Any
+
+from fusecache.model.errors import MountError
+from fusecache.mount.control_client import Mount, ask
+from fusecache.mount.launch import reach
+
+
+def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the status of a path; of a symlink in a mount its target's, with its own as `link`.
+
+    Where the target has none, the symlink's own with the reason as `target_error`. Raises MountError.
+    """
+    mount, inner = reach(path, follows=False)
+    own = _ask(path, mount, inner)
+    if "link_to" not in own.get("there", {}):
+        return own
+    try:
+        target = _ask(path, *reach(path))
+    except MountError as exc:
+        return {**own, "target_error": str(exc)}
+    return {**target, "link": {name: own[name] for name in ("path", "state", "there")}}
+
+
+def _ask(path: str | os.PathLike[str], mount: Mount, inner: str) -> dict[str, Any]:
+    answer = ask(mount, "status", inner)
+    if answer.result not in ("ok", "durable"):
+        # The whole path is said already.
+        message = answer.message.removeprefix(f"{inner}: ") if inner else answer.message
+        raise MountError(f"{path}: {message or answer.result}")
+    return answer.status

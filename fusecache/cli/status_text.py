@@ -1,0 +1,398 @@
+"""A mount's status for people: a short view in groups; what is not so says nothing. `--json` shows everything."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fusecache.model.error_text import renewal_text
+from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
+from fusecache.policy.cache.space_ledger import STAGING_SHARE_PERCENT
+
+# Cloudflare R2's prices for a million requests of class A and of class B, in dollars.
+CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
+_MOST_LINES = 5
+_SILENT_SECONDS = 90.0
+# Nobody waits so long for a bucket that is well.
+_LONG_WAIT_SECONDS = 5.0
+_VERBS = {
+    "gets": "GET",
+    "lists": "LIST",
+    "heads": "HEAD",
+    "puts": "PUT",
+    "creates": "CREATE",
+    "parts": "PART",
+    "completes": "COMPLETE",
+    "copies": "COPY",
+    "deletes": "DELETE",
+    "aborts": "ABORT",
+}
+_CAUSES = {"demand": "asked for", "readahead": "read ahead", "hint": "warmed or hinted"}
+
+Row = tuple[str, str]
+
+
+def status_view(status: Mapping[str, Any]) -> str:
+    """Return a status as aligned lines `group  words`; a group's further lines have no name.
+
+    That of one path is about this alone, and says how the whole mount is seen.
+    """
+    rows = list(_path_rows(status) if "path" in status else _mount_rows(status))
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
+
+
+def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
+    yield from _mount(status)
+    yield from _cache(
+        status.get("cache", {}),
+        aside_bytes=status.get("aside_bytes", 0),
+        uptime_seconds=float(status.get("uptime_seconds", 0)),
+    )
+    yield from _requests(status.get("requests", {}), status.get("cache", {}))
+    yield from _uploads(status)
+    yield from _warm_ups(status.get("warming", ()))
+    yield from _hints(status.get("hints", {}))
+    yield from _grouped("problems", _problems(status))
+
+
+def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
+    there = status["there"]
+    if "link" in status:
+        yield str(status["link"]["path"]), link_text(status["link"])
+    yield str(status["path"]), f"{_state_text(status)}{_there(there)}"
+    if "target_error" in status:
+        yield "", f"nothing is known of its target: {status['target_error']}"
+    if there.get("pending_files"):
+        yield from _grouped("uploads", _under_way(there))
+    yield from _grouped("problems", _problems_there(status, there))
+    mountpoint = status.get("mountpoint")
+    yield (
+        "mount",
+        f"{status.get('source')} at {mountpoint}; all of it: fusecache status {shlex.quote(str(mountpoint))}",
+    )
+
+
+def _state_text(status: Mapping[str, Any]) -> str:
+    target = status["there"].get("link_to")
+    return str(status["state"]) + (f", a link to {target}" if target else "")
+
+
+def link_text(link: Mapping[str, Any]) -> str:
+    """Return the state of a symlink itself, and where it leads."""
+    there = link["there"]
+    return f"{link['state']}, a link to {there['link_to']}{_there(there)}"
+
+
+def _grouped(name: str, lines: Iterator[str]) -> Iterator[Row]:
+    for index, line in enumerate(lines):
+        yield "" if index else name, line
+
+
+def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
+    if status.get("state", "ok") != "ok":
+        yield "state", str(status["state"])
+    mode = "read-only" if status.get("read_only") else "read-write"
+    up = seconds_text(float(status.get("uptime_seconds", 0)))
+    yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
+    yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}"
+    changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
+    if changed:
+        yield "options", ", ".join(changed)
+
+
+def _option_text(value: Any) -> str:
+    return "[" + " ".join(value) + "]" if isinstance(value, list) else str(value)
+
+
+def _there(there: Mapping[str, Any]) -> str:
+    """Return what a path's state does not say: how much waits there, and what went wrong."""
+    words = list(_waiting_texts(there))
+    if there.get("dirty_files"):
+        words.append(f"{count_text(there['dirty_files'], 'file')} being written")
+    for name, noun in (("failed_files", "failed"), ("conflict_files", "in conflict")):
+        if there.get(name):
+            words.append(f"{there[name]} {noun}")
+    if there.get("local_only_files"):
+        files = count_text(there["local_only_files"], "file")
+        words.append(f"{files}, {size_text(there['local_only_bytes'])} local only")
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how much is not in the bucket yet, and what waits on purpose beside that."""
+    put_off = pending.get("put_off_files", 0)
+    changes = pending.get("pending_files", 0) - put_off
+    if changes:
+        text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
+        yield f"{text} not in the bucket yet, the oldest for {seconds_text(pending['oldest_pending_seconds'])}"
+    if put_off:
+        yield (
+            f"{count_text(put_off, 'removal')} put off, by delete_delay or as somebody here has the file open, "
+            f"for {seconds_text(pending['put_off_seconds'])} more at most"
+        )
+
+
+def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float) -> Iterator[Row]:
+    if not cache:
+        return
+    limit = cache["limit_bytes"]
+    used = f"{size_text(cache['used_bytes'])} of {size_text(limit)} ({cache['used_bytes'] / limit:.0%})"
+    if cache["staging_bytes"] > aside_bytes:
+        used += f", not uploaded yet {size_text(cache['staging_bytes'] - aside_bytes)}"
+    if aside_bytes:
+        used += f", kept aside for `fusecache recover` {size_text(aside_bytes)}"
+    if cache["evicted_bytes"]:
+        used += f", evicted {size_text(cache['evicted_bytes'])}"
+    yield "cache", used
+    reads = cache["hits"] + cache["misses"]
+    if reads:
+        rate = size_text(cache["bytes_read"] / max(uptime_seconds, 1e-3))
+        yield (
+            "reads",
+            f"{count_text(reads, 'read')}, {size_text(cache['bytes_read'])}, {rate}/s since the start; "
+            f"hits {cache['hits'] / reads:.1%}; half within {seconds_text(cache['latency_p50_seconds'])}, "
+            f"99 % within {seconds_text(cache['latency_p99_seconds'])}",
+        )
+    causes = [(_CAUSES.get(name, name), size) for name, size in cache["bytes_by_cause"].items() if size]
+    if causes:
+        yield "fetched", ", ".join(f"{name} {size_text(size)}" for name, size in causes)
+    waits = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
+    if waits:
+        waits.sort(key=lambda row: -row[1])
+        yield "waited for", ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waits)
+    yield "buffers", f"{cache['buffers_in_use']} of {cache['buffers']} in use"
+
+
+def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[Row]:
+    made = [f"{verb} {requests[name]}" for name, verb in _VERBS.items() if requests.get(name)]
+    if not made:
+        return
+    yield "requests", ", ".join(made)
+    if cache.get("first_byte_p50_seconds"):
+        yield (
+            "",
+            f"first byte of a GET: half within {seconds_text(cache['first_byte_p50_seconds'])}, "
+            f"99 % within {seconds_text(cache['first_byte_p99_seconds'])}",
+        )
+    dollars = (requests["class_a"] * CLASS_A_DOLLARS + requests["class_b"] * CLASS_B_DOLLARS) / 1e6
+    yield (
+        "",
+        f"class A {requests['class_a']}, class B {requests['class_b']}: "
+        f"about ${dollars:.4f} by R2's prices, before its free tier",
+    )
+
+
+def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
+    if not status.get("pending_files", 0):
+        yield "uploads", "nothing is waiting"
+    else:
+        yield from _grouped("uploads", _waiting_texts(status))
+        yield from (("", line) for line in _under_way(status))
+    if status.get("exposed_bytes", 0) > status.get("pending_bytes", 0):
+        yield (
+            "only here",
+            f"{size_text(status['exposed_bytes'])}, with what is being written, refused, or local only",
+        )
+
+
+def _under_way(status: Mapping[str, Any]) -> Iterator[str]:
+    rate = status.get("upload_bytes_per_second")
+    if status.get("requested_files"):
+        yield f"of these {_requested_text(status)}"
+    if rate and status.get("pending_bytes"):
+        yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
+    uploading = status.get("uploading", ())
+    for each in uploading[:_MOST_LINES]:
+        under_way = f", {size_text(each['under_way'])} in requests now" if each.get("under_way") else ""
+        yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
+    if len(uploading) > _MOST_LINES:
+        yield f"and {count_text(len(uploading) - _MOST_LINES, 'other file')}"
+
+
+def _requested_text(status: Mapping[str, Any]) -> str:
+    """Return what is in requests that the bucket has not answered yet."""
+    words = f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} under way now"
+    seconds = status.get("requested_seconds", 0)
+    return words + (f", the longest request for {seconds_text(seconds)}" if seconds else "")
+
+
+def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    for job in jobs[-_MOST_LINES:]:
+        yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
+
+
+def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
+    jobs = hints.get("jobs", ())
+    for job in jobs[:_MOST_LINES]:
+        if job.get("ended_seconds"):
+            yield (
+                "hints",
+                f"{job['job']}: its process ended {seconds_text(job['ended_seconds'])} ago, at step {job['step']}: "
+                "nothing is fetched for it until it is started again",
+            )
+            continue
+        pace = f", {seconds_text(job['seconds_a_step'])} a step" if job["seconds_a_step"] else ""
+        yield (
+            "hints",
+            f"{job['job']}: step {job['step']}{pace}; {count_text(job['horizon_steps'], 'step')} ahead "
+            f"({seconds_text(job['lead_seconds'])}, {size_text(job['horizon_bytes'])}) "
+            f"of {count_text(job['planned_steps'], 'planned step')}",
+        )
+        read = job["hit_bytes"] + job["missed_bytes"]
+        words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were here"] if read else []
+        # A loader says something once a minute, whatever its run does.
+        if job["silent_seconds"] >= _SILENT_SECONDS:
+            words.append(f"silent for {seconds_text(job['silent_seconds'])}")
+        words += [
+            f"{job[name]} {what}"
+            for name, what in (("late", "came late"), ("skipped", "skipped"))
+            if job[name]
+        ]
+        if words:
+            yield "", ", ".join(words)
+    if len(jobs) > _MOST_LINES:
+        yield "", f"and {count_text(len(jobs) - _MOST_LINES, 'job')} more"
+    if hints.get("predicted_stalls"):
+        yield "", f"{count_text(hints['predicted_stalls'], 'request')} on the way will come too late"
+    if hints.get("forgotten_jobs"):
+        yield ("" if jobs else "hints"), f"{count_text(hints['forgotten_jobs'], 'silent job')} forgotten"
+
+
+def warm_text(job: Mapping[str, Any]) -> str:
+    """Return how far a warm-up is: `3 of 10 files, 1.0 GiB of 4.0 GiB`."""
+    words = (
+        f"{job['files_done']} of {count_text(job['files_total'], 'file')}, "
+        f"{size_text(job['bytes_done'])} of {size_text(job['bytes_total'])}"
+    )
+    return words + (f", {job['files_failed']} failed" if job["files_failed"] else "")
+
+
+def _problems(status: Mapping[str, Any]) -> Iterator[str]:
+    yield from _bucket_texts(status)
+    yield from _problem_lines(status)
+
+
+def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with one path, and with the bucket."""
+    yield from _bucket_texts(status)
+    yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
+    yield from _waiting_lines(status, there)
+    for each in there.get("failed", ())[:_MOST_LINES]:
+        yield f"{each['path']}: {each['cause']}" + (f": {each['way_out']}" if each["way_out"] else "")
+    yield from _conflict_lines(there)
+
+
+def _bucket_texts(status: Mapping[str, Any]) -> Iterator[str]:
+    if status.get("state") == "auth-failed" or status.get("refused_seconds"):
+        yield _refused_text(status)
+    elif status.get("unanswered_seconds"):
+        silence = seconds_text(status["unanswered_seconds"])
+        yield f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost"
+
+
+def _refused_text(status: Mapping[str, Any]) -> str:
+    seconds = status.get("refused_seconds")
+    since = f", for {seconds_text(seconds)} now" if seconds else ""
+    # Those that read, if nothing can be asked; else it is what is written.
+    source = status.get("keys_from" if seconds else "write_keys_from") or ""
+    return (
+        f"the bucket refuses the keys{since}: what is known is shown, saves go on, nothing is dropped; "
+        f"{renewal_text(source)}"
+    )
+
+
+def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+    if not shortages.get("files"):
+        return
+    size, limit = shortages["bytes"], cache.get("limit_bytes")
+    long_ago = f"{seconds_text(shortages['seconds'])} ago"
+    way_out = "raise --cache-size, or wait for uploads"
+    if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
+        way_out = (
+            f"raise --cache-size: of {size_text(limit)}, files that wait for uploads take "
+            f"{STAGING_SHARE_PERCENT} % at most"
+        )
+    yield (
+        f"{count_text(shortages['files'], 'write')} refused for lack of room, the last {shortages['path']}"
+        f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {way_out}"
+    )
+
+
+def _reads_waiting(cache: Mapping[str, Any]) -> Iterator[str]:
+    reads, longest = cache.get("waiting_reads", 0), cache.get("longest_wait_seconds", 0.0)
+    if reads and longest >= _LONG_WAIT_SECONDS:
+        verb = "waits" if reads == 1 else "wait"
+        yield (
+            f"{count_text(reads, 'read')} {verb} for the bucket, the longest for {seconds_text(longest)}: "
+            "it is silent or slow, or the network is; after a minute without an answer they fail"
+        )
+
+
+def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+    if not closes.get("files"):
+        return
+    longest = closes["named"][0]
+    verb = "waits" if closes["files"] == 1 else "wait"
+    yield (
+        f"{count_text(closes['files'], 'close')} {verb} for room in the cache, the longest for "
+        f"{seconds_text(longest['seconds'])} ({longest['path']}, process {longest['process']}): what is not in the "
+        f"bucket takes {size_text(cache['staging_bytes'])}, above {size_text(closes['high_water_bytes'])} closes wait "
+        "for uploads; with a larger --cache-size they do so later"
+    )
+
+
+def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    cache = status.get("cache", {})
+    yield from _reads_waiting(cache)
+    yield from _closes_waiting(status.get("closes_waiting", {}), cache)
+    yield from _shortage_texts(status.get("shortages", {}), cache)
+    yield from _waiting_lines(status, status)
+    for path in status.get("rejected", ())[:_MOST_LINES]:
+        yield f"{path}: the bucket refused it; `fusecache status` of the file says why"
+    yield from _conflict_lines(status)
+    counts = (
+        ("orphans", "unfinished file", "kept aside: see `fusecache recover`"),
+        ("suspects", "suspect file", "kept aside: see `fusecache recover`"),
+    )
+    for name, noun, words in counts:
+        if status.get(name):
+            yield f"{count_text(status[name], noun)} {words}"
+    counters = (
+        (
+            "errors",
+            "request of reads failed, and was tried again",
+            "requests of reads failed, and were tried again",
+        ),
+        ("stalls", "request went silent, and was made again", "requests went silent, and were made again"),
+        ("checksum_failures", "damaged piece of the cache", "damaged pieces of the cache"),
+        ("disk_errors", "error of the cache's disk", "errors of the cache's disk"),
+        (
+            "uncached",
+            "fetch not kept, as the cache had no room or its disk was too slow",
+            "fetches not kept, as the cache had no room or its disk was too slow",
+        ),
+    )
+    for name, one, many in counters:
+        if cache.get(name):
+            yield f"{cache[name]} {one if cache[name] == 1 else many}"
+    refused = status.get("kernel", {}).get("refused", ())
+    if refused:
+        yield f"the kernel refused {', '.join(refused)}: large reads are slower; root may set it, see the log"
+
+
+def _waiting_lines(status: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what holds uploads up. pending: the numbers of the whole mount, or of one path."""
+    waiting = pending.get("waiting", ())
+    said = list(_bucket_texts(status))
+    for each in waiting[:_MOST_LINES]:
+        # Of keys that are refused it is said above how they are renewed.
+        is_new = each["way_out"] and not any(line.endswith(each["way_out"]) for line in said)
+        yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if is_new else "")
+    if status.get("waiting_for") and not waiting and pending.get("pending_files"):
+        yield f"uploads wait: {status['waiting_for']}"
+
+
+def _conflict_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    for conflict in facts.get("conflicts", ())[:_MOST_LINES]:
+        kept = f"ours is kept as {conflict['kept_as']}" if conflict["kept_as"] else "our change was given up"
+        yield f"{conflict['path']}: another client changed it first; {kept}"

@@ -1,0 +1,1 @@
+"""Mount options: their values, defaults, sources and checks."""

@@ -1,0 +1,429 @@
+"""The options of a mount: one schema, three sources (a TOML file, the environment, flags), and their checks.
+
+Flags go before the environment, the environment before the file, the file before the defaults.
+Parsing touches nothing but the named file, the environment mapping it is given, and the free space of a disk.
+
+Invariants:
+1. Every option is one field of `MountOptions`; file keys, variables and flags derive from its name.
+2. Every refusal is a ConfigError that names the key, the value and what is allowed.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusecache.config.values import (
+    Duration,
+    as_flag,
+    as_names,
+    as_octal,
+    as_path,
+    as_size_or_share,
+    as_source,
+    as_text,
+    as_url,
+    as_whole,
+    one_of,
+    parse_size,
+)
+from fusecache.model.errors import ConfigError
+from fusecache.model.format_text import nearest_text, size_text
+from fusecache.model.objects import MIB
+from fusecache.remote.endpoints import choose_endpoint
+
+VARIABLE_PREFIX = "FUSECACHE_"
+# Variables with our prefix that are no options of a mount.
+OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
+
+SMALLEST_CACHE_BYTES = 64 * MIB
+SMALLEST_MEMORY_BYTES = 32 * MIB
+# Of the free space: what is left keeps the journal, the logs and other programs of the node alive.
+DEFAULT_CACHE_SHARE = 0.8
+
+# What a flag's value is called, by unit; else by the option's own name.
+_METAVARS = {"bytes": "SIZE", "seconds": "DURATION", "octal": "BITS", "list": "NAME,..."}
+
+# Names under which programs write before they rename: never published unless they stay.
+# Programs' own: tempfile, torch, safetensors; git's objects (tmp_obj_*); rsync's (.NAME.XXXXXX).
+TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*", ".*.??????")
+# Names of files that say that all the others are there, in which order trainers and writers of datasets make them.
+ORDER_LAST = (
+    ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
+    "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
+)  # fmt: skip
+
+
+def _option(
+    parse: Callable[[object], Any],
+    help_text: str,
+    *,
+    unit: str = "",
+    default_text: str = "",
+    metavar: str = "",
+    **keywords: Any,
+) -> Any:
+    metadata = {
+        "parse": parse,
+        "help": help_text,
+        "unit": unit,
+        "default_text": default_text,
+        "metavar": metavar,
+    }
+    return field(metadata=metadata, **keywords)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOptions:
+    """Everything that a mount can be told. Made by `load_options`, which checks and fills in the rest."""
+
+    source: str = _option(as_source, "what to mount, s3://BUCKET[/PREFIX]")
+    mountpoint: Path = _option(as_path, "an existing directory where it appears")  # noqa: RUF009  # a field
+    endpoint_url: str | None = _option(
+        as_url,
+        "the S3 endpoint",
+        default=None,
+        default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS",
+    )
+    endpoint_is_r2: bool = _option(
+        as_flag, "the endpoint keeps R2's rules although its name does not say so", default=False
+    )
+    region: str | None = _option(
+        as_text, "the region", default=None, default_text="auto for R2, else the AWS chain's"
+    )
+    profile: str | None = _option(
+        as_text, "a profile of ~/.aws for the keys", default=None, default_text="the AWS chain"
+    )
+    write_profile: str | None = _option(
+        as_text,
+        "another profile for writing, if its keys differ",
+        default=None,
+        default_text="as for reading",
+    )
+    cache_dir: Path = _option(  # noqa: RUF009  # a field
+        as_path,
+        "where cached and not yet uploaded files live",
+        default_text="~/.cache/fusecache/…, for root /var/cache/fusecache/…",
+    )
+    cache_size: int = _option(
+        as_size_or_share,
+        "how much of the disk to use, as 500GiB or 80%",
+        unit="bytes",
+        default_text="80% of the free space",
+    )
+    memory: int = _option(parse_size, "buffers for reads under way", unit="bytes", default=256 * MIB)
+    read_only: bool = _option(as_flag, "refuse every change", default=False)
+    allow_other: bool = _option(as_flag, "let other users see the mount", default=False)
+    uid: int | None = _option(as_whole, "owner of files", default=None, default_text="the mountpoint's owner")
+    gid: int | None = _option(as_whole, "group of files", default=None, default_text="the mountpoint's group")
+    umask: int = _option(as_octal, "permission bits that files lack", unit="octal", default=0o022)
+    log_level: str = _option(
+        one_of("debug", "info", "warning", "error"),
+        "what to log",
+        default="info",
+        metavar="debug|info|warning|error",
+    )
+    settle_seconds: float = _option(
+        Duration(0, 3600), "how long a closed file rests before its upload", unit="seconds", default=1.0
+    )
+    attribute_seconds: float = _option(
+        Duration(0, 3600), "how long names and sizes are believed without asking", unit="seconds", default=1.0
+    )
+    immutable: tuple[str, ...] = _option(
+        as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
+    )
+    posix_metadata: bool = _option(
+        as_flag,
+        "show mode, time and (as root) owner that other nodes, rclone or s3fs stored with objects: a HEAD for each",
+        default=False,
+    )
+    temp_names: tuple[str, ...] = _option(
+        as_names,
+        "names under which programs write before renaming; yours stand instead of these, not beside them",
+        unit="list",
+        default=TEMP_NAMES,
+    )
+    order_last: tuple[str, ...] = _option(
+        as_names,
+        "names published only after everything older in their directory; yours stand instead of these, not beside them",
+        unit="list",
+        default=ORDER_LAST,
+    )
+    delete_delay: float = _option(
+        Duration(0, 86400 * 7),
+        "how long removed objects stay in the bucket, for programs that remove before they write; an unmount waits for "
+        "none of that and removes them",
+        unit="seconds",
+        default=0.0,
+    )
+    conflict: str = _option(
+        one_of("keep-both", "last-wins"),
+        "what becomes of a file that another client changed, too: ours gets a name of its own, or replaces theirs",
+        default="keep-both",
+        metavar="keep-both|last-wins",
+    )
+    fsync: str = _option(
+        one_of("ordered", "remote"),
+        "what fsync waits for: this node's disk, or the bucket (for jobs of several nodes)",
+        default="ordered",
+        metavar="ordered|remote",
+    )
+    pin: tuple[str, ...] = _option(
+        as_names,
+        "names (globs, or prefixes ending in /) that stay in the cache: the newest checkpoint, say",
+        unit="list",
+        default=(),
+    )
+    local_only: tuple[str, ...] = _option(
+        as_names,
+        "names (globs, or prefixes ending in /) whose files are never published",
+        unit="list",
+        default=(),
+    )
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self.source.removeprefix("s3://").partition("/")[0]
+
+    @property
+    def prefix(self) -> str:
+        """What every key starts with: empty, or ending in `/`."""
+        inner = self.source.removeprefix("s3://").partition("/")[2].rstrip("/")
+        return f"{inner}/" if inner else ""
+
+
+# Said elsewhere in a status, or nobody's business who only sees the mount.
+_NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile"})
+
+FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
+
+
+FLAG_VALUES_TEXT = (
+    "SIZE: bytes, or like 500MiB, 50GiB, 500G. DURATION: seconds, or like 500ms, 90s, 10m, 2h, 1d. "
+    "NAME,...: several with commas between them, or the flag once for each."
+)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every option but source and mountpoint, which are positional."""
+    for name, item in FIELDS.items():
+        if name in ("source", "mountpoint"):
+            continue
+        flag = "--" + name.replace("_", "-")
+        facts = item.metadata
+        text = f"{facts['help']} [{facts['default_text'] or _default_text(item)}]".replace("%", "%%")
+        metavar = facts["metavar"] or _METAVARS.get(facts["unit"]) or name.rsplit("_", 1)[-1].upper()
+        if facts["parse"] is as_flag:
+            parser.add_argument(
+                flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
+        elif facts["parse"] is as_names:
+            # Who repeats a flag wants both.
+            parser.add_argument(
+                flag, dest=name, metavar=metavar, action="extend", type=as_names, default=None, help=text
+            )
+        else:
+            parser.add_argument(flag, dest=name, metavar=metavar, help=text)
+
+
+def _default_text(item: dataclasses.Field[Any]) -> str:
+    parse, unit = item.metadata["parse"], item.metadata["unit"]
+    if isinstance(parse, Duration):
+        return f"{item.default:g}s; {parse.range_text}"
+    if parse is as_flag:
+        return "yes" if item.default else "no"
+    if isinstance(item.default, tuple):
+        return ", ".join(item.default) or "none"
+    return _shown(item.default, unit)
+
+
+def shown_options(options: MountOptions) -> dict[str, Any]:
+    """Return what a status says: `options` in force, as plain values, and those of them that are no defaults.
+
+    What is found out at the start, as the size of the cache, counts as its default.
+    """
+    found = {name: _plain(name, getattr(options, name)) for name in FIELDS if name not in _NOT_SHOWN}
+    found["read_only"] = options.read_only
+    changed = {
+        name: value
+        for name, value in found.items()
+        if name != "read_only"
+        and FIELDS[name].default is not dataclasses.MISSING
+        and getattr(options, name) != FIELDS[name].default
+    }
+    return {"options": found, "options_changed": changed}
+
+
+def _plain(name: str, value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    return _shown(value, "octal") if FIELDS[name].metadata["unit"] == "octal" else value
+
+
+def load_options(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    *,
+    config_path: Path | None = None,
+    home: Path | None = None,
+    user_id: int = 0,
+    free_bytes: Callable[[Path], int] | None = None,
+) -> MountOptions:
+    """Return the options that flags, environment and file add up to.
+
+    flags: by field name; None means not given. environment: all variables; only ours are looked at.
+    home, user_id, free_bytes: of the user and the disk; given by tests.
+    Raises ConfigError.
+    """
+    chosen: dict[str, tuple[object, str]] = {}
+    if config_path is not None:
+        chosen |= {name: (value, f"{config_path}: {name}") for name, value in _read_file(config_path).items()}
+    chosen |= {
+        name: (value, VARIABLE_PREFIX + name.upper())
+        for name, value in _read_environment(environment).items()
+    }
+    chosen |= {
+        name: (value, name if name in ("source", "mountpoint") else "--" + name.replace("_", "-"))
+        for name, value in flags.items()
+        if value is not None
+    }
+    values: dict[str, Any] = {name: _parse(name, value, label) for name, (value, label) in chosen.items()}
+    for name in ("source", "mountpoint"):
+        if name not in values:
+            raise ConfigError(
+                f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the file"
+            )
+    if "cache_dir" not in values:
+        values["cache_dir"] = default_cache_dir(
+            values["source"],
+            choose_endpoint(environment, endpoint_url=values.get("endpoint_url")).url or "",
+            environment=environment,
+            home=home or Path.home(),
+            user_id=user_id,
+        )
+    chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
+    values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
+    options = MountOptions(**values)
+    _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
+    return options
+
+
+def default_cache_dir(
+    source: str, endpoint: str, *, environment: Mapping[str, str], home: Path, user_id: int
+) -> Path:
+    """Return the cache directory of one bucket and prefix: the same for the same source, no other's."""
+    inner = source.removeprefix("s3://").rstrip("/")
+    bucket = inner.partition("/")[0]
+    digest = hashlib.sha256("\n".join((endpoint.rstrip("/"), inner)).encode()).hexdigest()[:12]
+    if user_id == 0:
+        base = Path("/var/cache/fusecache")
+    else:
+        base = Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "fusecache"
+    return base / f"{bucket}-{digest}"
+
+
+def free_bytes_at(path: Path) -> int:
+    """Return the bytes that were free on the disk of a cache directory when it was made, or are free now.
+
+    A limit that is a share of it must not shrink as the cache fills. Raises ConfigError.
+    """
+    try:
+        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+            return int(json.loads((path / "fusecache.json").read_text())["free_bytes"])
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+    except OSError as exc:
+        raise ConfigError(f"cache_dir = {path}: {exc.strerror}; choose another one") from exc
+
+
+def _shown(value: object, unit: str) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if unit == "octal":
+        return f"{value:03o}"
+    if unit == "bytes" and isinstance(value, int):
+        return size_text(value).replace(".0 ", " ")
+    return str(value)
+
+
+def _parse(name: str, value: object, label: str) -> Any:
+    try:
+        return FIELDS[name].metadata["parse"](value)
+    except ValueError as exc:
+        raise ConfigError(f"{label} = {value!r}: allowed is {exc}") from None
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+    for name, value in content.items():
+        if name not in FIELDS and isinstance(value, dict):
+            raise ConfigError(
+                f'{path}: [{name}] is a table: options stand at the top of the file, without one (source = "s3://…")'
+            )
+        if name not in FIELDS:
+            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, tuple(FIELDS))}")
+    return content
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(VARIABLE_PREFIX) or OTHER_VARIABLES.fullmatch(variable):
+            continue
+        name = variable.removeprefix(VARIABLE_PREFIX).lower()
+        if name not in FIELDS:
+            known = [VARIABLE_PREFIX + each.upper() for each in FIELDS]
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")
+        values[name] = value
+    return values
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    return nearest_text(name, known) or f": known are {', '.join(known)}"
+
+
+def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path], int]) -> int:
+    if isinstance(value, int):
+        return value
+    return int(free_bytes(cache_dir) * float(value.rstrip("%")) / 100)
+
+
+def _check_together(options: MountOptions, *, share: str) -> None:
+    """Raise ConfigError unless the options suit each other. share: of the disk that the cache is to take, or ""."""
+    if options.memory < SMALLEST_MEMORY_BYTES:
+        raise ConfigError(
+            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, for a few "
+            "buffers of each size"
+        )
+    floor = max(SMALLEST_CACHE_BYTES, options.memory)
+    if options.cache_size < floor:
+        size = f"cache_size = {size_text(options.cache_size)}"
+        size += f" ({share} of the free space)" if share else ""
+        ways = ["choose a larger cache_size"]
+        if share:
+            ways = [f"free space on the disk of {options.cache_dir}", "choose another cache_dir", *ways]
+        if floor > SMALLEST_CACHE_BYTES:
+            ways.append("choose a smaller memory")
+        raise ConfigError(
+            f"{size} is below {size_text(floor)}, the larger of 64 MiB and the buffers "
+            f"(memory = {size_text(options.memory)}): {', or '.join(ways)}"
+        )
+    if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
+        raise ConfigError(f"cache_dir = {options.cache_dir} lies inside the mountpoint {options.mountpoint}")

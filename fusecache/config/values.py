@@ -1,0 +1,172 @@
+"""How the text or TOML value of an option becomes a checked value. A refusal says what is allowed.
+
+Each function takes what a file, a variable or a flag gave; its ValueError's text is what is allowed.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusecache.model.objects import GIB, KIB, MIB, TIB
+
+SIZE_UNITS = {
+    "": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": TIB,
+}
+TIME_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+
+
+def as_text(value: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def as_source(value: object) -> str:
+    """A bucket and prefix as s3://BUCKET[/PREFIX]."""
+    if not isinstance(value, str) or not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", value):
+        raise ValueError("s3://BUCKET or s3://BUCKET/PREFIX")
+    prefix = value.removeprefix("s3://").partition("/")[2].rstrip("/")
+    if prefix and not all(part not in ("", ".", "..") for part in prefix.split("/")):
+        raise ValueError("a prefix without empty parts, `.` and `..`")
+    return value
+
+
+def as_url(value: object) -> str:
+    """An http or https URL without a path."""
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^/\s]+/?", value):
+        raise ValueError("a URL without a path, like https://host or http://host:port")
+    return value
+
+
+def as_path(value: object) -> Path:
+    """An absolute path; `~` is the home directory."""
+    return Path(os.path.abspath(Path(as_text(value)).expanduser()))
+
+
+def as_flag(value: object) -> bool:
+    """True or false, also as a word."""
+    if isinstance(value, bool):
+        return value
+    words = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
+    if not isinstance(value, str) or value.lower() not in words:
+        raise ValueError("true or false")
+    return words[value.lower()]
+
+
+def parse_size(value: object) -> int:
+    """Return bytes from 500, "50GiB", "500G" (decimal), "1.5 TB". Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = (
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(IB|B)?", value.strip().upper())
+        if isinstance(value, str)
+        else None
+    )
+    if match is None or (match[3] == "IB" and not match[2]):
+        raise ValueError("bytes, as a number or like 50GiB, 500G")
+    return int(float(match[1]) * SIZE_UNITS[match[2] + ("IB" if match[3] == "IB" else "")])
+
+
+def as_size_or_share(value: object) -> int | str:
+    """Bytes, or a share as text like `80%`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()) if isinstance(value, str) else None
+    if match is not None:
+        if not 0 < float(match[1]) <= 100:
+            raise ValueError("above 0 % and at most 100 % of the disk's free space")
+        return f"{match[1]}%"
+    try:
+        return parse_size(value)
+    except ValueError:
+        raise ValueError("bytes, like 50GiB or 500G, or a share of the disk's free space, like 80%") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """The check of a duration of `low` to `high` seconds: a number of seconds, or with a unit, as `10m`."""
+
+    low: float = 0.0
+    high: float = math.inf
+
+    def __call__(self, value: object) -> float:
+        """Return seconds. Raises ValueError."""
+        problem = ValueError(f"{self.range_text}, in seconds or with a unit, like 90, 90s, 10m or 2h")
+        found = _DURATION.fullmatch(str(value).strip().lower())
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or found is None:
+            raise problem
+        seconds = float(found[1]) * TIME_UNITS.get(found[2], math.nan)
+        if not self.low <= seconds <= self.high:
+            raise problem
+        return seconds
+
+    @property
+    def range_text(self) -> str:
+        """What is allowed: `0 to 7d`."""
+        if math.isinf(self.high):
+            return f"{_time_text(self.low)} or more"
+        return f"{_time_text(self.low)} to {_time_text(self.high)}"
+
+
+def _time_text(seconds: float) -> str:
+    """Return seconds in the largest unit that leaves no rest, as an option takes them: 0, 1.5s, 10m, 7d."""
+    whole = [unit for unit in ("d", "h", "m") if seconds and seconds % TIME_UNITS[unit] == 0]
+    return f"{seconds / TIME_UNITS[whole[0]]:g}{whole[0]}" if whole else f"{seconds:g}s" if seconds else "0"
+
+
+def as_whole(value: object) -> int:
+    """A user or group id."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32 - 1:
+        raise ValueError("a whole number from 0 to 4294967294")
+    return value
+
+
+def as_octal(value: object) -> int:
+    """Permission bits from octal digits."""
+    # Not a number: TOML's 22 and 0o26 arrive as the same one, and who writes 22 means 0o22.
+    if not isinstance(value, str) or not re.fullmatch(r"(0o)?0?[0-7]{1,3}", value):
+        raise ValueError('octal digits up to 777 as a text, like "022"')
+    return int(value, 8)
+
+
+def one_of(*words: str) -> Callable[[object], str]:
+    """Return the check that a text is one of `words`."""
+
+    def parse(value: object) -> str:
+        word = str(value).lower()
+        if word not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return word
+
+    return parse
+
+
+def as_names(value: object) -> tuple[str, ...]:
+    """A list of names, or one text with commas between them."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
+        raise ValueError("a list of texts (in a variable or a flag: separated by commas)")
+    return tuple(value)

@@ -1,0 +1,279 @@
+"""The daemon's side of the control socket: JSON lines, one command a connection.
+
+Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …, "id": …}`; each command takes what it
+needs. Answers: progress twice a second, then one with `done`, `result` and `message`. Whatever the mount holds, an
+answer names a bounded number of things of a kind and counts the rest.
+
+`{"command": "hint", "file": …, "bytes": …}` is followed by so many bytes: what a job would write into that file of the
+hints' directory, from where the mount is read-only. Without any bytes it takes back what the job has said.
+"""
+
+import json
+import logging
+import os
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+import trio
+
+from fusecache.engine.admin.inspector import Check
+from fusecache.engine.admin.warmup import WarmState
+from fusecache.engine.file_system import FileSystem
+from fusecache.engine.prefetch.hint_service import job_of
+from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.model.errors import FusecacheError, NotPermitted
+from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
+from fusecache.model.objects import MIB
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.5
+# A report that takes long to make, as of 100 000 changes, comes less often; who asks bears 30 s of silence.
+_PAUSE_FACTOR = 20
+_LONGEST_PAUSE_SECONDS = 10.0
+# Some ten thousand paths, as a shell's glob gives them.
+_LONGEST_REQUEST = MIB
+# The first three change what the daemon does at its end. What is evicted, others have paid for with their time:
+# everybody may ask for more to be cached, but not take it away from the others.
+_OWNERS_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
+# Who does not wait for a warm-up waits so long to hear whether the cache can hold it.
+_COUNT_SECONDS = 3.0
+
+
+class ControlServer:
+    """Answers on a unix socket: what `fusecache` asks, `abandon` (end at once), and `carry-on` (not so)."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        path: str,
+        facts: Callable[[], dict[str, Any]],
+        *,
+        on_abandon: Callable[[], None],
+        on_carry_on: Callable[[], None],
+    ) -> None:
+        """facts: what is known of the mount beside the file system's statistics, at this moment."""
+        self._fs = filesystem
+        self._path = path
+        self._facts = facts
+        self._on_abandon = on_abandon
+        self._on_carry_on = on_carry_on
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; the socket is removed at the end."""
+        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        await listener.bind(self._path)
+        # Whoever sees the mount may ask; what others would feel is the owner's (_OWNERS_COMMANDS).
+        os.chmod(self._path, 0o666)
+        listener.listen(16)
+        try:
+            task_status.started()
+            await trio.serve_listeners(self._serve, [trio.SocketListener(listener)])
+        finally:
+            os.unlink(self._path)
+
+    def status(self) -> dict[str, Any]:
+        """Return everything that is known, as plain values."""
+        return {**self._facts(), **self._fs.statistics()}
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            try:
+                line, rest = await _read_line(stream)
+                if line:
+                    await self._answer(stream, json.loads(line), rest)
+            except* (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the asker is gone
+            except* (ValueError, TypeError, AttributeError, RecursionError) as group:
+                log.info("control request refused error=%s", group.exceptions[0])
+            except* Exception:
+                # Nothing that somebody may ask ends the mount.
+                log.exception("control request failed")
+
+    async def _answer(self, stream: trio.SocketStream, request: dict[str, Any], rest: bytes) -> None:
+        command, path = request.get("command"), _path(request.get("path") or "")
+        timeout = request.get("timeout_seconds")
+        try:
+            if command in _OWNERS_COMMANDS:
+                _check_owner(stream, str(command))
+            match command:
+                case "status":
+                    await self._status(stream, path)
+                case "sync":
+                    await self._wait(stream, path, timeout)
+                case "drain":
+                    with self._fs.publisher.draining():
+                        await self._wait(stream, "", timeout, drains=True)
+                case "abandon" | "carry-on":
+                    (self._on_abandon if command == "abandon" else self._on_carry_on)()
+                    await self._send(stream, {**await self._pending(""), **_done("ok")})
+                case "hint":
+                    await self._hint(stream, request, rest)
+                case _:
+                    await self._keep_house(stream, request)
+        except FusecacheError as exc:
+            await self._send(stream, _done("error", str(exc)))
+
+    async def _keep_house(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
+        command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]
+        match command:
+            case "warm":
+                await self._warm(stream, paths, stays=bool(request.get("wait")))
+            case "evict":
+                await self._evict(stream, paths)
+            case "check":
+                await self._check(stream, paths[0])
+            case "recover":
+                await self._send(stream, {**_done("ok"), "recover": await self._fs.recovering.listing()})
+            case "bring-back" | "delete" if self._fs.options.read_only:
+                raise NotPermitted(
+                    f"{request['id']}: this mount is read-only: unmount it and mount with writing, or copy the file "
+                    "elsewhere with --restore ID --to PATH"
+                )
+            case "bring-back":
+                path = await self._fs.recovering.bring_back(int(request["id"]), paths[0])
+                await self._send(stream, {**_done("ok"), "path": path})
+            case "delete":
+                freed = await self._fs.recovering.delete(int(request["id"]))
+                await self._send(stream, {**_done("ok"), "freed_bytes": freed})
+            case _:
+                await self._send(stream, _done("error", f"unknown command {command!r}"))
+
+    async def _hint(self, stream: trio.SocketStream, request: dict[str, Any], message: bytes) -> None:
+        """Take a job's plan or cursor, or take it back."""
+        file, size = str(request.get("file")), int(request.get("bytes") or 0)
+        if not 0 <= size <= LONGEST_MESSAGE_BYTES:
+            raise HintError(f"{file}: a message has at most {LONGEST_MESSAGE_BYTES} bytes, not {size}")
+        data = bytearray(message)
+        while len(data) < size and (piece := await stream.receive_some(MIB)):
+            data += piece
+        if size:
+            await self._fs.hinting.take(file, data)
+        else:
+            self._fs.hinting.forget(job_of(file)[0])
+        await self._send(stream, _done("ok"))
+
+    async def _status(self, stream: trio.SocketStream, path: str) -> None:
+        pending = await self._fs.looking.count()
+        status = {**self._facts(), **self._fs.statistics(pending)}
+        if path:
+            # A name that was never seen is asked for, and the bucket may be silent.
+            async with self._reporting(stream, lambda: self._pending(path)):
+                there = await self._fs.looking.look(path)
+            # `state` is the path's then, and the mount's without one.
+            status = {**status, "path": path, "state": there["state"], "there": there}
+        await self._send(stream, {**await self._pending(path), **_done("ok"), "status": status})
+
+    async def _wait(
+        self, stream: trio.SocketStream, path: str, seconds: float | None, *, drains: bool = False
+    ) -> None:
+        """Report progress until everything below `path` is in the bucket.
+
+        drains: before an unmount a conflict is no obstacle: both versions are in the bucket.
+        """
+        if path and not drains and not (await self._fs.looking.count(path)).files:
+            await self._fs.look_up(path)  # a name with a mistake in it is not durable
+        async with self._reporting(stream, lambda: self._pending(path)):
+            ended = await self._fs.wait_durable(path, seconds)
+        result = "durable" if drains and ended.result == "conflict" else ended.result
+        await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
+
+    async def _warm(self, stream: trio.SocketStream, paths: list[str], *, stays: bool) -> None:
+        """Begin a warm-up. If the asker stays, it hears of it until the end, and its going ends the warm-up."""
+        job = self._fs.warmer.start(paths)
+        try:
+            async with self._reporting(stream, _later(lambda: {"warm": job.facts()})):
+                if stays:
+                    await job.ended.wait()
+                else:
+                    with trio.move_on_after(_COUNT_SECONDS):
+                        await job.counted.wait()
+        except BaseException:
+            if stays:
+                job.scope.cancel()
+            raise
+        failed = job.state in (WarmState.FAILED, WarmState.STOPPED)
+        message = job.message or ("the warm-up was stopped" if job.state is WarmState.STOPPED else "")
+        await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.facts()})
+
+    async def _evict(self, stream: trio.SocketStream, paths: list[str]) -> None:
+        async with self._reporting(stream, _later(dict)):
+            dropped = await self._fs.inspector.evict(paths)
+        await self._send(stream, {**_done("ok"), "evict": asdict(dropped)})
+
+    async def _check(self, stream: trio.SocketStream, path: str) -> None:
+        check = Check()
+        async with self._reporting(stream, _later(lambda: {"check": check.facts()})):
+            await self._fs.inspector.check(path, check)
+        await self._send(stream, {**_done("ok"), "check": check.facts()})
+
+    @asynccontextmanager
+    async def _reporting(
+        self, stream: trio.SocketStream, report: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> AsyncIterator[None]:
+        """Send a report twice a second while the body runs; the body ends if the asker is gone."""
+
+        async def run() -> None:
+            while True:
+                began = trio.current_time()
+                row = await report()
+                spent = trio.current_time() - began
+                await self._send(stream, row)
+                await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _LONGEST_PAUSE_SECONDS))
+
+        with one_failure():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run, name="control-report")
+                yield
+                nursery.cancel_scope.cancel()
+
+    async def _pending(self, path: str) -> dict[str, Any]:
+        """Return how much is owed at or below a path, how long it may take, and what holds it up."""
+        return self._fs.looking.progress(await self._fs.looking.count(path))
+
+    async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
+        await stream.send_all(json.dumps(row).encode() + b"\n")
+
+
+def _later(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Return a report that needs no waiting as one that may."""
+
+    async def call() -> dict[str, Any]:
+        return report()
+
+    return call
+
+
+def _done(result: str, message: str = "") -> dict[str, Any]:
+    return {"done": True, "result": result, "message": message}
+
+
+def _path(text: str) -> str:
+    return str(text).strip("/")
+
+
+def _check_owner(stream: trio.SocketStream, command: str) -> None:
+    """Raise NotPermitted unless the asker is root or the daemon's own user (unix(7), SO_PEERCRED)."""
+    facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", facts)
+    if user not in {0, os.geteuid()}:
+        raise NotPermitted(f"only root and the user who mounted may ask for `{command}`")
+
+
+async def _read_line(stream: trio.SocketStream) -> tuple[bytes, bytes]:
+    """Return the request's line and what came with it, b"" twice if the other side only connected."""
+    found = bytearray()
+    while b"\n" not in found[-4096:]:
+        piece = await stream.receive_some(4096)
+        if not piece:
+            return b"", b""
+        if len(found) > _LONGEST_REQUEST:
+            raise ValueError("the request is too long")
+        found += piece
+    end = found.index(b"\n") + 1
+    return bytes(found[:end]), bytes(found[end:])

@@ -1,0 +1,51 @@
+"""A bounded pool of page-aligned memory, found once, reused for ever.
+
+Fresh pages cost more than the copy into them (each is faulted and zeroed 4 KiB at a time), and direct I/O
+wants aligned memory. Not here: who uses which buffer for what, and when it may be reused.
+"""
+
+import contextlib
+import mmap
+import threading
+
+from fusecache.disk.native import populate
+from fusecache.model.objects import KIB, MIB
+
+LARGE_BYTES = 8 * MIB
+SMALL_BYTES = 128 * KIB
+# Small random reads get this part of the memory: 64 of them in flight must not hold 64 large buffers.
+SMALL_SHARE = 16
+MIN_BUFFER_BYTES = 3 * LARGE_BYTES
+
+
+class BufferPool:
+    """Memory in two sizes: `large` (8 MiB) and `small` (128 KiB) views, each aligned to a page."""
+
+    def __init__(self, total_bytes: int) -> None:
+        if total_bytes < MIN_BUFFER_BYTES:
+            raise ValueError(f"the buffers need at least {MIN_BUFFER_BYTES} bytes, not {total_bytes}")
+        small_bytes = max(MIB, total_bytes // SMALL_SHARE // LARGE_BYTES * LARGE_BYTES)
+        large_count = (total_bytes - small_bytes) // LARGE_BYTES
+        small_count = small_bytes // SMALL_BYTES
+        memory = self._memory = _memory(large_count * LARGE_BYTES + small_count * SMALL_BYTES)
+        border = large_count * LARGE_BYTES
+        self.large = [memory[i * LARGE_BYTES : (i + 1) * LARGE_BYTES] for i in range(large_count)]
+        self.small = [
+            memory[border + i * SMALL_BYTES : border + (i + 1) * SMALL_BYTES] for i in range(small_count)
+        ]
+
+    def touch(self) -> None:
+        """Have all pages exist soon: a thread sees to that.
+
+        256 MiB take up to half a second where the machine is a guest whose host must find them first, and whoever maps
+        a file meanwhile waits: not before the journal is read.
+        """
+        threading.Thread(target=populate, args=(self._memory,), name="buffers", daemon=True).start()
+
+
+def _memory(nbytes: int) -> memoryview:
+    """Return zeroed memory, in huge pages where the kernel gives any."""
+    area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # EINVAL: a kernel built without huge pages
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(area)

@@ -1,0 +1,1 @@
+"""What commands do to the cache: warm up, evict, check, pin."""

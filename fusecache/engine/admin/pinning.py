@@ -1,0 +1,108 @@
+"""Which cached objects stay: those whose names match the option `pin`, until they are replaced or removed.
+
+What this node replaces or removes is told; what other clients do is found out by a look at the bucket now and then.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby
+
+import trio
+
+from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.model.errors import FusecacheError
+from fusecache.model.objects import ObjectId
+from fusecache.policy.name_patterns import covers
+
+log = logging.getLogger(__name__)
+
+# Versions that wait to be dropped: more at once are left to the next look.
+_QUEUE = 10_000
+# One LIST for each directory, or thousand names of it, in which something pinned is cached.
+_LOOK_SECONDS = 600.0
+
+
+class Pins:
+    """Tells the cache what is pinned, and drops pinned versions that the bucket no longer shows."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        requests: Requests,
+        patterns: tuple[str, ...],
+        relative: Callable[[str], str],
+    ) -> None:
+        """relative: of a key, the path below the mountpoint."""
+        self._cache = cache
+        self._requests = requests
+        self._patterns = patterns
+        self._relative = relative
+        self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE)
+        if patterns:
+            cache.pin(lambda object_id: self._is_pinned(object_id.key))
+
+    def note_gone(self, key: str, etag: str | None) -> None:
+        """This node replaced, moved or removed a version: nobody will open it again."""
+        if etag is not None and self._patterns and self._is_pinned(key):
+            try:
+                self._send.send_nowait(ObjectId(key, etag))
+            except trio.WouldBlock:
+                log.debug("a pinned version stays in the cache key=%s", key)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Drop what is gone until cancelled."""
+        task_status.started()
+        if not self._patterns:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_again_and_again, name="look at what is pinned")
+            async for object_id in self._gone:
+                await self._forget(object_id)
+
+    async def _forget(self, object_id: ObjectId) -> None:
+        if not self._cache.is_open(object_id):
+            await self._cache.forget(object_id)
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            try:
+                await self._look()
+            except FusecacheError as exc:
+                log.debug("what is pinned could not be looked at: %s", exc)
+
+    async def _look(self) -> None:
+        """Drop what is cached of pinned versions that other clients replaced or removed. Raises what LIST raises."""
+        found = await self._cache.housekeeping.cached(self._is_pinned)
+        cached = sorted(found, key=lambda object_id: object_id.key)
+        for folder, members in groupby(cached, key=lambda object_id: _folder(object_id.key)):
+            versions = list(members)
+            shown = await self._shown(folder, [version.key for version in versions])
+            for version in versions:
+                if shown.get(version.key) != version.etag:
+                    await self._forget(version)
+
+    async def _shown(self, folder: str, keys: list[str]) -> dict[str, str]:
+        """Return the ETags of those of `keys`, sorted, that the bucket shows, perhaps with others of their folder."""
+        shown: dict[str, str] = {}
+        left = deque(keys)
+        after = left[0][:-1]
+        while left:
+            page = await self._requests.ask(self._requests.store.list_page, folder, start_after=after)
+            shown.update((info.key, info.etag) for info in page.objects)
+            if page.next_token is None or not page.objects:
+                break
+            last = page.objects[-1].key
+            while left and left[0] <= last:
+                left.popleft()
+            after = max(last, left[0][:-1]) if left else ""
+        return shown
+
+    def _is_pinned(self, key: str) -> bool:
+        return covers(self._patterns, self._relative(key))
+
+
+def _folder(key: str) -> str:
+    return key[: key.rfind("/") + 1]

@@ -1,0 +1,285 @@
+"""Warm-ups: files and directories that somebody wants in the disk cache before they are read.
+
+A warm-up lists what it is asked for twice, first to see whether the cache can hold it, then to bring it in; so it
+holds no list, however many objects there are. Its requests go behind those that a reader waits for.
+
+Invariants:
+1. Memory is bounded: by the pieces under way and, while it runs, one number for each file brought in.
+2. What is not in the bucket yet is here anyway, and is passed over; so is what no path can name.
+"""
+
+import enum
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.model.errors import FusecacheError, NoSpace, NotPermitted
+from fusecache.model.format_text import size_text
+from fusecache.model.names import unusable_name
+from fusecache.model.objects import MIB, ObjectInfo
+from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES
+
+# As many small objects as a node's connections; large pieces are bounded by the buffers too.
+_PIECES_AT_ONCE = 32
+# Up to here a piece counts as small: 32 of them are 32 MiB.
+_SMALL_BYTES = MIB
+# What one of a hundred programs may start; each holds a task for every piece.
+_JOBS_AT_ONCE = 8
+_JOBS_REMEMBERED = 8
+# Named in answers; the rest is counted.
+FAILURES_NAMED = 50
+
+
+class WarmState(enum.Enum):
+    """How far a warm-up is."""
+
+    COUNTING = "counting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(eq=False, slots=True)
+class WarmUp:
+    """One warm-up. Totals are known once `counted` is set; message: why it failed as a whole."""
+
+    paths: tuple[str, ...]
+    state: WarmState = WarmState.COUNTING
+    files_total: int = 0
+    bytes_total: int = 0
+    files_done: int = 0
+    bytes_done: int = 0
+    files_failed: int = 0
+    failures: list[str] = field(default_factory=list)
+    message: str = ""
+    counted: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what it is and how far, as plain values of bounded size."""
+        return {
+            "paths": [path or "." for path in self.paths[:FAILURES_NAMED]],
+            "state": self.state.value,
+            "files_total": self.files_total,
+            "files_done": self.files_done,
+            "files_failed": self.files_failed,
+            "bytes_total": self.bytes_total,
+            "bytes_done": self.bytes_done,
+            "failures": list(self.failures),
+            "message": self.message,
+        }
+
+    def note_failure(self, path: str, error: FusecacheError) -> None:
+        """Count a file that is not in the cache now."""
+        self.files_failed += 1
+        if len(self.failures) < FAILURES_NAMED:
+            self.failures.append(f"{path}: {error}")
+
+
+@dataclass(eq=False, slots=True)
+class _File:
+    """A file on its way into the cache. left: pieces that are not done."""
+
+    path: str
+    handle: ReadHandle
+    left: int
+    error: FusecacheError | None = None
+
+
+class Warmer:
+    """Runs warm-ups. `resolve` finds the node of a path, or raises NotFound."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        requests: Requests,
+        cache: BlockCache,
+        resolve: Callable[[str], Awaitable[Node]],
+    ) -> None:
+        self._tree = tree
+        self._requests = requests
+        self._cache = cache
+        self._resolve = resolve
+        self._nursery: trio.Nursery | None = None
+        self._jobs: deque[WarmUp] = deque(maxlen=_JOBS_REMEMBERED)
+        self._pieces = trio.CapacityLimiter(_PIECES_AT_ONCE)
+        self._large = trio.CapacityLimiter(cache.housekeeping.large_at_once)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the warm-ups until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def jobs(self) -> list[WarmUp]:
+        """Return those under way and the last few that ended, oldest first."""
+        return list(self._jobs)
+
+    def start(self, paths: Sequence[str]) -> WarmUp:
+        """Begin a warm-up of files and directories. Raises NotPermitted if too many are under way."""
+        if self._nursery is None:
+            raise RuntimeError("warm-ups are not running")
+        if sum(not job.ended.is_set() for job in self._jobs) >= _JOBS_AT_ONCE:
+            raise NotPermitted(f"{_JOBS_AT_ONCE} warm-ups are under way: wait for one of them")
+        job = WarmUp(_outermost(paths))
+        # Ended ones make room; those under way are fewer than are remembered.
+        ended = [each for each in self._jobs if each.ended.is_set()]
+        if len(self._jobs) == _JOBS_REMEMBERED and ended:
+            self._jobs.remove(ended[0])
+        self._jobs.append(job)
+        self._nursery.start_soon(self._run, job, name="warm-up")
+        return job
+
+    async def _run(self, job: WarmUp) -> None:
+        try:
+            with job.scope, one_failure():
+                await self._warm(job)
+            if job.scope.cancelled_caught:
+                job.state = WarmState.FAILED if job.message else WarmState.STOPPED
+            else:
+                job.state = WarmState.FAILED if job.files_failed else WarmState.DONE
+        except FusecacheError as exc:
+            job.state, job.message = WarmState.FAILED, str(exc)
+        finally:
+            job.counted.set()
+            job.ended.set()
+
+    async def _warm(self, job: WarmUp) -> None:
+        # Not the nodes: the tree forgets those that nobody holds.
+        targets = [self._target(path, await self._resolve(path)) for path in job.paths]
+        disk_bytes = 0
+        async for info in self._objects(targets):
+            job.files_total += 1
+            job.bytes_total += info.size
+            disk_bytes += -(-info.size // PAGE_BYTES) * PAGE_BYTES
+        self._check_room(disk_bytes)
+        job.state = WarmState.RUNNING
+        job.counted.set()
+        with self._cache.housekeeping.protecting() as warmed:
+            async with trio.open_nursery() as nursery:
+                async for info in self._objects(targets):
+                    await self._start_file(job, info, warmed, nursery)
+
+    def _check_room(self, nbytes: int) -> None:
+        facts, room = self._cache.statistics(), self._cache.housekeeping.room_bytes()
+        if nbytes > room:
+            raise NoSpace(
+                f"the cache cannot hold it: it needs {size_text(nbytes)}, and {size_text(room)} are there (limit "
+                f"{size_text(facts.limit_bytes)}, not uploaded yet {size_text(facts.staging_bytes)}, less what the "
+                "disk lacks); warm less, or mount with a larger --cache-size"
+            )
+
+    # ---- what there is
+
+    def _target(self, path: str, node: Node) -> ObjectInfo | str | None:
+        """Return the object of a file, the prefix of a directory, or None for what is in no bucket."""
+        if node.kind is Kind.DIRECTORY:
+            key = self._tree.key_of_path(path)
+            return key + "/" if path else key
+        is_here = node.kind is not Kind.FILE or node.generation is not None
+        return None if is_here or node.object is None or not node.object.size else node.object
+
+    async def _objects(self, targets: Sequence[ObjectInfo | str | None]) -> AsyncIterator[ObjectInfo]:
+        """Yield the objects of files, and of all files below directories, as the bucket lists them now."""
+        for target in targets:
+            if not isinstance(target, str):
+                if target is not None:
+                    yield target
+                continue
+            token: str | None = None
+            while True:
+                page = await self._requests.ask(self._requests.store.list_page, target, token=token)
+                for info in page.objects:
+                    if self._is_wanted(info):
+                        yield info
+                token = page.next_token
+                if token is None:
+                    break
+
+    def _is_wanted(self, info: ObjectInfo) -> bool:
+        """Say whether a listed object is a file of the mount whose bytes are in the bucket only."""
+        if not info.size or any(unusable_name(part) for part in self._tree.relative(info.key).split("/")):
+            return False
+        if self._tree.is_hidden(info.key, trio.current_time()):
+            return False
+        node = self._tree.find(info.key)
+        return node is None or (node.kind is Kind.FILE and node.generation is None)
+
+    # ---- bringing it in
+
+    async def _start_file(
+        self, job: WarmUp, info: ObjectInfo, warmed: set[int], nursery: trio.Nursery
+    ) -> None:
+        """Start a task for each piece of a file, as soon as there is room for it."""
+        handle = self._cache.open(info.object_id, info.size)
+        handle.entry.warming += 1
+        pieces = -(-info.size // CHUNK_BYTES)
+        file = _File(self._tree.relative(info.key), handle, pieces)
+        started = 0
+        try:
+            for index in range(pieces):
+                await self._pieces.acquire_on_behalf_of((file, index))
+                started += 1
+                nursery.start_soon(self._fill, job, file, index, warmed, name="warm-piece")
+        finally:
+            self._end_pieces(job, file, pieces - started, warmed)
+
+    async def _fill(self, job: WarmUp, file: _File, index: int, warmed: set[int]) -> None:
+        """Bring one piece in, and let another start."""
+        size = min(CHUNK_BYTES, file.handle.size - index * CHUNK_BYTES)
+        try:
+            async with self._large if size > _SMALL_BYTES else nullcontext():
+                await self._cache.housekeeping.fill(file.handle.entry, index)
+            job.bytes_done += size
+        except NoSpace as exc:
+            # The next piece would be fetched for nothing as well.
+            file.error = exc
+            job.message = f"{file.path}: {exc}"
+            job.scope.cancel()
+        except FusecacheError as exc:
+            file.error = exc
+        finally:
+            self._pieces.release_on_behalf_of((file, index))
+            self._end_pieces(job, file, 1, warmed)
+
+    def _end_pieces(self, job: WarmUp, file: _File, count: int, warmed: set[int]) -> None:
+        """So many pieces of a file are done, or will not be started."""
+        file.left -= count
+        if file.left or not count:
+            return
+        entry = file.handle.entry
+        entry.warming -= 1
+        if entry.number is not None:
+            warmed.add(entry.number)
+        self._cache.close(file.handle)
+        if file.error is not None:
+            job.note_failure(file.path, file.error)
+        elif not job.scope.cancel_called:
+            job.files_done += 1
+
+
+def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths without those that lie at or below another one."""
+    all_of_them = set(paths)
+
+    def is_below_another(path: str) -> bool:
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            if above in all_of_them:
+                return True
+        return False
+
+    return tuple(path for path in sorted(all_of_them) if not is_below_another(path))

@@ -1,0 +1,559 @@
+"""The read path: a bounded pool of buffers before a local block cache before the bucket.
+
+What callers see; the work is done by `Fetcher` (requests into buffers), `Keeper` (what is on disk) and the
+pure functions of `policy.readahead`.
+
+Invariants:
+1. Replies are views of pool buffers; one buffer is not reused before its reader's next checkpoint.
+2. Memory is bounded: by the pool, by the chunks of open objects, by rows that are at most a second old.
+3. A reader that is cancelled breaks no fetch.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from fusecache.disk.aligned_buffers import BufferPool
+from fusecache.disk.cache_files import CacheFiles, delete_tree
+from fusecache.engine.cache.block_table import CacheTable
+from fusecache.engine.cache.buffer_pool import Frames
+from fusecache.engine.cache.chunks import SMALL_GRANULES, CachedObject, Chunk, Frame, Source
+from fusecache.engine.cache.disk_space import Room
+from fusecache.engine.cache.disk_tier import Keeper, Staged
+from fusecache.engine.cache.fetcher import Fetcher, SupportsGet
+from fusecache.engine.cache.maintenance import Housekeeping
+from fusecache.engine.cache.range_cache import Snippets
+from fusecache.engine.cache.readahead import ReadAhead, Stream
+from fusecache.engine.cache.statistics import CacheStatistics, Counters
+from fusecache.engine.runtime.offload import Offload
+from fusecache.index.cache_index import CacheIndex, read_boot_id
+from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
+from fusecache.policy.backoff import RequestLimit
+from fusecache.policy.cache.fetch_order import Cause
+from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
+from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
+from fusecache.policy.cache.space_ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+INDEX_SECONDS = 1.0
+# For the journal, the logs and other programs of the node.
+FREE_SPACE_FLOOR_BYTES = GIB
+# Some 2 KiB each, and 8 MiB of an object: 64 GiB of objects stay known without a look into the index.
+CHUNKS_IN_MEMORY = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Where the cache is and how much it may take. Sizes in bytes.
+
+    buffer_bytes: memory of the daemon's read path, at least 24 MiB; more buffers, more requests in flight.
+    connections: most GETs in flight; 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each, random reads
+    of many threads take as many as they are given: 64 of them 1.4 times as much with 64 as with 32.
+    free_space_floor_bytes: left free on the file system whatever the limit says.
+    write_reserve_bytes: of staging, kept free for what the kernel has accepted, while files are made.
+    """
+
+    directory: Path
+    limit_bytes: int
+    buffer_bytes: int = 512 * MIB
+    connections: int = 64
+    free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
+    write_reserve_bytes: int = 0
+    boot_id: str = field(default_factory=read_boot_id)
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes <= 0 or self.connections < 1 or self.free_space_floor_bytes < 0:
+            raise ValueError(f"sizes and connections must be positive: {self}")
+
+
+@dataclass(eq=False, slots=True)
+class ReadHandle:
+    """One open file: an object version and the ways in which it is read, the last used first."""
+
+    entry: CachedObject
+    streams: list[Stream] = field(default_factory=list)
+
+    @property
+    def object_id(self) -> ObjectId:
+        """The version that it reads."""
+        return self.entry.object_id
+
+    @property
+    def size(self) -> int:
+        """The object's size in bytes."""
+        return self.entry.size
+
+
+class SupportsHints(Protocol):
+    """What is known of future reads, as far as reads need it."""
+
+    def names(self, object_id: ObjectId) -> bool:
+        """Say whether somebody has said that he will read a version."""
+        ...
+
+    async def read_exactly(
+        self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
+    ) -> memoryview | None:
+        """Fetch bytes [start, stop) if these and no more are worth it; is_random: what is around them is not read."""
+        ...
+
+    def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+        """Bytes of a version were read; has_waited: for the bucket."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Bytes [0, stop) of an object version of `size` bytes, at most one chunk of them, worth having soon."""
+
+    object_id: ObjectId
+    size: int
+    stop: int
+
+
+class BlockCache:
+    """Reads of immutable objects, and the account of the node's disk. Runs on the trio loop."""
+
+    def __init__(self, store: SupportsGet, offload: Offload, options: CacheOptions) -> None:
+        """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""
+        directory = options.directory
+        directory.mkdir(parents=True, exist_ok=True)
+        files_directory = directory / "files"
+        self._options = options
+        self._offload = offload
+        self._counters = Counters()
+        self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
+        self._files = CacheFiles(files_directory)
+        ledger = Ledger(options.limit_bytes, options.write_reserve_bytes)
+        ledger.restore_cache(self._index.used_bytes())
+        self._table = CacheTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
+        self._room = Room(
+            offload,
+            self._files,
+            self._index,
+            self._table,
+            ledger,
+            self._counters,
+            floor_bytes=options.free_space_floor_bytes,
+        )
+        self._keeper = Keeper(offload, self._files, self._index, self._table, self._room, self._counters)
+        self._pool = BufferPool(options.buffer_bytes)
+        self._frames = Frames(self._pool, self._table.drop_if_idle)
+        self._fetcher = Fetcher(store, offload, self._frames, self._counters, connections=options.connections)
+        self._fetcher.disk = self._keeper
+        self.housekeeping = Housekeeping(
+            offload, self._files, self._index, self._table, self._room, self._fetcher, self._frames
+        )
+        self.snippets = Snippets(self._fetcher)
+        # Told of what is read while there are hints.
+        self.hints: SupportsHints | None = None
+        self._ahead = ReadAhead(self._table, self._frames, self._fetcher)
+        self._nursery: trio.Nursery | None = None
+        self._staging_fell = trio.Event()
+
+    @property
+    def limit(self) -> RequestLimit:
+        """How many requests the bucket bears, learned by the reads; others may share it."""
+        return self._fetcher.limit
+
+    def is_fetching(self) -> bool:
+        """Say whether the bucket is being read: GETs are under way, or were a moment ago."""
+        return self._fetcher.is_fetching()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the cache's tasks until cancelled; then write the index's rows and its clean mark."""
+        self._pool.touch()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = self._fetcher.nursery = self._table.nursery = self._ahead.nursery = nursery
+                nursery.start_soon(self._room.shrink, name="cache-shrink")
+                nursery.start_soon(self._write_index, name="cache-index")
+                nursery.start_soon(self._clean_up_after_last_run, name="cache-clean-up")
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = self._ahead.nursery = None
+            self._table.close()
+
+    def open(self, object_id: ObjectId, size: int) -> ReadHandle:
+        """Return a new handle on an object version of `size` bytes. Does no I/O."""
+        entry = self._entry(object_id, size)
+        entry.handles += 1
+        return ReadHandle(entry)
+
+    def close(self, handle: ReadHandle) -> None:
+        """End a handle: its read-ahead stops, its object leaves memory when its buffers do."""
+        entry = handle.entry
+        self._ahead.close(handle.streams)
+        entry.handles -= 1
+        if not entry.handles:
+            for chunk in list(entry.chunks.values()):
+                self._table.drop_if_idle(chunk)
+            self._table.drop_object_if_idle(entry)
+
+    def is_open(self, object_id: ObjectId) -> bool:
+        """Say whether somebody has an object version open."""
+        entry = self._table.objects.get(object_id)
+        return entry is not None and entry.handles > 0
+
+    async def read(self, handle: ReadHandle, offset: int, length: int) -> memoryview | bytes:
+        """Return bytes [offset, offset + length), clamped to the object's size; empty at its end.
+
+        A returned memoryview is valid until the caller's next checkpoint.
+        Raises ObjectChanged, ObjectMissing, AccessDenied, or Unavailable after a minute of trying.
+        """
+        stop = min(offset + length, handle.entry.size)
+        if offset >= stop:
+            return b""
+        began = trio.current_time()
+        data: memoryview | bytes | None = None
+        has_missed = False
+        if self.snippets:
+            data = await self.snippets.read(handle.entry.object_id, offset, stop)
+            self._counters.hits += data is not None
+        if data is None:
+            data, has_missed = await self._read_cached(handle, offset, stop)
+        self._counters.bytes_read += len(data)
+        self._counters.latency.count(trio.current_time() - began)
+        if self.hints is not None:
+            self.hints.note_read(handle.entry.object_id, offset, len(data), has_waited=has_missed)
+        return data
+
+    async def _read_cached(
+        self, handle: ReadHandle, start: int, stop: int
+    ) -> tuple[memoryview | bytes, bool]:
+        """Read through buffers and disk, and ahead of the reader; return whether the bucket was needed, too."""
+        now = trio.current_time()
+        if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):
+            # Somebody has said what he reads: no guess that who reads the beginning reads it all, or that samples which
+            # happen to be neighbours are more than that.
+            handle.streams.append(Stream(handle.entry, side_stream(0, near_bytes=0)))
+        stream = self._ahead.observe(handle.streams, handle.entry, start, stop, now)
+        data = self._read_nowait(stream, start, stop, now)
+        if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
+            data = await self._read_disk(stream, start, stop)
+        if data is None:
+            data = await self._read_exactly(stream, start, stop)
+            if data is None:
+                return await self._read_slowly(stream, start, stop)
+            self._counters.misses += 1
+            return data, True
+        self._counters.hits += 1
+        self._ahead.run(stream)
+        return data, False
+
+    async def _read_exactly(self, stream: Stream, start: int, stop: int) -> memoryview | None:
+        """Read bytes of which hints say that no more shall be fetched, if nothing of them is here; else None."""
+        entry, hints = stream.entry, self.hints
+        if hints is None or not await self._is_nowhere(entry, start, stop):
+            return None
+        is_random = stream.pattern.phase is Phase.RANDOM
+        return await hints.read_exactly(entry.object_id, entry.size, start, stop, is_random=is_random)
+
+    async def _is_nowhere(self, entry: CachedObject, start: int, stop: int) -> bool:
+        """Say whether none of these bytes are here, or on their way."""
+        for index, first, last in split_by_chunk(Extent(start, stop)):
+            chunk = await self._chunk(entry, index)
+            if mask_of_bytes(first, last) & (chunk.present | chunk.in_memory() | chunk.pending()):
+                return False
+        return True
+
+    def prefetch(self, objects: Sequence[Wanted]) -> None:
+        """Have the starts of objects read ahead, the first of them first. Never waits, never fails."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._prefetch, objects, name="prefetch")
+
+    async def _prefetch(self, objects: Sequence[Wanted]) -> None:
+        held = []
+        for wanted in objects:
+            known = self._table.objects.get(wanted.object_id)
+            if known is None or known.size == wanted.size:
+                entry = self._entry(wanted.object_id, wanted.size)
+                entry.handles += 1  # it stays in memory while its rows are loaded
+                held.append((entry, mask_of_bytes(0, wanted.stop)))
+        try:
+            await self._table.load_objects([entry for entry, _ in held])
+            for depth, (entry, mask) in enumerate(held):
+                chunk = await self._table.loaded_chunk(entry, 0)
+                self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth)
+            self._fetcher.pump()
+        finally:
+            for entry, _ in held:
+                entry.handles -= 1
+                for chunk in list(entry.chunks.values()):
+                    self._table.drop_if_idle(chunk)
+                self._table.drop_object_if_idle(entry)
+
+    # ---- the disk's account, for the write path
+
+    async def reserve_staging(self, nbytes: int) -> None:
+        """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
+        await self._room.reserve_staging(nbytes)
+
+    def reserve_staging_nowait(self, nbytes: int) -> bool:
+        """Reserve room for staging files if there is enough right now."""
+        return self._room.reserve_staging_nowait(nbytes)
+
+    def writable_bytes(self) -> int:
+        """Return how much more may be begun to be written, if all clean blocks make way for it.
+
+        The reserve for what the kernel has accepted, and not written yet, is not counted.
+        """
+        ledger = self._room.ledger
+        left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._room.clean_limit_bytes())
+        return max(0, left - ledger.write_reserve_bytes)
+
+    def usable_bytes(self) -> int:
+        """Return how much of its limit the disk has room for: all of it, or less."""
+        return self._room.usable_bytes()
+
+    @property
+    def high_water_bytes(self) -> int:
+        """What staging files may hold before closes should wait for uploads."""
+        return self._room.ledger.high_water_bytes
+
+    @property
+    def is_staging_high(self) -> bool:
+        """Whether staging files hold more than that."""
+        return self._room.ledger.staging_bytes > self.high_water_bytes
+
+    async def staging_released(self) -> None:
+        """Return when staging files give room back, and hold less than that."""
+        await self._staging_fell.wait()
+
+    def announce_staging(self) -> None:
+        """Wake those who wait for `staging_released`."""
+        self._staging_fell.set()
+        self._staging_fell = trio.Event()
+
+    def restore_staging(self, nbytes: int) -> None:
+        """Account for staging files found at start, which exist whether or not they fit."""
+        self._room.ledger.restore_staging(nbytes)
+
+    def release_staging(self, nbytes: int) -> None:
+        """Give reserved room back."""
+        self._room.ledger.release_staging(nbytes)
+        if not self.is_staging_high:
+            self.announce_staging()
+
+    async def adopt(self, files: Sequence[Staged]) -> None:
+        """Make staging files whose bytes the bucket has cache files; the reservation of each moves with it.
+
+        A file that cannot be kept is removed.
+        """
+        objects = self._table.objects
+        await self._keeper.adopt(
+            [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]
+        )
+        if not self.is_staging_high:
+            self.announce_staging()
+
+    async def forget(self, object_id: ObjectId) -> None:
+        """Drop all blocks of an object version."""
+        await self._keeper.forget(object_id)
+
+    def pin(self, is_pinned: Callable[[ObjectId], bool]) -> None:
+        """Keep blocks of objects of which `is_pinned` is true unless nothing else can make room for what is written."""
+        self._room.is_pinned = is_pinned
+
+    def statistics(self) -> CacheStatistics:
+        """Return the counters of this moment."""
+        counters, ledger = self._counters, self._room.ledger
+        began = next(iter(counters.waiting.values()), None)
+        return CacheStatistics(
+            hits=counters.hits,
+            misses=counters.misses,
+            requests=counters.requests,
+            bytes_by_cause={
+                cause.name.lower(): counters.bytes_by_cause[cause.name.lower()] for cause in Cause
+            },
+            bytes_read=counters.bytes_read,
+            wait_seconds=dict(counters.wait_seconds),
+            waiting_reads=len(counters.waiting),
+            longest_wait_seconds=trio.current_time() - began if began is not None else 0.0,
+            evicted_blocks=counters.evicted_blocks,
+            evicted_bytes=counters.evicted_bytes,
+            used_bytes=ledger.cache_bytes,
+            reserved_bytes=ledger.reserved_bytes,
+            staging_bytes=ledger.staging_bytes,
+            limit_bytes=ledger.limit_bytes,
+            buffers=self._frames.large_count + self._frames.small_count,
+            buffers_in_use=self._frames.in_use,
+            errors=counters.errors,
+            disk_errors=counters.disk_errors,
+            checksum_failures=counters.checksum_failures,
+            uncached=counters.uncached,
+            not_admitted=counters.not_admitted,
+            stalls=counters.stalls,
+            latency_p50_seconds=counters.latency.seconds(0.5),
+            latency_p99_seconds=counters.latency.seconds(0.99),
+            first_byte_p50_seconds=counters.first_byte.seconds(0.5),
+            first_byte_p99_seconds=counters.first_byte.seconds(0.99),
+        )
+
+    # ---- one read
+
+    def _entry(self, object_id: ObjectId, size: int) -> CachedObject:
+        entry = self._table.objects.get(object_id)
+        if entry is None:
+            entry = self._table.objects[object_id] = CachedObject(object_id, size)
+        elif entry.size != size:
+            raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
+        return entry
+
+    def _read_nowait(self, stream: Stream, start: int, stop: int, now: float) -> memoryview | None:
+        """Answer out of one frame, if one holds it all."""
+        index = start // CHUNK_BYTES
+        base = index * CHUNK_BYTES
+        chunk = stream.entry.chunks.get(index)
+        if chunk is None or stop > base + CHUNK_BYTES:
+            return None
+        if chunk.requests:
+            chunk.in_memory()
+        frame = chunk.frame_with(mask_of_bytes(start - base, stop - base))
+        if frame is None:
+            return None
+        self._note_read(stream, chunk, frame, stop - base, now)
+        return frame.view(start - base, stop - base)
+
+    async def _read_disk(self, stream: Stream, start: int, stop: int) -> memoryview | None:
+        """Answer a little from the disk by the shortest way, if all of it lies there and nothing else concerns it."""
+        index = start // CHUNK_BYTES
+        start, stop = start - index * CHUNK_BYTES, stop - index * CHUNK_BYTES
+        first, end = start // GRANULE_BYTES, -(-stop // GRANULE_BYTES)
+        chunk = stream.entry.chunks.get(index)
+        if chunk is None or end - first > SMALL_GRANULES:
+            return None
+        need = mask_between(first, end)
+        if need & ~chunk.present or need & (chunk.in_memory() | chunk.pending()):
+            return None
+        began = trio.current_time()
+        chunk.pins += 1
+        try:
+            await self._fetcher.load_at_once(chunk, first, end, stream)
+        finally:
+            chunk.pins -= 1
+        frame = chunk.frame_with(need)
+        if frame is None:
+            return None
+        now = trio.current_time()
+        self._counters.wait_seconds["disk"] += now - began
+        self._note_read(stream, chunk, frame, stop, now)
+        return frame.view(start, stop)
+
+    def _note_read(self, stream: Stream, chunk: Chunk, frame: Frame, stop: int, now: float) -> None:
+        self._table.note_use(chunk)
+        self._frames.touch(frame, now)
+        if stop == chunk.size and stream.pattern.phase is Phase.SEQUENTIAL:
+            self._frames.consume(frame)
+
+    async def _read_slowly(self, stream: Stream, start: int, stop: int) -> tuple[memoryview | bytes, bool]:
+        """Ask for what is missing, read ahead, wait; return whether the bucket was needed, too."""
+        stream.pattern = grow(stream.pattern)
+        pieces = split_by_chunk(Extent(start, stop))
+        from_network = False
+        for index, first, last in pieces:
+            chunk = await self._chunk(stream.entry, index)
+            from_network |= bool(mask_of_bytes(first, last) & ~chunk.in_memory() & ~chunk.present)
+        # All is asked for before any of it is waited for.
+        fetch_stop = demand_stop(stream.pattern, start, stop, stream.entry.size)
+        for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
+            chunk = await self._chunk(stream.entry, index)
+            self._fetcher.request(
+                chunk,
+                mask_of_bytes(first, last),
+                Cause.DEMAND,
+                handle=stream,
+                most_bytes=request_bytes(stream.pattern),
+            )
+        self._ahead.run(stream)
+        self._fetcher.pump()
+        self._counters.misses += from_network
+        self._counters.hits += not from_network
+        if len(pieces) == 1:
+            index, first, last = pieces[0]
+            return await self._piece(stream, index, first, last), from_network
+        # One chunk pinned at a time: readers that held one and waited for another could block each other
+        # for ever.
+        parts = bytearray()
+        for index, first, last in pieces:
+            parts += await self._piece(stream, index, first, last)
+        return memoryview(parts), from_network
+
+    async def _piece(self, stream: Stream, index: int, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of one chunk, waiting as long as it takes."""
+        need = mask_of_bytes(start, stop)
+        chunk = await self._chunk(stream.entry, index)
+        chunk.pins += 1
+        try:
+            while need & ~chunk.in_memory():
+                self._fetcher.request(chunk, need, Cause.DEMAND, handle=stream)
+                self._fetcher.pump()
+                await self._wait_for(chunk, need)
+            frame = chunk.frame_with(need)
+            now = trio.current_time()
+            if frame is not None:
+                self._note_read(stream, chunk, frame, stop, now)
+                return frame.view(start, stop)
+            return memoryview(_joined(chunk, start, stop))
+        finally:
+            chunk.pins -= 1
+
+    async def _wait_for(self, chunk: Chunk, need: int) -> None:
+        """Wait for granules, and count what the reader waited for: its place in the queue, then the source."""
+        began = trio.current_time()
+        requests = [request for request in chunk.requests if request.mask & need]
+        asks_bucket = any(request.source is Source.NETWORK for request in requests)
+        wait = self._counters.begin_wait(began) if asks_bucket else None
+        try:
+            await self._fetcher.wait_for(chunk, need)
+        finally:
+            if wait is not None:
+                del self._counters.waiting[wait]
+            self._counters.count_wait(requests, began, trio.current_time())
+
+    async def _chunk(self, entry: CachedObject, index: int) -> Chunk:
+        """Return a chunk with its rows loaded, for a reader who waits for it."""
+        chunk = entry.chunks.get(index)
+        if chunk is not None and chunk.loaded:
+            return chunk
+        began = trio.current_time()
+        try:
+            return await self._table.loaded_chunk(entry, index)
+        finally:
+            self._counters.wait_seconds["disk"] += trio.current_time() - began
+
+    # ---- tasks
+
+    async def _write_index(self) -> None:
+        """Write rows and look at the disk once a second."""
+        while True:
+            await trio.sleep(INDEX_SECONDS)
+            await self._table.flush_rows()
+            await self._room.measure_free_space()
+            self._table.trim_chunks(CHUNKS_IN_MEMORY)
+            self._ahead.forget_idle(trio.current_time())
+
+    async def _clean_up_after_last_run(self) -> None:
+        """Delete what was discarded at start, and files that no row knows (a kill between file and row)."""
+        for folder in self._index.opening.discarded:
+            await self._offload.disk(delete_tree, folder)
+        if self._index.opening.unclean:
+            await self._keeper.delete_orphans()
+
+
+def _joined(chunk: Chunk, start: int, stop: int) -> bytearray:
+    """Copy bytes [start, stop) of a chunk out of several frames."""
+    data = bytearray()
+    while start < stop:
+        end = min(stop, (start // GRANULE_BYTES + 1) * GRANULE_BYTES)
+        frame = chunk.frame_of(start // GRANULE_BYTES)
+        assert frame is not None, "the caller has seen that every granule is in memory"
+        data += frame.view(start, end)
+        start = end
+    return data

@@ -1,0 +1,334 @@
+"""The cache's table in memory: which objects and chunks are known, and how they follow the index.
+
+Used on the loop; calls that may block go through `offload`. Not here: bytes (`keeper`), room for them (`room`).
+
+Invariants:
+1. Rows are read and written under one lock, and memory is changed before it is let go, so that memory and index agree.
+2. A chunk with rows that the index lacks (`dirty`) stays in memory.
+3. What changes memory, index, ledger and files together runs to its end, whoever is cancelled (`to_its_end`).
+"""
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+import trio
+
+from fusecache.engine.cache.chunks import CachedObject, Chunk
+from fusecache.engine.cache.statistics import Counters
+from fusecache.engine.runtime.offload import Offload
+from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, ObjectRow
+from fusecache.model.errors import FusecacheError, LocalDiskError, StateError
+from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
+from fusecache.policy.cache.eviction import STAMPS_PER_LIMIT
+from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, blocks_of, disk_bytes, full_mask
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NUMBERS_PER_LEASE = 4096
+# A block whose last read was noted less than 1/8 of a cache of traffic ago is not noted again.
+_STAMP_STEP = STAMPS_PER_LIMIT // 8
+
+
+class CacheTable:
+    """Objects and chunks in memory, loaded from the index and written back in batches."""
+
+    def __init__(self, offload: Offload, index: CacheIndex, counters: Counters, *, limit_bytes: int) -> None:
+        self._offload = offload
+        self._index = index
+        self._counters = counters
+        self._limit_bytes = limit_bytes
+        self._clock_start = index.clock()
+        self._told: set[str] = set()
+        self._is_unreadable = False
+        self._is_unwritable = False
+        # Numbers from here on belong to this run.
+        self.first_number = index.lease_numbers(_NUMBERS_PER_LEASE)
+        self._numbers = iter(range(self.first_number, self.first_number + _NUMBERS_PER_LEASE))
+        self.nursery: trio.Nursery
+        self.rows_lock = trio.Lock()
+        self.traffic_bytes = 0
+        # The objects in memory, by identity and by file number.
+        self.objects: dict[ObjectId, CachedObject] = {}
+        self.by_number: dict[int, CachedObject] = {}
+
+    @property
+    def clock(self) -> int:
+        """The traffic clock: it ticks STAMPS_PER_LIMIT times while one cache of bytes passes."""
+        return self._clock_start + self.traffic_bytes * STAMPS_PER_LIMIT // self._limit_bytes
+
+    async def to_its_end(self, call: Callable[..., Awaitable[T]], *args: object, name: str) -> T:
+        """Run something in the cache's own nursery: begun, it ends, even if the caller is cancelled
+        meanwhile.
+
+        The cache's own end waits for it too: memory, index, ledger and files would differ if it stopped half-way.
+        Raises what `call` does, and StateError if the cache ends by its failure.
+        """
+        results: list[T] = []
+        errors: list[FusecacheError] = []
+        done = trio.Event()
+
+        async def run() -> None:
+            try:
+                with trio.CancelScope(shield=True):
+                    results.append(await call(*args))
+            except FusecacheError as exc:
+                errors.append(exc)
+            finally:
+                done.set()
+
+        self.nursery.start_soon(run, name=name)
+        await done.wait()
+        if errors:
+            raise errors[0]
+        if not results:
+            # Cancelled with the cache, as when another of its tasks failed: who uses it is cancelled later, if at all.
+            raise StateError(f"{name}: the cache has ended")
+        return results[0]
+
+    async def load_object(self, entry: CachedObject) -> None:
+        """Look up what is cached of an object. Several readers may call at once."""
+        if entry.loading is not None:
+            await entry.loading.wait()
+        else:
+            await self.load_objects([entry])
+
+    async def load_objects(self, entries: Sequence[CachedObject]) -> None:
+        """Look up several objects by one crossing to a thread; those that others look up already are left to them."""
+        loading = [(entry, trio.Event()) for entry in entries if not entry.loaded and entry.loading is None]
+        for entry, event in loading:
+            entry.loading = event
+        try:
+            async with self.rows_lock:
+                rows = await self._rows_of([entry.object_id for entry, _ in loading])
+                for (entry, _), row in zip(loading, rows, strict=True):
+                    if row is not None and row.size == entry.size and entry.number is None:
+                        entry.number, entry.blocks = row.number, row.blocks
+                        self.by_number[row.number] = entry
+                    entry.loaded = True
+        finally:
+            for entry, event in loading:
+                event.set()
+                entry.loading = None
+
+    async def load_object_now(self, entry: CachedObject) -> None:
+        """Load an object unless it is loaded."""
+        while not entry.loaded:
+            await self.load_object(entry)
+
+    def new_chunk(self, entry: CachedObject, index: int) -> Chunk:
+        """Return an object's chunk, made if needed; it may still have to be loaded."""
+        chunk = entry.chunks.get(index)
+        if chunk is None:
+            chunk = entry.chunks[index] = Chunk(entry, index)
+            chunk.stamp = self.clock
+            chunk.loaded = entry.loaded and not entry.blocks
+        return chunk
+
+    async def loaded_chunk(self, entry: CachedObject, index: int) -> Chunk:
+        """Return an object's chunk with its rows loaded."""
+        while True:
+            await self.load_object_now(entry)
+            chunk = self.new_chunk(entry, index)
+            if chunk.loaded:
+                return chunk
+            await self.load_chunk(chunk)
+
+    async def load_chunk(self, chunk: Chunk) -> None:
+        """Look up which granules of a chunk are on disk. Several readers may call at once."""
+        entry = chunk.owner
+        while not chunk.loaded:
+            if chunk.loading is not None:
+                await chunk.loading.wait()
+                continue
+            chunk.loading = trio.Event()
+            try:
+                if not entry.loaded:
+                    await self.load_object(entry)
+                async with self.rows_lock:
+                    if entry.number is not None and entry.blocks:
+                        first = chunk.index * BLOCKS_PER_CHUNK
+                        rows = await self._block_rows(entry.number, first, first + BLOCKS_PER_CHUNK)
+                        self.fill_from_rows(chunk, rows)
+                    chunk.loaded = True
+            finally:
+                chunk.loading.set()
+                chunk.loading = None
+
+    def fill_from_rows(self, chunk: Chunk, rows: dict[int, BlockRow]) -> None:
+        for number, row in rows.items():
+            block = number - chunk.index * BLOCKS_PER_CHUNK
+            chunk.present |= row.mask << (block * GRANULES_PER_BLOCK)
+            chunk.set_checksums(block * GRANULES_PER_BLOCK, row.checksums)
+            chunk.stamp = row.stamp
+        chunk.present &= full_mask(chunk.size)
+
+    def drop_if_idle(self, chunk: Chunk) -> None:
+        """Forget a chunk, and then its object, in memory, if nothing needs them there."""
+        entry = chunk.owner
+        if chunk.is_idle() and entry.chunks.get(chunk.index) is chunk and not entry.handles:
+            del entry.chunks[chunk.index]
+        self.drop_object_if_idle(entry)
+
+    def drop_object_if_idle(self, entry: CachedObject) -> None:
+        """Forget an object in memory if nobody has it open and no chunk of it is needed."""
+        if entry.handles or entry.chunks or entry.disk_operations or entry.loading is not None:
+            return
+        if self.objects.get(entry.object_id) is entry:
+            del self.objects[entry.object_id]
+        if entry.number is not None and self.by_number.get(entry.number) is entry:
+            del self.by_number[entry.number]
+
+    def trim_chunks(self, most: int) -> None:
+        """Forget idle chunks of open objects in memory when there are more than `most`; they load again."""
+        chunks = [chunk for entry in self.objects.values() for chunk in entry.chunks.values()]
+        for chunk in chunks[: max(0, len(chunks) - most)]:
+            if chunk.is_idle():
+                del chunk.owner.chunks[chunk.index]
+
+    def note_use(self, chunk: Chunk) -> None:
+        """A reader used the chunk: its blocks are young again."""
+        clock = self.clock
+        if clock - chunk.stamp >= _STAMP_STEP:
+            chunk.stamp = clock
+            for block in blocks_of(chunk.present):
+                chunk.dirty |= 1 << block
+
+    async def _rows_of(self, object_ids: Sequence[ObjectId]) -> list[ObjectRow | None]:
+        try:
+            return await self._offload.rows(self._find_all, object_ids)
+        except LocalDiskError as exc:
+            await self._give_index_up(exc)
+            return [None] * len(object_ids)
+
+    def _find_all(self, object_ids: Sequence[ObjectId]) -> list[ObjectRow | None]:
+        """Run in a thread."""
+        return [self._index.find(object_id) for object_id in object_ids]
+
+    async def _block_rows(self, number: int, first: int, stop: int) -> dict[int, BlockRow]:
+        try:
+            return await self._offload.rows(self._index.block_rows, number, first, stop)
+        except LocalDiskError as exc:
+            await self._give_index_up(exc)
+            return {}
+
+    async def _give_index_up(self, exc: LocalDiskError) -> None:
+        """The index cannot be read: what is on disk is unknown from here on, until the next start makes it anew."""
+        self.count_disk_error(exc)
+        if not self._is_unreadable:
+            self._is_unreadable = True
+            with contextlib.suppress(LocalDiskError):
+                await self._offload.rows(self._index.distrust)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether rows of new blocks find their way into the index; if not, nothing new is kept on disk."""
+        return not (self._is_unreadable or self._is_unwritable)
+
+    async def flush_rows(self) -> None:
+        """Write the rows that memory is ahead of; those that the disk does not take are tried again later."""
+        async with self.rows_lock:
+            try:
+                await self.write_rows()
+            except LocalDiskError as exc:
+                self.count_disk_error(exc)
+
+    async def write_rows(self) -> None:
+        """Write the rows that memory is ahead of, under the lock. Raises LocalDiskError."""
+        dirty = [
+            (chunk, chunk.dirty)
+            for entry in self.objects.values()
+            for chunk in entry.chunks.values()
+            if chunk.dirty
+        ]
+        if not dirty:
+            self._is_unwritable = False  # nothing is owed: the next row will show
+            return
+        changes = _changes_of(chunk for chunk, _ in dirty)
+        for chunk, _ in dirty:
+            chunk.dirty = 0
+            chunk.is_being_indexed = True  # it stays in memory: the index may not take its rows
+        try:
+            await self._offload.rows(self._index.apply, changes, self.clock)
+        except BaseException as exc:  # or cancelled before it began: the rows are still to be written
+            for chunk, blocks in dirty:
+                chunk.dirty |= blocks
+            self._is_unwritable = isinstance(exc, LocalDiskError)
+            raise
+        finally:
+            for chunk, _ in dirty:
+                chunk.is_being_indexed = False
+        self._is_unwritable = False
+        for chunk, _ in dirty:
+            self.drop_if_idle(chunk)
+
+    async def new_number(self) -> int:
+        """Return a file number that was never used."""
+        number = next(self._numbers, None)
+        while number is None:
+            async with self.rows_lock:
+                number = next(self._numbers, None)
+                if number is None:
+                    first = await self._offload.rows(self._index.lease_numbers, _NUMBERS_PER_LEASE)
+                    self._numbers = iter(range(first, first + _NUMBERS_PER_LEASE))
+                    number = next(self._numbers)
+        return number
+
+    def close(self) -> None:
+        """Write what is left and the mark of a clean stop. Blocks the loop: nothing else runs any more."""
+        chunks = [chunk for entry in self.objects.values() for chunk in entry.chunks.values() if chunk.dirty]
+        try:
+            self._index.apply(_changes_of(chunks), self.clock)
+            self._index.close(clean=True)
+        except LocalDiskError as exc:
+            log.warning("cache was not closed in order, its last second is lost: %s", exc)
+            self._index.close(clean=False)
+
+    def count_disk_error(self, exc: LocalDiskError) -> None:
+        self._counters.disk_errors += 1
+        self.tell_once("disk", f"the cache's disk fails: reads go on, uncached: {exc}")
+
+    def count_damaged(self, key: str, granules: int) -> None:
+        """Cached granules are not what their checksums say."""
+        self._counters.checksum_failures += granules
+        self.tell_once("damaged", f"cached granules are damaged and fetched again, key={key}")
+
+    def tell_once(self, topic: str, text: str) -> None:
+        """Warn once a topic: a failing disk would say so a thousand times a second."""
+        if topic not in self._told:
+            self._told.add(topic)
+            log.warning("cache %s", text)
+
+
+def _changes_of(chunks: Iterable[Chunk]) -> list[ObjectChange]:
+    """Return the rows of all dirty blocks."""
+    rows: dict[int, dict[int, BlockRow | None]] = {}
+    owners: dict[int, CachedObject] = {}
+    for chunk in chunks:
+        number = chunk.owner.number
+        if number is None:
+            continue
+        owners[number] = chunk.owner
+        for block in range(BLOCKS_PER_CHUNK):
+            if chunk.dirty >> block & 1:
+                rows.setdefault(number, {})[chunk.index * BLOCKS_PER_CHUNK + block] = _block_row(chunk, block)
+    return [
+        ObjectChange(owners[number].object_id, number, owners[number].size, changed)
+        for number, changed in rows.items()
+    ]
+
+
+def _block_row(chunk: Chunk, block: int) -> BlockRow | None:
+    shift = block * GRANULES_PER_BLOCK
+    mask = chunk.present >> shift & BLOCK_MASK
+    if not mask:
+        return None
+    return BlockRow(
+        mask,
+        chunk.stamp & 0xFFFFFFFF,
+        disk_bytes(mask << shift, chunk.size),
+        chunk.checksums_of(shift, shift + GRANULES_PER_BLOCK),
+    )

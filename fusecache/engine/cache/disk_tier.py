@@ -1,0 +1,453 @@
+"""Keeps granules on the local disk: writes, loads, whole files that come and go.
+
+Used on the loop; calls that may block go through `offload`.
+
+Invariants:
+1. Want of room and errors of the disk never fail a read: the bytes are served and not kept.
+2. While a thread reads or writes a chunk's part of the file, the chunk is not evicted (`disk_operations`).
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
+from fusecache.disk.direct_reads import LARGEST_BYTES
+from fusecache.engine.cache.block_table import CacheTable
+from fusecache.engine.cache.chunks import CachedObject, Chunk, Frame
+from fusecache.engine.cache.disk_space import Room
+from fusecache.engine.cache.statistics import Counters
+from fusecache.engine.runtime.offload import Offload
+from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
+from fusecache.model.errors import LocalDiskError, NoSpace
+from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, ObjectId
+from fusecache.policy.cache.granules import (
+    CHUNK_BYTES,
+    GRANULES_PER_CHUNK,
+    PAGE_BYTES,
+    disk_bytes,
+    full_mask,
+    mask_between,
+    runs,
+)
+
+log = logging.getLogger(__name__)
+
+_CHECKSUM_BYTES = 8
+_ROWS_PER_COMMIT = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A staging file whose bytes the bucket has. granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB."""
+
+    object_id: ObjectId
+    size: int
+    path: Path
+    granule_checksums: bytes
+
+    def is_whole(self) -> bool:
+        """Ask the disk whether it has as many bytes as it must have; that many had checksums. Raises LocalDiskError."""
+        if len(self.granule_checksums) != -(-self.size // GRANULE_BYTES) * _CHECKSUM_BYTES:
+            return False
+        try:
+            return self.path.stat().st_size == self.size
+        except OSError as exc:
+            raise LocalDiskError(f"{self.path} cannot be found: {exc}") from exc
+
+
+@dataclass(eq=False, slots=True)
+class _Adopted:
+    """A staging file that becomes cache file `number`.
+
+    padding: bytes to the end of its last page. rows: how many of its blocks the index knows.
+    """
+
+    entry: CachedObject
+    staged: Staged
+    number: int
+    padding: int
+    rows: int = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.entry.size + self.padding
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.entry.size // BLOCK_BYTES)
+
+
+class Keeper:
+    """Moves bytes between frames and cache files."""
+
+    def __init__(
+        self,
+        offload: Offload,
+        files: CacheFiles,
+        index: CacheIndex,
+        table: CacheTable,
+        room: Room,
+        counters: Counters,
+    ) -> None:
+        self._offload = offload
+        self._files = files
+        self._index = index
+        self._table = table
+        self._room = room
+        self._ledger = room.ledger
+        self._counters = counters
+
+    async def load(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> int:
+        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        entry = chunk.owner
+        wanted = mask_between(first, stop)
+        if entry.number is None or wanted & ~chunk.present:
+            return 0  # evicted since it was asked for
+        start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
+        # Each time: it costs a twentieth of the read (0.4 of 8 ms for 8 MiB, 2 cores), and disks and people
+        # change files under a running daemon too.
+        checksums = chunk.checksums_of(first, stop)
+        number = entry.number
+        chunk.disk_operations += 1
+        entry.disk_operations += 1
+        try:
+            offset = chunk.index * CHUNK_BYTES + start
+            bad = await self._load(number, offset, frame.view_from(first), end - start, checksums)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            bad = list(range(stop - first))
+        finally:
+            chunk.disk_operations -= 1
+            entry.disk_operations -= 1
+        self._table.traffic_bytes += end - start
+        damaged = 0
+        for granule in bad:
+            damaged |= 1 << (first + granule)
+        if damaged and entry.number == number:  # else it was forgotten meanwhile
+            self._table.count_damaged(entry.object_id.key, damaged.bit_count())
+            self._ledger.release_cache(disk_bytes(damaged & chunk.present, chunk.size))
+            chunk.drop_present(damaged)
+        return wanted & ~damaged
+
+    async def _load(
+        self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes
+    ) -> list[int]:
+        """Read as `CacheFiles.load` does: a little without a thread, if nothing is wrong with it."""
+        path = self._files.path_for_direct_reads(number) if size <= LARGEST_BYTES else None
+        if path is not None:
+            padded = -(-size // PAGE_BYTES) * PAGE_BYTES
+            got = await self._offload.read_disk(path, offset, memory[:padded])
+            # A short read is for a thread, which asks for the rest: it may not be the end of the file.
+            if got is not None and got >= size:
+                return bad_granules(memory, size, got, checksums)
+        return await self._offload.disk(self._files.load, number, offset, memory, size, checksums)
+
+    async def keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
+        """Write granules of a frame to the cache file if there is room."""
+        entry = chunk.owner
+        mask = mask_between(first, stop) & frame.valid & ~chunk.present
+        nbytes = disk_bytes(mask, chunk.size)
+        self._table.traffic_bytes += nbytes
+        if not nbytes or not self._table.takes_blocks:
+            return
+        chunk.disk_operations += 1  # no eviction of this chunk, no forgetting it, from here on
+        entry.disk_operations += 1
+        try:
+            if not await self._room.reserve_cache(nbytes, incoming_use=self._room.incoming_use(chunk, mask)):
+                return
+            await self._write(chunk, frame, mask, nbytes)
+        except NoSpace:
+            self._room.note_full()
+            self._counters.uncached += 1
+            self._table.tell_once("room", "no room in the cache: reads go on, uncached")
+        except LocalDiskError as exc:
+            self._counters.uncached += 1
+            self._table.count_disk_error(exc)
+        finally:
+            chunk.disk_operations -= 1
+            entry.disk_operations -= 1
+
+    def pass_over(self) -> None:
+        """Count granules that were not kept as the disk is too slow, and say so once."""
+        self._counters.uncached += 1
+        self._table.tell_once(
+            "slow", "disk is slower than the bucket: what it cannot take in time is served and not kept"
+        )
+
+    async def _write(self, chunk: Chunk, frame: Frame, mask: int, reserved_bytes: int) -> None:
+        """Write reserved granules. Gives back what was reserved and not written."""
+        entry = chunk.owner
+        done = 0
+        try:
+            if entry.number is None:
+                number = await self._table.new_number()
+                if entry.number is None:  # somebody else may have come first
+                    entry.number = number
+                    self._table.by_number[number] = entry
+            number = entry.number
+            for first, stop in runs(mask & ~self._room.punching_mask(chunk)):
+                start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
+                checksums = await self._offload.disk(
+                    self._files.store,
+                    number,
+                    chunk.index * CHUNK_BYTES + start,
+                    frame.view_from(first),
+                    end - start,
+                    self._room.floor_bytes,
+                )
+                self._room.count_written(end - start)
+                if entry.number != number:  # forgotten meanwhile: nobody will look at this file again
+                    with trio.CancelScope(shield=True):
+                        await self._offload.disk(self._files.delete, number)
+                    return
+                chunk.set_checksums(first, checksums)
+                written = mask_between(first, stop)
+                new_bytes = disk_bytes(written & ~chunk.present, chunk.size)
+                chunk.add_present(written)
+                chunk.stamp = self._table.clock
+                self._ledger.commit_cache(new_bytes)
+                done += new_bytes
+        finally:
+            self._ledger.cancel_cache(reserved_bytes - done)
+
+    async def adopt(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+        """Make each staging file the cache file of its object; its reservation moves with it."""
+        for entry, _ in files:
+            entry.handles += 1  # it stays in memory
+        await self._table.to_its_end(self._adopt_held, files, name="cache-adopt")
+
+    async def _adopt_held(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+        try:
+            await self._adopt(files)
+        finally:
+            for entry, _ in files:
+                entry.handles -= 1
+                for chunk in list(entry.chunks.values()):
+                    self._table.drop_if_idle(chunk)
+                self._table.drop_object_if_idle(entry)
+
+    async def _adopt(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+        await self._table.load_objects([entry for entry, _ in files])
+        for entry, _ in files:
+            await self._table.load_object_now(entry)
+            entry.disk_operations += 1
+        try:
+            needless: list[int] = []
+            adopted: list[_Adopted] = []
+            for file in await self._take_over(files):
+                if file.entry.number is None:
+                    file.entry.number, self._table.by_number[file.number] = file.number, file.entry
+                    adopted.append(file)
+                else:  # a read of it was cached while the file was renamed
+                    self._ledger.release_cache(file.disk_bytes)
+                    needless.append(file.number)
+            needless += await self._write_adopted_rows(adopted)
+        finally:
+            for entry, _ in files:
+                entry.disk_operations -= 1
+        for number in needless:
+            await self._offload.disk(self._files.delete, number)
+
+    async def _take_over(self, files: Sequence[tuple[CachedObject, Staged]]) -> "list[_Adopted]":
+        """Rename staging files to cache files, the last page of each reserved as a whole; return those that are.
+
+        The others are removed: the object has a cache file already, or is empty, or there is no room for it.
+        """
+        moves: list[_Adopted] = []
+        taken: set[CachedObject] = set()
+        for entry, staged in files:
+            number = await self._number_for(entry, staged) if entry not in taken else None
+            padding = -entry.size % PAGE_BYTES
+            if number is not None and self._ledger.reserve_cache(padding):
+                taken.add(entry)
+                moves.append(_Adopted(entry, staged, number, padding))
+        moved = {file.staged.path: file.number for file in moves}
+        done = await self._offload.disk(
+            self._rename_all, [(staged, moved.get(staged.path)) for _, staged in files]
+        )
+        for file in moves:
+            if file.number in done:
+                self._ledger.adopt(file.entry.size)
+                self._ledger.commit_cache(file.padding)
+            else:
+                self._ledger.cancel_cache(file.padding)
+        for _, staged in files:
+            if moved.get(staged.path) not in done:
+                self._ledger.release_staging(staged.size)
+        return [file for file in moves if file.number in done]
+
+    async def _number_for(self, entry: CachedObject, staged: Staged) -> int | None:
+        """Return the number of the cache file that a staging file may become; None: it may not."""
+        if entry.number is not None or not entry.size or entry.size != staged.size:
+            return None
+        try:
+            return await self._table.new_number() if self._table.takes_blocks else None
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return None
+
+    def _rename_all(self, moves: Sequence[tuple[Staged, int | None]]) -> set[int]:
+        """Run in a thread: make files cache files, or remove those without a number; return the numbers that are."""
+        done: set[int] = set()
+        for staged, number in moves:
+            if number is not None:
+                try:
+                    if staged.is_whole():
+                        self._files.adopt(staged.path, number)
+                        done.add(number)
+                    else:
+                        log.warning(
+                            "a staging file was cut or lengthened by somebody else: it is in the bucket as it "
+                            "was written, and not kept here path=%s key=%s bytes=%d",
+                            staged.path, staged.object_id.key, staged.size,
+                        )  # fmt: skip
+                except LocalDiskError as exc:
+                    log.debug("staging file not adopted path=%s reason=%s", staged.path, exc)
+            if number not in done:
+                try:
+                    _unlink(staged.path)
+                except LocalDiskError as exc:
+                    log.warning("a file that is in the bucket cannot be removed error=%s", exc)
+        return done
+
+    async def _write_adopted_rows(self, files: "list[_Adopted]") -> list[int]:
+        """Write the rows of whole files, a bounded number of them in one transaction.
+
+        Return the numbers of those that the index does not take: they are no cache files any more.
+        """
+        doomed: list[int] = []
+        async with self._table.rows_lock:
+            try:
+                for group in _commits(files, self._table.clock):
+                    await self._offload.rows(
+                        self._index.apply, [change for _, change in group], self._table.clock
+                    )
+                    for file, change in group:
+                        file.rows += len(change.rows)
+            except LocalDiskError as exc:
+                self._table.count_disk_error(exc)
+            for file in files:
+                is_known = await self._is_known(file)
+                self._uncount_chunks(file.entry)
+                if is_known:
+                    self._fill_chunks(file)
+                else:
+                    self._table.by_number.pop(file.number, None)
+                    file.entry.number = None
+                    self._ledger.release_cache(file.disk_bytes)
+                    doomed.append(file.number)
+        return doomed
+
+    async def _is_known(self, file: "_Adopted") -> bool:
+        """Say whether the index has the rows of a whole file; those of a part of it are taken back."""
+        if not file.rows or file.rows == file.blocks:
+            return file.rows > 0
+        try:
+            await self._offload.rows(self._index.remove_object, file.entry.object_id)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return True  # what has no row stays counted until the next start
+        return False
+
+    def _uncount_chunks(self, entry: CachedObject) -> None:
+        """Forget what chunks know that were made, and written, before the whole file was known: it is counted twice."""
+        for chunk in entry.chunks.values():
+            self._ledger.release_cache(disk_bytes(chunk.present, chunk.size))
+            chunk.present = chunk.dirty = 0
+        entry.blocks = 0
+
+    def _fill_chunks(self, file: "_Adopted") -> None:
+        """Have the chunks of a file know that it is there as a whole. Without its rows: reading those may fail."""
+        file.entry.blocks = file.blocks
+        chunk_sums = GRANULES_PER_CHUNK * _CHECKSUM_BYTES
+        for chunk in file.entry.chunks.values():
+            first = chunk.index * chunk_sums
+            chunk.set_checksums(0, file.staged.granule_checksums[first : first + chunk_sums])
+            chunk.present = full_mask(chunk.size)
+            chunk.stamp = self._table.clock
+            chunk.loaded = True
+
+    async def forget(self, object_id: ObjectId) -> None:
+        """Drop all blocks of an object version; where the index does not take it, they stay, and do no harm."""
+        try:
+            await self._table.to_its_end(self._forget, object_id, name="cache-forget")
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+
+    async def _forget(self, object_id: ObjectId) -> None:
+        async with self._table.rows_lock:
+            entry = self._table.objects.get(object_id)
+            chunks = entry.chunks.values() if entry is not None else ()  # as they are at each look
+            while any(chunk.dirty for chunk in chunks):
+                await self._table.write_rows()
+            before = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks)
+            gone = await self._offload.rows(self._index.remove_object, object_id)
+            number, changed = None, 0
+            if entry is not None and entry.number is not None:
+                # What was written, or found damaged, while the rows went is in none of them.
+                changed = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks) - before
+                number, entry.number, entry.blocks = entry.number, None, 0
+                # Writes that are under way see by the number that their file is not wanted.
+                self._table.by_number.pop(number, None)
+                for chunk in chunks:
+                    chunk.present = chunk.dirty = 0
+                    chunk.loaded = True
+            self._ledger.release_cache(gone.size + changed)
+        for doomed in {number, *gone.emptied} - {None}:
+            assert doomed is not None
+            await self._offload.disk(self._files.delete, doomed)
+
+    async def delete_orphans(self) -> None:
+        """Delete files of earlier runs that no row knows: written just before a kill. In the background, in pieces."""
+        try:
+            for folder in range(FOLDERS):
+                found = await self._offload.disk(self._files.numbers_in, folder)
+                earlier = [number for number in found if number < self._table.first_number]
+                async with self._table.rows_lock:
+                    doomed = await self._offload.rows(self._index.without_rows, earlier)
+                for number in doomed:
+                    await self._offload.disk(self._files.delete, number)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+
+
+def _commits(files: Sequence[_Adopted], clock: int) -> Iterator[list[tuple[_Adopted, ObjectChange]]]:
+    """Divide the rows of whole files into transactions of a bounded number of them."""
+    step = _ROWS_PER_COMMIT * BLOCK_BYTES
+    group: list[tuple[_Adopted, ObjectChange]] = []
+    room = _ROWS_PER_COMMIT
+    for file in files:
+        size = file.entry.size
+        for start in range(0, size, step):
+            rows = _whole_rows(size, file.staged.granule_checksums, start, min(size, start + step), clock)
+            if len(rows) > room:
+                yield group
+                group, room = [], _ROWS_PER_COMMIT
+            group.append((file, ObjectChange(file.entry.object_id, file.number, size, rows)))
+            room -= len(rows)
+    if group:
+        yield group
+
+
+def _whole_rows(size: int, checksums: bytes, start: int, stop: int, stamp: int) -> dict[int, BlockRow | None]:
+    """Return the rows of blocks that begin in [start, stop) of a file that is there as a whole."""
+    rows: dict[int, BlockRow | None] = {}
+    row_bytes = GRANULES_PER_BLOCK * _CHECKSUM_BYTES
+    for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+        length = min(BLOCK_BYTES, size - block * BLOCK_BYTES)
+        pages = -(-length // PAGE_BYTES) * PAGE_BYTES
+        sums = checksums[block * row_bytes : (block + 1) * row_bytes].ljust(row_bytes, b"\0")
+        rows[block] = BlockRow(full_mask(length), stamp & 0xFFFFFFFF, pages, sums)
+    return rows
+
+
+def _unlink(path: Path) -> None:
+    """Run in a thread."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise LocalDiskError(f"{path} cannot be removed: {exc}") from exc

@@ -1,0 +1,602 @@
+"""Brings granules into frames: from the bucket by ranged GETs, from the cache file by direct I/O.
+
+Requests wait in queues ordered by cause; `pump` starts as many as connections and frames allow. Each runs
+as a task of the cache's own nursery, so that a reader that goes away breaks nothing for the others. Readers
+wait on their chunk and are woken as soon as *their* granules are there.
+
+Invariants:
+1. At most one request is in flight for a granule (`Chunk.pending`).
+2. A request takes a frame before it starts and holds it (`busy`) until its bytes are on disk or given up.
+3. Only errors of requests that a reader waits for reach readers.
+4. One thread at a time fills a granule: a request that is given up is begun again when its thread has ended.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sized
+from typing import Protocol
+
+import trio
+
+from fusecache.engine.cache.buffer_pool import Frames
+from fusecache.engine.cache.chunks import (
+    DEMAND_SECONDS,
+    SMALL_GRANULES,
+    Chunk,
+    Frame,
+    Request,
+    RequestState,
+    Source,
+    Waiter,
+)
+from fusecache.engine.cache.disk_write_queue import PATIENCE_SECONDS, WriteTurns
+from fusecache.engine.cache.stall_watch import StallWatch
+from fusecache.engine.cache.statistics import Counters
+from fusecache.engine.runtime.offload import Offload
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
+from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
+from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.cache.fetch_order import Cause, FetchQueue
+from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pieces, runs
+from fusecache.policy.cache.stall_timeout import EARLY_RETRIES
+from fusecache.remote.store import Interruption
+
+log = logging.getLogger(__name__)
+
+# Permissions of new tokens take a while to spread; credentials that are really wrong should say so soon.
+ACCESS_DENIED_RETRIES = 3
+# One wrong 404, 412 or 416 must not end a reader's file: the version is gone when so many more GETs say so too.
+DENIALS_CHECKED = 2
+# 8 in flight saturate a local disk by direct I/O.
+DISK_LOADS = 8
+# So many more of a granule or two, for readers who wait for no turn: they take no thread.
+SMALL_LOADS = 16
+# A reader who goes on makes no longer pause between two GETs.
+MOMENT_SECONDS = 1.0
+
+
+class SupportsGet(Protocol):
+    """The part of a store that reads need."""
+
+    def get_into(
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
+    ) -> None:
+        """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
+        ...
+
+
+class Disk(Protocol):
+    """The part of the cache that reads and keeps granules on disk."""
+
+    async def load(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> int:
+        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        ...
+
+    async def keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
+        """Write granules of a frame to the cache file if there is room. Never raises for want of it."""
+        ...
+
+    def pass_over(self) -> None:
+        """Granules that came are not kept: their frame is wanted, and the disk too slow."""
+        ...
+
+
+class Turn:
+    """A GET that fills no frame and waits for its turn among the requests that do. depth: as of theirs."""
+
+    def __init__(self, depth: int) -> None:
+        self.cause = Cause.HINT
+        self.depth = depth
+        self.has_come = trio.Event()
+
+
+class Fetcher:
+    """Owns the queues, the bounds and the tasks of all fetches and loads."""
+
+    def __init__(
+        self, store: SupportsGet, offload: Offload, frames: Frames, counters: Counters, *, connections: int
+    ) -> None:
+        self._store = store
+        self._offload = offload
+        self._frames = frames
+        self._counters = counters
+        self.limit = RequestLimit(connections)
+        self._stalls = StallWatch(counters, self._start_task)
+        self._writes = WriteTurns(frames.large_count)
+        self._asks_again = False
+        self._running = {Source.NETWORK: 0, Source.DISK: 0}
+        self._small_loads = 0
+        self._last_get = float("-inf")
+        # One queue a source and size of buffer: large buffers running out must not stop small reads.
+        self._queues: dict[tuple[Source, bool], FetchQueue[Request]] = {
+            (source, small): FetchQueue() for source in Source for small in (False, True)
+        }
+        # Requests whose chunk has a frame for them wait for none. Behind one that does they would wait for ever: the
+        # frame that it needs may be held by the reader who waits for them.
+        self._seated: dict[Source, FetchQueue[Request]] = {source: FetchQueue() for source in Source}
+        self._turns: FetchQueue[Turn] = FetchQueue()
+        self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._seated.values(), self._turns)
+        self._random = random.Random()
+        # Called with the handle of read-ahead for which there is no buffer now.
+        self.on_refused: Callable[[object], None] = lambda handle: None
+        self.disk: Disk
+        self.nursery: trio.Nursery
+
+    def request(
+        self,
+        chunk: Chunk,
+        mask: int,
+        cause: Cause,
+        *,
+        depth: int = 0,
+        handle: object = None,
+        most_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """See to it that granules are in memory or asked for. Never waits; call `pump` after it.
+
+        most_bytes: of one GET; several GETs side by side bring a chunk sooner than one does.
+        """
+        now = trio.current_time()
+        for request in chunk.requests:
+            if request.mask & mask:
+                self._promote(request, cause, now)
+        missing = mask & ~chunk.in_memory() & ~chunk.pending()
+        for source, part in (
+            (Source.DISK, missing & chunk.present),
+            (Source.NETWORK, missing & ~chunk.present),
+        ):
+            step = most_bytes // GRANULE_BYTES if source is Source.NETWORK else GRANULES_PER_CHUNK
+            for first, stop in pieces(part, step):
+                request = Request(chunk, first, stop, source, cause, depth, handle, now)
+                if cause is Cause.DEMAND:
+                    request.demanded_at = now
+                chunk.requests.append(request)
+                self._push(request)
+
+    def is_fetching(self) -> bool:
+        """Say whether GETs are under way, or were a moment ago."""
+        return self._running[Source.NETWORK] > 0 or trio.current_time() < self._last_get + MOMENT_SECONDS
+
+    def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
+        """Give up what only this handle's read-ahead wanted and no thread works on yet."""
+        for chunk in chunks:
+            for request in list(chunk.requests):
+                if (
+                    request.handle is handle
+                    and request.cause is Cause.READAHEAD
+                    and request.state is RequestState.QUEUED
+                ):
+                    if request.queue is not None:
+                        request.queue.remove(request)
+                    self._end(request)
+
+    async def wait_for(self, chunk: Chunk, need: int) -> None:
+        """Wait until the granules are in memory or nothing will bring them. Raises the fetch's error.
+
+        The caller pins the chunk, and looks again: what came may be only a part.
+        """
+        waiter = Waiter(need)
+        chunk.waiters.append(waiter)
+        try:
+            for request in chunk.requests:
+                if request.mask & need and request.state is RequestState.RUNNING:
+                    self._ask_to_be_woken(request)
+            if need & ~chunk.in_memory():
+                await waiter.event.wait()
+        finally:
+            chunk.waiters.remove(waiter)
+        if waiter.error is not None:
+            # Its own instance for each reader: a shared one would collect all their tracebacks.
+            raise type(waiter.error)(*waiter.error.args) from waiter.error
+
+    def pump(self) -> None:
+        """Start requests while connections and frames allow."""
+        if not any(map(len, self._all_queues)):
+            return  # as most often: whoever ends a request asks
+        for source in Source:
+            seated = self._seated[source]
+            queues = (seated, self._queues[source, True], self._queues[source, False])
+            while self._running[source] < self._bound(source):
+                if source is Source.NETWORK and self._give_turn([queue.peek() for queue in queues]):
+                    continue
+                heads = [
+                    (head.cause, head.depth, rank, queue, head)
+                    for rank, queue in enumerate(queues)
+                    if (head := queue.peek()) is not None
+                ]
+                for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
+                    if self._give_frame(head):
+                        queue.pop()
+                        self._start(head)
+                        break
+                    if queue is seated:  # its frame went to others meanwhile
+                        self._push(queue.pop())
+                        break
+                    if head.cause is not Cause.HINT:
+                        self._have_one_unwritten(head)
+                    if head.cause is Cause.READAHEAD:
+                        self.on_refused(head.handle)
+                else:
+                    break
+
+    async def load_at_once(self, chunk: Chunk, first: int, stop: int, handle: object) -> None:
+        """Bring a few granules from the disk in the reader's own task, if that can begin now; else do nothing.
+
+        None of them may be in memory or asked for. What is damaged does not come. The caller pins the chunk.
+        """
+        if self._small_loads >= SMALL_LOADS:
+            return
+        now = trio.current_time()
+        request = Request(
+            chunk, first, stop, Source.DISK, Cause.DEMAND, 0, handle, now, now, RequestState.RUNNING, now
+        )
+        if not self._give_frame(request):
+            return
+        chunk.requests.append(request)
+        frame = request.frame
+        assert frame is not None
+        self._small_loads += 1
+        try:
+            found = await self.disk.load(chunk, frame, first, stop)
+            frame.valid |= found  # what came meanwhile counts, too
+        finally:
+            self._small_loads -= 1
+            self._frames.let_go(frame, trio.current_time())
+            self._end(request)
+
+    async def get_exactly(self, object_id: ObjectId, extent: Extent, buffer: memoryview, turn: Turn) -> None:
+        """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""
+        self._turns.push(turn, turn.cause, turn.depth)
+        self.pump()
+        try:
+            await turn.has_come.wait()
+            await self._offload.network(
+                self._store.get_into, object_id, extent, buffer, lambda received: None, Interruption()
+            )
+            self._counters.bytes_by_cause[turn.cause.name.lower()] += extent.size
+            self.limit.on_success(trio.current_time())
+        except RemoteError as exc:
+            self._counters.errors += 1
+            if exc.asks_to_slow_down:
+                self._slow_down(exc, trio.current_time())
+            raise
+        finally:
+            if turn.has_come.is_set():
+                self._running[Source.NETWORK] -= 1
+                self._last_get = trio.current_time()
+            else:
+                self._turns.remove(turn)
+            self.pump()
+
+    def hurry(self, turn: Turn) -> None:
+        """A reader waits for it now."""
+        if turn in self._turns:
+            turn.cause, turn.depth = Cause.DEMAND, 0
+            self._turns.push(turn, Cause.DEMAND)
+            self.pump()
+
+    def _give_turn(self, others: list[Request | None]) -> bool:
+        """Let a GET that needs no frame go if it comes before all requests that wait; return whether it went."""
+        turn = self._turns.peek()
+        if turn is None or any(
+            (head.cause, head.depth) < (turn.cause, turn.depth) for head in others if head is not None
+        ):
+            return False
+        self._turns.pop()
+        self._running[Source.NETWORK] += 1
+        self._counters.requests += 1
+        turn.has_come.set()
+        return True
+
+    def _bound(self, source: Source) -> int:
+        if source is Source.DISK:
+            return DISK_LOADS
+        return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
+
+    def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
+        self.nursery.start_soon(task, name="stall-watch")
+
+    def _push(self, request: Request) -> None:
+        chunk = request.chunk
+        if chunk.frame_for(request.first, request.stop) is not None:
+            request.queue = self._seated[request.source]
+        else:
+            request.queue = self._queues[request.source, _is_small(request)]
+        request.queue.push(request, request.cause, request.depth)
+
+    def _seat(self, chunk: Chunk, but: Request) -> None:
+        """The chunk has a frame now: its other requests need not wait for one."""
+        for request in chunk.requests:
+            queue = request.queue
+            if request is not but and queue is not None and request in queue:
+                queue.remove(request)
+                self._push(request)
+
+    def _promote(self, request: Request, cause: Cause, now: float) -> None:
+        """Let a more urgent cause take over a request."""
+        if cause is Cause.DEMAND and request.demanded_at is None:
+            request.demanded_at = now
+        if cause >= request.cause:
+            return
+        request.cause, request.depth = cause, 0
+        if request.queue is not None and request in request.queue:
+            request.queue.push(request, cause)
+
+    def _give_frame(self, request: Request) -> bool:
+        """Find the request a frame: one that its chunk has, or an empty one. False if there is none now."""
+        request.frame = self._frame_for(request)
+        if request.frame is None:
+            return False
+        self._frames.hold(request.frame)
+        return True
+
+    def _frame_for(self, request: Request) -> Frame | None:
+        chunk, now = request.chunk, trio.current_time()
+        frame = chunk.frame_for(request.first, request.stop)
+        if frame is not None:
+            return frame
+        chunk.pins += 1  # making room must not take this chunk's own frames
+        try:
+            if _is_small(request):
+                frame = self._frames.acquire(small=True, cause=request.cause, now=now)
+                if frame is not None:
+                    self._frames.give(frame, chunk, request.first)
+                    self._seat(chunk, request)
+                    return frame
+            frame = self._frames.acquire(small=False, cause=request.cause, now=now)
+            if frame is None:
+                return None
+            self._frames.give(frame, chunk, 0)
+            self._merge_small_frames(chunk, frame)
+            self._seat(chunk, request)
+        finally:
+            chunk.pins -= 1
+        return frame
+
+    def _merge_small_frames(self, chunk: Chunk, large: Frame) -> None:
+        """Copy what the chunk's small frames hold into its new large one, so that a read meets one frame."""
+        for frame in [frame for frame in chunk.frames if frame.small and not frame.busy]:
+            for first, stop in runs(frame.valid):
+                start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
+                large.view(start, end)[:] = frame.view(start, end)
+            large.valid |= frame.valid
+            self._frames.release(frame)
+
+    def _start(self, request: Request) -> None:
+        request.state = RequestState.RUNNING
+        self._running[request.source] += 1
+        now = trio.current_time()
+        if request.started_at is None:
+            request.started_at = now
+        if request.cause is Cause.HINT and request.demanded_at is None:
+            request.demanded_at = now  # somebody asked for it by name: worth as many attempts as a reader's
+        run = self._fetch if request.source is Source.NETWORK else self._load
+        self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
+
+    # ---- the network
+
+    async def _fetch(self, request: Request) -> None:
+        """Run one GET; then keep what came, and ask again for the rest while a reader waits for it."""
+        chunk, frame = request.chunk, request.frame
+        assert frame is not None
+        offset, length = request.first * GRANULE_BYTES, request.size
+        base = chunk.index * CHUNK_BYTES + offset
+        request.begin_attempt()
+        self._counters.requests += 1
+        self._ask_to_be_woken(request)
+        self._stalls.begin(request)
+        error: RemoteError | None = None
+        try:
+            view = frame.view(offset, offset + length)
+            await self._offload.network(self._get, request, Extent(base, base + length), view)
+            request.received = length
+        except RemoteError as exc:
+            error = exc
+        finally:
+            self._running[Source.NETWORK] -= 1
+            self._last_get = trio.current_time()
+            self._stalls.end(request)
+        if request.first_byte_seconds is not None:
+            self._counters.first_byte.count(request.first_byte_seconds)
+        self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
+        first = request.first
+        if request.received == length:
+            frame.valid |= request.mask
+            self.limit.on_success(trio.current_time())
+            self._end(request)
+        else:
+            assert error is not None
+            request.absorb()
+            has_lost_connection = not error.asks_to_slow_down and (
+                request.is_given_up or request.received > 0
+            )
+            request.first += request.received // GRANULE_BYTES
+            request.received = 0
+            request.frame = None
+            if has_lost_connection and request.early_retries < EARLY_RETRIES and self._has_time(request):
+                self._retry_early(request)
+            else:
+                self._retry_or_give_up(request, error)
+        stop = request.stop if error is None else request.first
+        await self._keep(chunk, frame, first, stop, is_asked_for=request.kept is not None)
+        if request.kept is not None and request.state is RequestState.DONE:
+            request.kept.set()
+
+    def _get(self, request: Request, extent: Extent, buffer: memoryview) -> None:
+        """Run in a thread: the GET, with word to the loop only when a reader waits for what came."""
+
+        last = time.perf_counter()
+        request.is_underway = True
+
+        def progress(received: int) -> None:
+            nonlocal last
+            request.received = received  # before looking at wake_at: see _ask_to_be_woken
+            now = time.perf_counter()
+            if request.first_byte_seconds is None:
+                request.first_byte_seconds = now - last
+            elif now - last > request.longest_gap_seconds:
+                request.longest_gap_seconds = now - last
+            last = now
+            if received >= request.wake_at:
+                request.wake_at = 1 << 62
+                self._offload.soon(self._on_progress, request)
+
+        object_id = request.chunk.owner.object_id
+        self._store.get_into(object_id, extent, buffer, progress, request.interruption)
+
+    def _ask_to_be_woken(self, request: Request) -> None:
+        """Have the thread call when the next waiter's last granule is whole.
+
+        wake_at is set before `received` is looked at, the thread does it the other way round: one of them
+        sees it.
+        """
+        chunk = request.chunk
+        lowest = 1 << 62
+        valid = chunk.in_memory()
+        for waiter in chunk.waiters:
+            missing = waiter.need & ~valid & request.mask
+            if missing:
+                lowest = min(lowest, (missing.bit_length() - request.first) * GRANULE_BYTES)
+        request.wake_at = lowest
+        if request.received >= lowest:
+            self._wake(chunk)
+
+    def _on_progress(self, request: Request) -> None:
+        """Some reader's bytes are there."""
+        if request.state is RequestState.RUNNING:
+            self._wake(request.chunk)
+            self._ask_to_be_woken(request)
+
+    def _wake(self, chunk: Chunk) -> None:
+        """Wake the readers of a chunk that have all they need, or for whom nothing is on its way."""
+        if not chunk.waiters:
+            return
+        valid = chunk.in_memory()
+        pending = chunk.pending()
+        for waiter in chunk.waiters:
+            missing = waiter.need & ~valid
+            if not missing or missing & ~pending:
+                waiter.event.set()
+
+    def _has_time(self, request: Request) -> bool:
+        """Return whether no reader has waited for the request as long as readers wait."""
+        return not request.is_overdue(trio.current_time())
+
+    def _retry_early(self, request: Request) -> None:
+        """Ask for the rest at once: the connection failed, not the bucket."""
+        self._counters.errors += 1
+        request.early_retries += 1
+        self._wake(request.chunk)
+        self._push_again(request)
+
+    def _retry_or_give_up(self, request: Request, error: RemoteError) -> None:
+        """Queue the rest again after a pause while a reader waits and its time is not over; else end it."""
+        now = trio.current_time()
+        self._counters.errors += 1
+        if error.asks_to_slow_down:
+            self._slow_down(error, now)
+        retriable = isinstance(error, Unavailable) or (
+            isinstance(error, AccessDenied) and request.attempts <= ACCESS_DENIED_RETRIES
+        )
+        if isinstance(error, (ObjectChanged, ObjectMissing)):
+            request.denials += 1
+            retriable = request.denials <= DENIALS_CHECKED
+        left = 0.0 if request.demanded_at is None else request.demanded_at + DEMAND_SECONDS - now
+        if not retriable or left <= 0:
+            log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
+            self._end(request, error)
+            return
+        request.state = RequestState.PAUSED
+        self._wake(request.chunk)
+        pause = min(left, backoff_seconds(request.attempts, self._random.random()))
+        if request.denials:
+            pause = 0.0  # an answer, not an outage: asking again costs a round trip
+        self.nursery.start_soon(self._queue_again, request, pause, name="fetch-pause")
+        self.pump()
+
+    def _slow_down(self, error: RemoteError, now: float) -> None:
+        """Have fewer requests in flight; none for a while, if the bucket said for how long."""
+        self.limit.on_throttled(now, error.retry_after_seconds)
+        if self.limit.silent_until > now:
+            self.nursery.start_soon(self._pump_after, self.limit.silent_until - now, name="fetch-silence")
+
+    async def _pump_after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.pump()
+
+    async def _queue_again(self, request: Request, pause_seconds: float) -> None:
+        await trio.sleep(pause_seconds)
+        self._push_again(request)
+
+    def _push_again(self, request: Request) -> None:
+        request.state = RequestState.QUEUED
+        request.queued_at = trio.current_time()
+        self._push(request)
+        self.pump()
+
+    async def _keep(self, chunk: Chunk, frame: Frame, first: int, stop: int, *, is_asked_for: bool) -> None:
+        """Keep granules on disk, unless it is too slow for that; then let the frame go."""
+        try:
+            if first < stop:
+                async with self._writes.turn(frame, is_asked_for=is_asked_for) as may_write:
+                    if may_write:
+                        await self.disk.keep(chunk, frame, first, stop)
+                    else:
+                        self.disk.pass_over()
+        finally:
+            self._frames.let_go(frame, trio.current_time())
+        self.pump()
+
+    def _have_one_unwritten(self, request: Request) -> None:
+        """No frame is left for a reader's request: if all wait for the disk, one waits no longer.
+
+        Who may go changes with time, and with what readers do, of which nobody tells: look again.
+        """
+        self._writes.give_up_one(small=_is_small(request), cause=request.cause)
+        if not self._asks_again and (request.cause is Cause.DEMAND or self._writes):
+            self._asks_again = True
+            self.nursery.start_soon(self._ask_again, name="slow-disk")
+
+    async def _ask_again(self) -> None:
+        await trio.sleep(PATIENCE_SECONDS)
+        self._asks_again = False
+        self.pump()
+
+    def _end(self, request: Request, error: RemoteError | None = None) -> None:
+        """Nothing more will arrive by this request: tell the readers."""
+        request.state = RequestState.DONE
+        request.error = error
+        chunk = request.chunk
+        chunk.requests.remove(request)
+        if error is not None and request.demanded_at is not None:
+            for waiter in chunk.waiters:
+                if waiter.need & request.mask:
+                    waiter.error = error
+                    waiter.event.set()
+        self._wake(chunk)
+        self.pump()
+
+    # ---- the disk
+
+    async def _load(self, request: Request) -> None:
+        """Read granules from the cache file; bad ones are simply not there afterwards, and are fetched."""
+        frame = request.frame
+        assert frame is not None
+        try:
+            found = await self.disk.load(request.chunk, frame, request.first, request.stop)
+            frame.valid |= found  # what came meanwhile counts, too
+        finally:
+            self._running[Source.DISK] -= 1
+            self._frames.let_go(frame, trio.current_time())
+        self._end(request)
+
+
+def _is_small(request: Request) -> bool:
+    """Say whether a small buffer holds all of it."""
+    return request.stop - request.first <= SMALL_GRANULES

@@ -1,0 +1,146 @@
+"""Exact bytes that hints name before whole files come: held in memory, for as long as they are about to be read.
+
+The first batches of a shuffled epoch take a few KiB from each of hundreds of shards. Granules would bring four times
+as much as is read, shards a thousand times; so these come byte by byte, rounded to the kernel's pages, and are kept in
+no cache: the whole shards come behind them.
+
+Used on the loop only.
+
+Invariants:
+1. Memory is bounded by SNIPPET_BYTES, which a snippet takes before it is asked for.
+2. A reader of a snippet gets its bytes, or is sent on to the cache: no error of one reaches him.
+"""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import trio
+
+from fusecache.engine.cache.fetcher import Fetcher, Turn
+from fusecache.model.objects import MIB, Extent, ObjectId
+from fusecache.policy.cache.granules import PAGE_BYTES
+
+# 8 batches of 512 samples of 16 KiB.
+SNIPPET_BYTES = 64 * MIB
+# A larger piece wastes little at the borders of its granules.
+SNIPPET_BYTES_EACH = MIB
+# Longer than this a reader waits for no snippet; the cache asks again, and knows what to do with silence.
+PATIENCE_SECONDS = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Snippet:
+    """Bytes [start, stop) of an object, on their way or there.
+
+    read_at: when some of them were first given to a reader; given_bytes: how many were, repetitions counted.
+    """
+
+    object_id: ObjectId
+    start: int
+    stop: int
+    turn: Turn
+    data: memoryview | None = None
+    read_at: float = math.inf
+    given_bytes: int = 0
+    is_held: bool = True
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class Snippets:
+    """The snippets of a cache, found by object and place."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        # Those of an object, in the order of their starts.
+        self._of: dict[ObjectId, list[Snippet]] = {}
+        # Those that the kernel was given whole, the first first: a job that lags behind its reads has no use for them.
+        self._read: dict[Snippet, None] = {}
+        self.held_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def fits(self, extent: Extent) -> bool:
+        """Say whether there is room for an extent; what was read goes for it."""
+        most = SNIPPET_BYTES - _rounded(extent, extent.stop).size
+        while self.held_bytes > most and self._read:
+            snippet = next(iter(self._read))
+            self.drop(snippet)
+            snippet.data = None  # it may be remembered until its job has come past its step
+        return self.held_bytes <= most
+
+    def find(self, object_id: ObjectId, extent: Extent) -> Snippet | None:
+        """Return the snippet that holds an extent, here or on its way."""
+        return self._find(object_id, extent.start, extent.stop)
+
+    def begin(self, object_id: ObjectId, size: int, extent: Extent, depth: int) -> Snippet:
+        """Take room for an extent of an object of `size` bytes, rounded to pages; `fetch` must follow."""
+        whole = _rounded(extent, size)
+        snippet = Snippet(object_id, whole.start, whole.stop, Turn(depth))
+        there = self._of.setdefault(object_id, [])
+        there.insert(bisect_right(there, snippet.start, key=lambda other: other.start), snippet)
+        self.held_bytes += whole.size
+        return snippet
+
+    async def fetch(self, snippet: Snippet) -> None:
+        """Bring the bytes. Raises RemoteError; nothing is held then."""
+        extent = Extent(snippet.start, snippet.stop)
+        data = memoryview(bytearray(extent.size))
+        try:
+            await self._fetcher.get_exactly(snippet.object_id, extent, data, snippet.turn)
+            snippet.data = data
+        except BaseException:
+            self.drop(snippet)
+            raise
+        finally:
+            snippet.ended.set()
+
+    def drop(self, snippet: Snippet) -> None:
+        """Let a snippet go, if it is not gone."""
+        snippet.is_held = False
+        self._read.pop(snippet, None)
+        there = self._of.get(snippet.object_id, [])
+        if snippet in there:
+            there.remove(snippet)
+            self.held_bytes -= snippet.stop - snippet.start
+            if not there:
+                del self._of[snippet.object_id]
+
+    async def read(self, object_id: ObjectId, start: int, stop: int) -> memoryview | None:
+        """Return bytes [start, stop) if a snippet holds them all, waiting for it if it is on its way; else None."""
+        snippet = self._find(object_id, start, stop)
+        if snippet is None:
+            return None
+        if snippet.data is None:
+            self._fetcher.hurry(snippet.turn)
+            with trio.move_on_after(PATIENCE_SECONDS):
+                await snippet.ended.wait()
+        if snippet.data is None:
+            return None
+        snippet.read_at = min(snippet.read_at, trio.current_time())
+        snippet.given_bytes += stop - start
+        if snippet.is_held and snippet.given_bytes >= snippet.stop - snippet.start:
+            self._read[snippet] = None
+        return snippet.data[start - snippet.start : stop - snippet.start]
+
+    def _find(self, object_id: ObjectId, start: int, stop: int) -> Snippet | None:
+        there = self._of.get(object_id)
+        if there is None:
+            return None
+        place = bisect_right(there, start, key=lambda snippet: snippet.start) - 1
+        if place < 0 or there[place].stop < stop:
+            return None
+        return there[place]
+
+
+def _rounded(extent: Extent, size: int) -> Extent:
+    """Return an extent as the kernel will ask for it: in whole pages, up to the file's end."""
+    return Extent(
+        extent.start // PAGE_BYTES * PAGE_BYTES, min(size, -(-extent.stop // PAGE_BYTES) * PAGE_BYTES)
+    )
+
+
+def is_worth_it(extent: Extent) -> bool:
+    """Say whether an extent is small enough for a snippet."""
+    return extent.size <= SNIPPET_BYTES_EACH

@@ -1,0 +1,77 @@
+"""Notices requests that have gone silent, and ends them, so that their bytes are asked for on another connection.
+
+Runs on the loop and looks at what the threads note in `Request`: `is_underway`, `received`, the waits.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fusecache.engine.cache.chunks import Request
+from fusecache.engine.cache.statistics import Counters
+from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, Waits
+
+# A stall is noticed this much late, and by what the loop itself is late; looking at 64 requests takes some 20
+# microseconds.
+LOOK_SECONDS = 0.1
+
+
+class StallWatch:
+    """Watches the requests under way."""
+
+    def __init__(self, counters: Counters, spawn: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        """spawn: starts the watching task, which ends when nothing is under way."""
+        self._counters = counters
+        self._spawn = spawn
+        self._first_byte = Waits()
+        self._gap = Waits()
+        # request -> (bytes received, since when no more came; moved on by what the loop stood still)
+        self._seen: dict[Request, tuple[int, float]] = {}
+        self._is_watching = False
+
+    def begin(self, request: Request) -> None:
+        """Watch a request that is about to get a thread."""
+        self._seen[request] = (0, float("inf"))
+        if not self._is_watching:
+            self._is_watching = True
+            self._spawn(self._watch)
+
+    def end(self, request: Request) -> None:
+        """Watch it no longer; learn from how long it waited."""
+        del self._seen[request]
+        if request.first_byte_seconds is not None:
+            self._first_byte.note(request.first_byte_seconds)
+            self._gap.note(request.longest_gap_seconds)
+
+    async def _watch(self) -> None:
+        try:
+            now = trio.current_time()
+            while self._seen:
+                due = now + LOOK_SECONDS
+                await trio.sleep_until(due)
+                now = trio.current_time()
+                self._look(now, now - due)
+        finally:
+            self._is_watching = False
+
+    def _look(self, now: float, late_seconds: float) -> None:
+        for request, (received, seen) in self._seen.items():
+            if not request.is_underway or request.is_given_up:
+                continue
+            # While the loop stood still, the machine may have, and the threads: nobody was silent then.
+            since = seen + late_seconds
+            if since == float("inf") or request.received > received:
+                self._seen[request] = (request.received, now)
+                continue
+            self._seen[request] = (received, since)
+            if request.early_retries < EARLY_RETRIES or request.is_overdue(now):
+                waits = self._gap if received else self._first_byte
+                if now - since > waits.deadline_seconds:
+                    waits.note(now - since)
+                    self._give_up(request)
+
+    def _give_up(self, request: Request) -> None:
+        self._counters.stalls += 1
+        request.is_given_up = True
+        assert request.interruption is not None
+        request.interruption.interrupt()

@@ -1,0 +1,118 @@
+"""Counters of the read path: counted on the loop, shown as one frozen value."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fusecache.engine.cache.chunks import Request
+
+# Four steps an octave from 1 microsecond on: a percentile is right within 19 %.
+_STEPS_PER_OCTAVE = 4
+_BUCKETS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
+
+    hits: reads answered without waiting for the bucket. bytes_by_cause: fetched for demand, hint, readahead.
+    wait_seconds: what readers waited for, summed over readers: nobody waits for read-ahead. waiting_reads: those that
+    wait for the bucket now, the longest of them for longest_wait_seconds.
+    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for.
+    stalls: requests that went silent and were given up for another connection. latency: of `read` as a whole;
+    first_byte: of a GET, until the first piece of its body.
+    """
+
+    hits: int
+    misses: int
+    requests: int
+    bytes_by_cause: dict[str, int]
+    bytes_read: int
+    wait_seconds: dict[str, float]
+    waiting_reads: int
+    longest_wait_seconds: float
+    evicted_blocks: int
+    evicted_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    staging_bytes: int
+    limit_bytes: int
+    buffers: int
+    buffers_in_use: int
+    errors: int
+    disk_errors: int
+    checksum_failures: int
+    uncached: int
+    not_admitted: int
+    stalls: int
+    latency_p50_seconds: float
+    latency_p99_seconds: float
+    first_byte_p50_seconds: float
+    first_byte_p99_seconds: float
+
+
+class Latencies:
+    """How long things took, as a histogram of bounded size."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _BUCKETS
+
+    def count(self, seconds: float) -> None:
+        """Count one."""
+        micros = seconds * 1e6
+        step = int(math.log2(micros) * _STEPS_PER_OCTAVE) if micros > 1 else 0
+        self._counts[min(step, _BUCKETS - 1)] += 1
+
+    def seconds(self, share: float) -> float:
+        """Return what this share of them did not exceed; 0 before the first."""
+        rest = share * sum(self._counts)
+        if not rest:
+            return 0.0
+        step = 0
+        while rest > 0 and step < _BUCKETS:
+            rest -= self._counts[step]
+            step += 1
+        return float(2 ** (step / _STEPS_PER_OCTAVE) / 1e6)
+
+
+@dataclass(slots=True)
+class Counters:
+    """The running counts behind CacheStatistics."""
+
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    bytes_read: int = 0
+    evicted_blocks: int = 0
+    evicted_bytes: int = 0
+    errors: int = 0
+    disk_errors: int = 0
+    checksum_failures: int = 0
+    uncached: int = 0
+    not_admitted: int = 0
+    stalls: int = 0
+    bytes_by_cause: Counter[str] = field(default_factory=Counter)
+    wait_seconds: dict[str, float] = field(
+        default_factory=lambda: {"network": 0.0, "queue": 0.0, "disk": 0.0}
+    )
+    # When each read began that waits for the bucket now, the oldest first, by a number.
+    waiting: dict[int, float] = field(default_factory=dict)
+    waits: int = 0
+    latency: Latencies = field(default_factory=Latencies)
+    first_byte: Latencies = field(default_factory=Latencies)
+
+    def begin_wait(self, now: float) -> int:
+        """A reader waits for the bucket from now on; return its number in `waiting`, until it is taken out."""
+        self.waits += 1
+        self.waiting[self.waits] = now
+        return self.waits
+
+    def count_wait(self, requests: Sequence[Request], began: float, now: float) -> None:
+        """Count a reader's wait for requests: to the queue until the last was started, then to its source."""
+        if not requests:
+            return
+        last = max(requests, key=lambda each: math.inf if each.started_at is None else each.started_at)
+        started = now if last.started_at is None else min(now, max(began, last.started_at))
+        self.wait_seconds["queue"] += started - began
+        self.wait_seconds[last.source.name.lower()] += now - started

@@ -1,0 +1,234 @@
+"""fsync: ordered, or remote. Ordered waits for this node's disk alone, remote for the bucket.
+
+The kernel holds the file's lock meanwhile and hears of no signal: who waits here cannot be ended but by our answer.
+So a remote wait ends when its process is being killed, when the mount is about to end, and after a while without
+progress; what was written stays queued in all three cases.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import trio
+
+from fusecache.engine.durability.barrier import Barrier, newest
+from fusecache.engine.namespace.nodes import FileHandle, Generation, Item, Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillWatch, environment, thread_group
+from fusecache.engine.write.file_io import Contents
+from fusecache.engine.writeback.queue import Owed
+from fusecache.model.errors import Interrupted, ObjectChanged, Unavailable
+from fusecache.model.states import FileState
+from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, Patience
+from fusecache.remote.store import Store
+
+log = logging.getLogger(__name__)
+
+# Looks at what is still owed are at least so far apart, as each costs time for each change that waits.
+_SCAN_SECONDS = 0.1
+_PROCESSES_REMEMBERED = 1024
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """One remote fsync.
+
+    content: what of the file must be in the bucket (None: nothing of it); all of `folder` that was ordered before
+    `last` must be, too.
+    """
+
+    path: str
+    key: str
+    folder: str
+    content: Generation | None
+    last: int
+    process: int
+
+    def is_after(self, item: Item) -> bool:
+        """Return whether the file is to come after an item, and after it alone, by place and order."""
+        below = self.folder + "/" if self.folder else ""
+        return item.sequence < self.last and any(key.startswith(below) for key in item.changed_keys())
+
+
+class Fsync:
+    """Carries out fsync and fdatasync of files."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        contents: Contents,
+        owed: Owed,
+        publisher: Publisher,
+        journal: JournalWriter,
+        store: Store,
+        *,
+        is_remote: bool,
+        settle_seconds: float,
+    ) -> None:
+        self._tree = tree
+        self._contents = contents
+        self._owed = owed
+        self._publisher = publisher
+        self._journal = journal
+        self._store = store
+        self._is_remote = is_remote
+        self._settle_seconds = settle_seconds
+        self._watch = KillWatch()
+        self._is_ending = False
+        self._known: dict[int, None] = {}
+        self._has_warned = False
+
+    def end_waiting(self) -> None:
+        """The mount is about to end: who waits is told so."""
+        self._is_ending = True
+        self._publisher.wake()
+
+    async def fsync(self, handle: FileHandle) -> None:
+        """Return when the bytes are on the disk; in remote mode, when the bucket has them.
+
+        Raises the file's first stored error; in remote mode ObjectChanged after a conflict, Interrupted for a process
+        that is being killed, Unavailable after a while without progress.
+        """
+        await self._contents.fsync(handle)
+        node = handle.node
+        if not self._is_remote:
+            self._warn_if_distributed(handle)
+            return
+        if not self._tree.is_linked(node) or self._contents.is_local(node):
+            return
+        wait = await self._begin(handle, node)
+        if wait.content is not None:
+            wait.content.awaited += 1
+        try:
+            await self._until_durable(wait)
+        finally:
+            if wait.content is not None:
+                wait.content.awaited -= 1
+
+    # ---- remote
+
+    async def _begin(self, handle: FileHandle, node: Node) -> _Wait:
+        key = self._tree.key(node)
+        content = self._queued(node, key)
+        if node.generation is not None and node.generation.is_mutable and not self._is_unfinished(node):
+            content = await self._contents.snapshot(node, rested_seconds=self._settle_seconds) or content
+        last = content.sequence if content is not None else self._journal.next_number()
+        process = handle.process or (thread_group(handle.pid) if handle.pid else 0)
+        return _Wait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
+
+    def _is_unfinished(self, node: Node) -> bool:
+        """Whether nothing may be published under this name yet: a temporary one, or a file that nobody wrote to."""
+        if node.object is not None:
+            return False
+        return node.size == 0 or self._contents.has_temporary_name(node)
+
+    def _queued(self, node: Node, key: str) -> Generation | None:
+        """Return the newest content of the file that waits for the bucket under a name of its own."""
+        if self._is_unfinished(node):
+            return None
+        queued = (item for item in reversed(self._owed.for_key(key)) if item.node is node)
+        return next((item for item in queued if isinstance(item, Generation)), None)
+
+    async def _until_durable(self, wait: _Wait) -> None:
+        earlier = self._earlier(wait)
+        kept_before = self._publisher.kept_as.copy()
+        barrier = Barrier(self._owed, earlier if wait.content is None else [*earlier, wait.content])
+        patience = Patience(trio.current_time())
+        while True:
+            is_over = barrier.is_over()
+            if wait.content is not None and wait.content.successor is not None:
+                # It was renamed, and only the newest that was closed went with its name.
+                wait.content.awaited -= 1
+                wait.content = newest(wait.content)
+                wait.content.awaited += 1
+            self._check(wait)
+            if is_over:
+                self._check_earlier(wait, earlier, kept_before)
+                return
+            now = trio.current_time()
+            patience.note(self._progress(wait, len(barrier)), now)
+            if patience.is_over(now):
+                raise Unavailable(
+                    f"{wait.path}: not in the bucket after {STANDSTILL_SECONDS:.0f} s without progress "
+                    f"({self._publisher.failure or 'no answer'}); it is kept here and still queued"
+                )
+            with trio.move_on_after(KILL_LOOK_SECONDS):
+                await self._publisher.wait_progress()
+                await trio.sleep(_SCAN_SECONDS)
+
+    def _earlier(self, wait: _Wait) -> list[Item]:
+        """Return what was ordered before in the file's directory, and is to be in the bucket as well."""
+        return [
+            item
+            for item in self._owed.items()
+            if wait.is_after(item)
+            and not self._publisher.is_temporary(item)
+            and not self._publisher.is_put_off(item)
+        ]
+
+    def _progress(self, wait: _Wait, left: int) -> object:
+        """Return a mark of how far it is: of the mount as a whole, unless this very file is what the bucket refuses."""
+        content = wait.content
+        if content is None:
+            return left, self._store.statistics().bytes_written
+        own = (left, content.sent_bytes, content.record.upload_id, content.state)
+        return own if content.error is not None else (own, self._store.statistics().bytes_written)
+
+    def _check(self, wait: _Wait) -> None:
+        """Raise why waiting ends before the bucket has it."""
+        content = wait.content
+        if content is not None:
+            # Of a name that it had, or got since.
+            if content.record.key != wait.key and content.record.key in self._publisher.kept_as.values():
+                raise ObjectChanged(
+                    f"{wait.path}: another client changed it first; ours is kept as {content.record.key}"
+                )
+            if content.state is FileState.REJECTED and content.error is not None:
+                raise content.error
+        self._check_caller(wait)
+
+    def _check_earlier(self, wait: _Wait, earlier: list[Item], kept_before: dict[str, str]) -> None:
+        """Raise what keeps from the bucket, or from its name, what the file was to come after."""
+        items = {newest(item) if isinstance(item, Generation) else item for item in earlier}
+        for refused in self._publisher.rejected:
+            # A change of names that was given up before is nothing that this file comes after.
+            is_before = refused in items or (isinstance(refused, Generation) and wait.is_after(refused))
+            if refused.error is not None and is_before:
+                raise refused.error
+        kept = {k: copy for k, copy in self._publisher.kept_as.items() if kept_before.get(k) != copy}
+        for key, copy in kept.items():
+            if any(item.changed_keys()[-1] == (copy or key) for item in items):
+                raise ObjectChanged(
+                    f"{wait.path}: another client changed {key} first, which was to be there before; "
+                    + (f"ours is kept as {copy}" if copy else "our change was given up")
+                )
+
+    def _check_caller(self, wait: _Wait) -> None:
+        if self._is_ending:
+            raise Unavailable(
+                f"{wait.path}: the mount ends; it is kept here, and uploaded before that or after"
+            )
+        if wait.process and self._watch.is_dying(wait.process, trio.current_time()):
+            raise Interrupted(f"{wait.path}: its process is being killed")
+
+    # ---- ordered
+
+    def _warn_if_distributed(self, handle: FileHandle) -> None:
+        """Say once that an ordered fsync tells the ranks of other nodes nothing."""
+        process = handle.process
+        if self._has_warned or not process or process in self._known:
+            return
+        if len(self._known) >= _PROCESSES_REMEMBERED:
+            self._known.pop(next(iter(self._known)))
+        self._known[process] = None
+        variables = environment(process)
+        world, local = variables.get("WORLD_SIZE", ""), variables.get("LOCAL_WORLD_SIZE", "")
+        if world.isdigit() and local.isdigit() and int(world) > int(local):
+            self._has_warned = True
+            log.warning(
+                "fsync does not wait for the bucket, and a job of several nodes writes here (WORLD_SIZE=%s, "
+                "LOCAL_WORLD_SIZE=%s): if its ranks fsync their files before one of them says that all are there, as "
+                "DCP and Megatron do, mount with --fsync remote on every node",
+                world, local,
+            )  # fmt: skip

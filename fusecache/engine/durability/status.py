@@ -1,0 +1,441 @@
+"""What a person sees of what the bucket does not have yet: the queue, its pace, one path; and waiting for it.
+
+Invariant: however much waits, no look at it holds the loop: what is long is counted with checkpoints.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import trio
+
+from fusecache.engine.durability.barrier import Barrier
+from fusecache.engine.durability.pending import NAMED, Pending, Tally
+from fusecache.engine.namespace.nodes import Generation, Item, Kind, Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace_ops.rename import is_rename
+from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.write.file_io import Contents
+from fusecache.engine.writeback.conflict_log import Conflicts
+from fusecache.engine.writeback.queue import Owed
+from fusecache.model.error_text import PERSONS, code_of, way_out
+from fusecache.model.errors import NotFound, Throttled
+from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
+from fusecache.model.records import ConflictRecord
+from fusecache.model.states import FileState
+from fusecache.policy.rate_meter import Rate, seconds_left
+from fusecache.remote.store import Store
+
+# Items looked at between two checkpoints: a millisecond or two.
+_AT_ONCE = 1000
+_SAMPLE_SECONDS = 1.0
+_FRESH_SAMPLE_SECONDS = 0.25
+# Less says that nothing moves: the last bytes of a request that waits for its answer.
+_LEAST_PACE = 1024.0
+# A queue that is too long to be counted whenever somebody asks for its numbers is counted so often.
+_COUNT_SECONDS = 5.0
+
+_BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """How waiting ended: `durable`, `timeout`, `error` or `conflict`, and why."""
+
+    result: str
+    message: str = ""
+
+
+class Looking:
+    """Looks at the queue, and at what is behind it."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        owed: Owed,
+        contents: Contents,
+        publisher: Publisher,
+        conflicts: Conflicts,
+        store: Store,
+        resolve: Callable[[str], Awaitable[Node]],
+        *,
+        keys_from: str = "",
+    ) -> None:
+        """keys_from: where the keys of who writes are read from, as `causes.renewal_text` takes it."""
+        self._tree = tree
+        self._keys_from = keys_from
+        self._owed = owed
+        self._contents = contents
+        self._publisher = publisher
+        self._conflicts = conflicts
+        self._store = store
+        self._resolve = resolve
+        self._rate = Rate()
+        self._sampled, self._sent = float("-inf"), 0
+        self._counted = Pending()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch the pace until cancelled."""
+        task_status.started()
+        counted = float("-inf")
+        while True:
+            self._sample(now := trio.current_time())
+            if len(self._owed) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
+                counted = now
+                self._counted = await self.count()
+            await trio.sleep(_SAMPLE_SECONDS)
+
+    def _sample(self, now: float) -> None:
+        sent, is_still = self._store.statistics().bytes_sent, self._rate.per_second() == 0
+        if is_still and sent <= self._sent:
+            self._rate.reset(now, sent)  # a rest before it begins says nothing of the pace
+        else:
+            self._rate.note(now, sent)
+        self._sampled, self._sent = now, sent
+
+    def _pace(self) -> float:
+        """Return the bytes a second of now, also of what has just begun; 0 if nothing waits, or moves."""
+        if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
+            self._sample(now)
+        pace = self._rate.per_second()
+        return pace if pace >= _LEAST_PACE else 0.0
+
+    # ---- the queue
+
+    def pending(self) -> Pending:
+        """Return what the whole mount owes, without waiting; of a long queue as it was some seconds ago."""
+        if len(self._owed) <= _AT_ONCE:
+            return self._tally().add(self._owed.unordered()).pending()
+        return replace(self._counted, files=len(self._owed))
+
+    async def count(self, path: str = "") -> Pending:
+        """Return what is owed at or below a path."""
+        tally = self._tally()
+        async for items in self._slices(path):
+            tally.add(items)
+        return tally.pending()
+
+    def _tally(self) -> Tally:
+        return Tally(self._publisher.put_off_seconds)
+
+    def statistics(self, pending: Pending) -> dict[str, Any]:
+        """Return the numbers of the whole mount as plain values."""
+        dirty = self._dirty("")
+        dirty_bytes = sum(generation.size for generation in dirty)
+        refused = self._publisher.rejected
+        refused_bytes = sum(item.size for item in refused if isinstance(item, Generation))
+        rate = self._pace()
+        left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
+        conflicts = list(self._conflicts.open())
+        local = self._local_at("")
+        local_bytes = sum(generation.size for generation in local)
+        return {
+            **self._facts(pending),
+            "dirty_files": len(dirty),
+            "dirty_bytes": dirty_bytes,
+            # What only this node holds, whatever the reason; what lies aside is counted apart.
+            "exposed_bytes": pending.bytes + dirty_bytes + refused_bytes + local_bytes,
+            "upload_bytes_per_second": round(rate),
+            "seconds_left": None if left is None else round(left, 1),
+            "local_only_files": len(local),
+            "local_only_bytes": local_bytes,
+            "local_only": [self._tree.relative(each.record.key) for each in local[:NAMED]],
+            "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
+            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in refused[-NAMED:]],
+            "rejected_files": len(refused),
+            "conflicts": [self._conflict_facts(each) for each in conflicts[-NAMED:]],
+            "conflict_files": len(conflicts),
+            "shortages": self._contents.shortages.facts(),
+        }
+
+    def progress(self, pending: Pending) -> dict[str, Any]:
+        """Return one report to somebody who waits for `pending`."""
+        # To be told to ask less often is no news to who waits: that is done, and the rest goes on.
+        errors = (item.error for item in pending.stuck if not isinstance(item.error, Throttled))
+        stuck = next(errors, self._publisher.failure)
+        left = None if stuck is not None else seconds_left(pending.left_bytes, self._pace())
+        return {
+            **_counts(pending),
+            "seconds_left": left,
+            "waiting_for": str(stuck) if stuck is not None and pending.files else "",
+            "uploading": [
+                f"{self._name_of(item)} {item.moved_bytes}/{item.size}" for item in pending.uploading
+            ],
+        }
+
+    def line(self, pending: Pending) -> str:
+        """Return the queue in one line."""
+        failure = self._publisher.failure
+        waiting = f", waiting: {failure}" if failure is not None else ""
+        if not pending.files:
+            return "everything is in the bucket" + waiting
+        rate = self._pace()
+        left = seconds_left(pending.left_bytes, rate)
+        pace = f", {size_text(rate)}/s" if rate else ""
+        pace += left_text(left) if failure is None else ""
+        put_off = f"{count_text(pending.put_off, 'removal')} put off" if pending.put_off else ""
+        if pending.files == pending.put_off:
+            return put_off
+        return (
+            f"{changes_text(pending.files - pending.put_off, pending.contents, pending.bytes)} not in the bucket yet, "
+            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(put_off)}{put_off}"
+        )
+
+    # ---- one path
+
+    async def look(self, path: str) -> dict[str, Any]:
+        """Return the state of a file or directory, in one word, and what is behind it. Raises NotFound.
+
+        The word: `clean`, `dirty`, `queued`, `uploading:<sent>/<size>`, `error:<code>`, `conflict`, or `local-only`
+        for a file that is never published; of a directory the gravest of what is in it.
+        """
+        key = self._tree.key_of_path(path)
+        conflicts = [record for record in self._conflicts.open() if _key_is_at(record.key, key)]
+        shortages = self._contents.shortages.facts(path)
+        node = None
+        if not any(record.key.rstrip("/") == key for record in conflicts):
+            try:
+                node = await self._resolve(path)
+            except NotFound:
+                if shortages.get("path") != path:
+                    raise
+        if node is not None and node.generation is not None and self._contents.is_local(node):
+            return {"path": path, "state": "local-only", **self._facts(Pending()), "shortages": shortages}
+        pending = await self.count(path)
+        local = self._local_at(key)
+        dirty = self._dirty(path)
+        failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
+        state = self._word(pending, dirty, failed, conflicts, is_local=bool(local))
+        if state == "clean" and node is None and not conflicts:
+            state = "error:no-space"  # what was written found no room, and nothing else has that name
+        link = {"link_to": node.target} if node is not None and node.kind is Kind.SYMLINK else {}
+        return {
+            "path": path,
+            "state": state,
+            **link,
+            **self._facts(pending),
+            "dirty_files": len(dirty),
+            "dirty_bytes": sum(generation.size for generation in dirty),
+            "failed_files": len(failed),
+            "failed": [self._error_facts(item) for item in failed[-NAMED:]],
+            "conflict_files": len(conflicts),
+            "conflicts": [self._conflict_facts(each) for each in conflicts[-NAMED:]],
+            "local_only_files": len(local),
+            "local_only_bytes": sum(generation.size for generation in local),
+            "shortages": shortages,
+        }
+
+    async def path_state(self, path: str) -> str:
+        """Return the state of a file or directory in one word. Raises NotFound."""
+        return str((await self.look(path))["state"])
+
+    def _word(
+        self,
+        pending: Pending,
+        dirty: list[Generation],
+        failed: list[Item],
+        conflicts: list[ConflictRecord],
+        *,
+        is_local: bool,
+    ) -> str:
+        if conflicts:
+            return "conflict"
+        errors = [item.error for item in (*failed, *pending.stuck) if item.error is not None]
+        code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
+        hindrance = self._publisher.hindrance if pending.files > pending.put_off else None
+        if not code and not failed and hindrance is not None and code_of(hindrance) in PERSONS:
+            code = code_of(hindrance)  # it holds up all, also what was not tried yet
+        if code or failed:
+            return f"error:{code or 'failed'}"
+        if dirty:
+            return "dirty"
+        if pending.uploading:
+            return f"uploading:{pending.bytes - pending.left_bytes}/{pending.bytes}"
+        if pending.files:
+            return "queued"
+        return "local-only" if is_local else "clean"
+
+    def _facts(self, pending: Pending) -> dict[str, Any]:
+        return {
+            **_counts(pending),
+            "oldest_pending_seconds": round(pending.oldest_seconds, 3),
+            "requested_files": pending.requested_files,
+            "requested_bytes": pending.requested_bytes,
+            "requested_seconds": round(pending.requested_seconds, 3),
+            "uploading": [
+                {
+                    "path": self._name_of(item),
+                    "bytes": item.size,
+                    "sent": item.moved_bytes,
+                    "under_way": item.bytes_under_way,
+                }
+                for item in pending.uploading
+            ],
+            "waiting": [self._error_facts(item) for item in pending.stuck],
+        }
+
+    def _error_facts(self, item: Item) -> dict[str, str]:
+        error = item.error
+        words = "" if error is None else way_out(error, self._keys_from)
+        return {"path": self._name_of(item), "cause": str(error or ""), "way_out": words}
+
+    def _conflict_facts(self, record: ConflictRecord) -> dict[str, str]:
+        return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
+
+    # ---- waiting
+
+    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
+        """Return when the bucket has everything that was closed at or below a path before the call.
+
+        Also what was renamed since. Not waited for, but named: removals that are put off on purpose.
+        """
+        key = self._tree.key_of_path(path)
+        items = [item for item in await self._items_at(path) if not self._publisher.is_put_off(item)]
+        # Of what was refused, too: what is kept back until something else is there is queued again by the end of that.
+        barrier = Barrier(self._owed, [*items, *self._refused_at(key)])
+        with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
+            while not barrier.is_over():
+                await self._publisher.wait_progress()
+        if scope.cancelled_caught:
+            return Durability("timeout", await self._reason_for_waiting(path))
+        rejected = set(self._publisher.rejected)
+        refused = [*self._refused_at(key), *(item for item in barrier.unpublished if item in rejected)]
+        if refused:
+            return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
+        # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
+        conflicts = [each for each in self._conflicts.open() if _key_is_at(each.key, key)]
+        if conflicts:
+            conflicts.sort(key=lambda record: record.key)
+            return Durability("conflict", self._words_of_conflicts(conflicts))
+        return Durability("durable", await self._not_covered(path))
+
+    async def _not_covered(self, path: str) -> str:
+        """Return what the bucket does not have, or has still, although nobody waits for that; "" if there is none."""
+        still_open = [self._tree.path(node) for node in self._written_at(path)]
+        put_off = [item for item in await self._items_at(path) if self._publisher.is_put_off(item)]
+        removed = [self._path_of(item) for item in put_off]
+        said = []
+        if still_open:
+            said.append(f"not covered, as it is still open: {', '.join(still_open[:3])}")
+        if removed:
+            said.append(
+                "not removed yet, because of delete_delay or as somebody here has it open: "
+                f"{', '.join(removed[:3])}"
+            )
+        return "; ".join(said)
+
+    async def _reason_for_waiting(self, path: str) -> str:
+        if self._publisher.failure is not None:
+            return str(self._publisher.failure)
+        items = await self._items_at(path)
+        temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
+        if temporary is not None:
+            return f"{self._path_of(temporary)} has a temporary name: it is published 60 s after its close"
+        return "uploads are still under way"
+
+    def _words_of_conflicts(self, records: list[ConflictRecord]) -> str:
+        words, more = self._words_of_conflict(records[0]), len(records) - 1
+        if not more:
+            return words
+        names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
+            ", …" if more > 3 else ""
+        )
+        return f"{words}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
+
+    def _words_of_conflict(self, record: ConflictRecord) -> str:
+        name = self._tree.relative(record.key)
+        if not record.kept_as:
+            return (
+                f"{name}: another client changed it first; this change was given up: make it again, "
+                f"or take it off the list with `fusecache recover --delete {record.number} --yes`"
+            )
+        kept = self._tree.relative(record.kept_as)
+        return (
+            f"{name}: another client changed it first; our version is kept as {kept}: "
+            "compare them, then remove or rename the copy"
+        )
+
+    # ---- inside
+
+    async def _items_at(self, path: str) -> list[Item]:
+        return [item async for items in self._slices(path) for item in items]
+
+    async def _slices(self, path: str) -> AsyncIterator[list[Item]]:
+        """Yield the items at or below a path, some at a time, letting others run in between."""
+        items = self._owed.unordered()
+        key = self._tree.key_of_path(path)
+        below = key + "/"
+        # What is sent already keeps its key, and is renamed in the bucket after that: it counts where it will be.
+        arriving: set[Node] = set()
+        for start in range(0, len(items), _AT_ONCE):
+            some = items[start : start + _AT_ONCE]
+            if path:
+                some = [item for item in some if _is_at(item, key, below)]
+                arriving |= {item.node for item in some if item.node is not None and is_rename(item)}
+            yield some
+            await trio.lowlevel.checkpoint()
+        for start in range(0, len(items) if arriving else 0, _AT_ONCE):
+            some = items[start : start + _AT_ONCE]
+            yield [item for item in some if item.node in arriving and not _is_at(item, key, below)]
+            await trio.lowlevel.checkpoint()
+
+    def _written_at(self, path: str) -> list[Node]:
+        """Return the files at or below a path that somebody has open for writing."""
+        key = self._tree.key_of_path(path)
+        linked = (
+            node
+            for node in self._contents.writing
+            if self._tree.is_linked(node) and not self._contents.is_local(node)
+        )
+        return [node for node in linked if _key_is_at(self._tree.key(node), key)]
+
+    def _dirty(self, path: str) -> list[Generation]:
+        """Return the content at or below a path that somebody writes, and has not closed since."""
+        contents = (node.generation for node in self._written_at(path))
+        return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
+
+    def _local_at(self, key: str) -> list[Generation]:
+        """Return the content at or below a key that is never published, also while it is written."""
+        written = (node.generation for node in self._contents.writing if self._contents.is_local(node))
+        found = {*self._contents.local, *(each for each in written if each is not None)}
+        return [each for each in found if _key_is_at(each.record.key, key)]
+
+    def _refused_at(self, key: str) -> list[Item]:
+        return [
+            item
+            for item in self._publisher.rejected
+            if any(_key_is_at(changed, key) for changed in item.changed_keys())
+        ]
+
+    def _path_of(self, item: Item) -> str:
+        return self._tree.relative(item.changed_keys()[-1])
+
+    def _name_of(self, item: Item) -> str:
+        """Return the path that an item's content has by now: in the bucket it may come to that by a rename."""
+        node = item.node
+        if isinstance(item, Generation) and node is not None and self._tree.is_linked(node):
+            return self._tree.path(node)
+        return self._path_of(item)
+
+
+def _counts(pending: Pending) -> dict[str, Any]:
+    return {
+        "pending_files": pending.files,
+        "pending_contents": pending.contents,
+        "pending_bytes": pending.bytes,
+        "left_bytes": pending.left_bytes,
+        "put_off_files": pending.put_off,
+        "put_off_seconds": round(pending.put_off_seconds, 1),
+    }
+
+
+def _is_at(item: Item, key: str, below: str) -> bool:
+    """Say whether an item changes a key, or one below it. key: without a slash at its end; below: with it."""
+    for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() costs thrice as much, and there are many
+        if changed == key or changed.startswith(below):
+            return True
+    return False
+
+
+def _key_is_at(changed: str, key: str) -> bool:
+    return not key or changed.rstrip("/") == key.rstrip("/") or changed.startswith(key.rstrip("/") + "/")

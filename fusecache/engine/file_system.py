@@ -1,0 +1,374 @@
+"""The engine as one whole: wires the parts, starts and ends them, and answers what is asked about them.
+
+`fs/` translates the kernel's requests into calls of `names`, `contents` and `changes`; nothing here knows FUSE.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fusecache.disk.dirty_pages import dirty_limit_bytes
+from fusecache.disk.staging import StagingDirectory
+from fusecache.engine.admin.inspector import Inspector
+from fusecache.engine.admin.pinning import Pins
+from fusecache.engine.admin.warmup import Warmer
+from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
+from fusecache.engine.durability.pending import Pending
+from fusecache.engine.durability.remote_fsync import Fsync
+from fusecache.engine.durability.status import Durability, Looking
+from fusecache.engine.namespace.lookup import Names
+from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.tree import Ownership, Tree
+from fusecache.engine.namespace_ops.operations import Changes
+from fusecache.engine.prefetch.hint_service import Hinting
+from fusecache.engine.prefetch.sibling_readahead import Siblings
+from fusecache.engine.publish.bucket_writer import Publishing
+from fusecache.engine.publish.multipart_uploader import PartUploads
+from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.recovery.journal_replay import Recovered, Recovery, no_collections, rebuild
+from fusecache.engine.recovery.quarantine import Recovering
+from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.runtime.metadata_client import SILENT_SECONDS, Requests
+from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.write.backpressure import Backpressure
+from fusecache.engine.write.file_io import Contents
+from fusecache.engine.write.open_file_snapshots import Snapshots
+from fusecache.engine.writeback.conflict_log import Conflicts
+from fusecache.engine.writeback.queue import Owed
+from fusecache.index.cache_index import read_boot_id
+from fusecache.index.journal import Journal
+from fusecache.index.listings import Listings
+from fusecache.model.errors import AccessDenied, CredentialsMissing, NotFound, StateError, Unavailable
+from fusecache.model.format_text import count_text, size_text
+from fusecache.model.names import unusable_name
+from fusecache.remote.store import Store
+
+log = logging.getLogger(__name__)
+
+# Of a bucket that was silent when it was last asked, who only looks waits so long for a sign that it is back.
+_SILENT_STILL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine needs to be told. prefix: of every key, empty or ending in '/'; sizes in bytes.
+
+    keys_from: where the keys of who writes come from, as `causes.renewal_text` takes it. writes_by_other_keys: than
+    those that read.
+    """
+
+    directory: Path
+    prefix: str
+    ownership: Ownership
+    cache_bytes: int
+    buffer_bytes: int
+    settle_seconds: float = 1.0
+    fresh_seconds: float = 1.0
+    immutable: tuple[str, ...] = ()
+    posix_metadata: bool = False
+    temp_names: tuple[str, ...] = ()
+    order_last: tuple[str, ...] = ()
+    delete_delay: float = 0.0
+    last_wins: bool = False
+    fsync_is_remote: bool = False
+    snapshot_seconds: float = 60.0
+    local_only: tuple[str, ...] = ()
+    pin: tuple[str, ...] = ()
+    read_only: bool = False
+    keys_from: str = ""
+    writes_by_other_keys: bool = False
+
+
+class FileSystem:
+    """One mounted bucket. Made on the loop's thread; `running` is its life."""
+
+    def __init__(self, store: Store, offload: Offload, options: EngineOptions) -> None:
+        """Open the cache directory (blocking). Raises StateError, LocalDiskError."""
+        boot_id = read_boot_id()
+        directory = options.directory
+        self.options = options
+        self.cache = BlockCache(
+            store,
+            offload,
+            CacheOptions(
+                directory=directory / "cache",
+                limit_bytes=options.cache_bytes,
+                buffer_bytes=options.buffer_bytes,
+                write_reserve_bytes=2 * dirty_limit_bytes(),
+            ),
+        )
+        self._journal_rows = Journal(directory / "journal")
+        self._staging = StagingDirectory(directory)
+        self._listings = Listings(directory / "names")
+        empty_file = directory / "empty"
+        empty_file.touch()
+        self.journal = JournalWriter(
+            self._journal_rows, offload, highest_in_use=self._staging.highest_number()
+        )
+        self.owed = Owed(options.prefix, options.order_last)
+        self.tree = Tree(options.prefix, options.ownership)
+        self._requests = requests = Requests(
+            store,
+            offload,
+            self.cache.limit,
+            prefix=options.prefix,
+            writes_by_other_keys=options.writes_by_other_keys,
+        )
+        self.names = Names(
+            self.tree,
+            self._listings,
+            requests,
+            self._journal_rows,
+            fresh_seconds=options.fresh_seconds,
+            posix_metadata=options.posix_metadata,
+        )
+        self.names.freshness.immutable = options.immutable
+        self.contents = Contents(
+            self.tree, self.cache, self._staging, self.journal, self.owed, offload, boot_id
+        )
+        self.contents.local_only = options.local_only
+        self.contents.temp_names = options.temp_names
+        self._siblings = Siblings(self.tree, self.names, self.cache)
+        self.contents.on_read = self._guess_next
+        self._uploads = PartUploads(
+            store, self.tree, self.journal, offload, self.cache, self.owed, options.temp_names
+        )
+        self._preparer = Preparer(self._uploads, self.cache, self.journal, offload)
+        self.contents.on_dropped = self._preparer.dropped
+        self.contents.on_key_changed = self._preparer.restart
+        self.contents.on_grown = self._uploads.grow
+        self.publisher = Publisher(
+            self.tree,
+            self.names,
+            self.contents,
+            self.owed,
+            self.journal,
+            self.cache,
+            self._preparer,
+            Publishing(store, str(empty_file)),
+            offload,
+            self.cache.limit,
+            settle_seconds=options.settle_seconds,
+            temp_names=options.temp_names,
+            delete_delay=options.delete_delay,
+            last_wins=options.last_wins,
+            on_taken=requests.note_taken,
+        )
+        self._uploads.on_failing = self.publisher.note_failing
+        self._uploads.on_well = self.publisher.note_well
+        requests.on_granted = self._end_pauses
+        self._pins = Pins(self.cache, requests, options.pin, self.tree.relative)
+        self.publisher.on_gone = self._pins.note_gone
+        self._fsync = Fsync(
+            self.tree,
+            self.contents,
+            self.owed,
+            self.publisher,
+            self.journal,
+            store,
+            is_remote=options.fsync_is_remote,
+            settle_seconds=options.settle_seconds,
+        )
+        self.fsync = self._fsync.fsync
+        self._backpressure = Backpressure(self.cache, self.owed, store)
+        self.contents.before_close = self._backpressure.before_close
+        self._snapshots = Snapshots(
+            self.tree,
+            self.contents,
+            self.owed,
+            self.cache,
+            snapshot_seconds=options.snapshot_seconds,
+        )
+        self.warmer = Warmer(self.tree, requests, self.cache, self.resolve)
+        self.hinting = Hinting(self.tree, self.names, self.cache, offload, self.resolve)
+        self.inspector = Inspector(self.tree, requests, self.cache, self.resolve)
+        self._store = store
+        self.changes = Changes(self.tree, self.names, self.contents, self.owed, self.journal, requests)
+        self._offload = offload
+        conflicts = Conflicts(self.journal)
+        self._conflicts = conflicts
+        self.looking = Looking(
+            self.tree,
+            self.owed,
+            self.contents,
+            self.publisher,
+            conflicts,
+            store,
+            self.look_up,
+            keys_from=options.keys_from,
+        )
+        self.recovering = Recovering(
+            self.tree,
+            self.names,
+            self.changes,
+            self.contents,
+            self.owed,
+            self.journal,
+            self.publisher,
+            conflicts,
+            self._staging,
+            self.cache,
+            offload,
+            boot_id,
+            self.resolve,
+        )
+        self._recovery = Recovery(self._journal_rows, self._staging, boot_id, self.owed.tells)
+        self.recovered = Recovered()
+        self._started = trio.current_time()
+
+    def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
+        """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
+        self.contents.on_name_lost = call
+        self.publisher.on_name_lost = call
+
+    def _guess_next(self, node: Node, reader: int) -> None:
+        """Somebody begins to read a file; what comes next is guessed unless a job has said it."""
+        if node.object is None or not self.hinting.names(node.object.object_id):
+            self._siblings.note_read(node, reader)
+
+    def end_waiting(self) -> None:
+        """The mount is about to end: whoever waits in a close or an fsync is answered now."""
+        self._fsync.end_waiting()
+        self._backpressure.end_waiting()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Recover, then run all tasks while the body runs; ends with everything journaled and closed."""
+        try:
+            with no_collections():
+                self.recovered = await self._offload.rows(self._recovery.read)
+                self.cache.restore_staging(self.recovered.staged_bytes)
+                rebuild(self.recovered, self.tree, self.owed, trio.current_time())
+            self.publisher.rejected += self.recovered.rejected
+            self.contents.take_local(self.recovered.local)
+            self.recovering.restore_rows(self.recovered)
+            self._conflicts.restore(self._journal_rows.conflicts())
+            self._check_publishable()
+            if not self.options.read_only:
+                self.publisher.note_start(self.journal.highest)
+            # Whoever looks names up ends before the names do: else their last requests would find nobody.
+            async with trio.open_nursery() as asked:
+                await asked.start(self.journal.run, name="journal")
+                await asked.start(self.cache.run, name="cache")
+                await asked.start(self.names.run, name="names")
+                with one_failure():
+                    async with trio.open_nursery() as asking:
+                        await self._start_asking(asking)
+                        yield
+                        await self.publisher.wait_retired()
+                        asking.cancel_scope.cancel()
+                asked.cancel_scope.cancel()
+        finally:
+            self._journal_rows.close()
+            self._listings.close()
+
+    async def _start_asking(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.warmer.run, name="warm")
+        await nursery.start(self.hinting.run, name="hints")
+        await nursery.start(self._preparer.run, name="prepare")
+        for key, upload_id in self.recovered.uploads:
+            self._uploads.abort(key, upload_id)
+        await nursery.start(self.publisher.run, name="publish")
+        await nursery.start(self._snapshots.run, name="snapshots")
+        await nursery.start(self._pins.run, name="pins")
+        await nursery.start(self.looking.run, name="looking")
+
+    def _check_publishable(self) -> None:
+        """Raise StateError if the bucket is owed something that this mount may not give it."""
+        if not self.options.read_only or not len(self.owed):
+            return
+        pending = self.pending()
+        raise StateError(
+            f"{self.options.directory} holds {count_text(pending.files, 'change')}, {size_text(pending.bytes)}, "
+            f"that the bucket does not have yet, and a read-only mount may not upload them: mount it read-write once "
+            f"(`fusecache unmount` waits for the uploads), copy files out with `fusecache recover "
+            f"{self.options.directory}`, or mount with another --cache-dir"
+        )
+
+    async def try_again(self) -> None:
+        """Look whether the bucket takes our keys, which may be others now, and have all that waits tried at once."""
+        await self._requests.try_keys()
+        self._end_pauses()
+
+    def _end_pauses(self) -> None:
+        self.publisher.end_pauses()
+        self._uploads.end_pauses()
+
+    # ---- looking
+
+    async def look_up(self, path: str) -> Node:
+        """Return the node at a path for who only looks, and does not wait for a bucket that is silent.
+
+        Raises NotFound; if the bucket alone could tell, Unavailable after SILENT_SECONDS, or how it refuses the keys.
+        """
+        patience = _SILENT_STILL_SECONDS if self._requests.is_struggling else SILENT_SECONDS
+        try:
+            return await self.resolve(path, patience_seconds=patience)
+        except (Unavailable, AccessDenied, CredentialsMissing) as exc:
+            raise type(exc)(f"{path}: nothing is known of it here, and {exc}") from exc
+
+    async def resolve(self, path: str, *, patience_seconds: float = float("inf")) -> Node:
+        """Return the node at a path below the mountpoint ("" is its root).
+
+        Raises NotFound, or Unavailable if the bucket does not answer, or not within the patience for one name.
+        """
+        node = self.tree.root
+        held: list[Node] = []
+        try:
+            for part in filter(None, path.split("/")):
+                if node.kind is not Kind.DIRECTORY:
+                    raise NotFound(f"{path}: no such file or directory")
+                # A child that was replaced takes a parent with it that nobody holds.
+                node.handles += 1
+                held.append(node)
+                if unusable_name(part) is not None:
+                    raise NotFound(f"{path!r}: no such file or directory")
+                with self._requests.patience(patience_seconds):
+                    node = await self.names.lookup(node, part)
+        except NotFound as exc:
+            raise NotFound(f"{path}: no such file or directory") from exc
+        finally:
+            for each in held:
+                each.handles -= 1
+        return node
+
+    def pending(self) -> Pending:
+        """Return what the whole mount owes the bucket, without waiting; of a long queue as it was seconds ago."""
+        return self.looking.pending()
+
+    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
+        """Return when the bucket has everything that was closed at or below a path before the call."""
+        return await self.looking.wait_durable(path, timeout_seconds)
+
+    async def path_state(self, path: str) -> str:
+        """Return the state of a file or directory in one word. Raises NotFound."""
+        return await self.looking.path_state(path)
+
+    def statistics(self, pending: Pending | None = None) -> dict[str, Any]:
+        """Return counters of everything, as plain values; of lists the newest NAMED, and how many there are.
+
+        pending: what is owed, if it was counted just now.
+        """
+        cache = asdict(self.cache.statistics())
+        cache["wait_seconds"]["metadata"] = self.names.waited_seconds
+        requests = self._store.statistics()
+        return {
+            "uptime_seconds": round(trio.current_time() - self._started, 1),
+            **self.looking.statistics(self.pending() if pending is None else pending),
+            **self.recovering.statistics(),
+            "inodes": len(self.tree.nodes),
+            "cache": cache,
+            "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
+            "warming": [job.facts() for job in self.warmer.jobs()],
+            "hints": self.hinting.statistics(),
+            "closes_waiting": self._backpressure.facts(self.tree.path),
+            "unanswered_seconds": round(self._requests.struggling_seconds, 1),
+            "refused_seconds": round(self._requests.refused_seconds, 1),
+        }

@@ -1,0 +1,1 @@
+"""Inodes, the tree, lookup, readdir, and the listings behind them."""

@@ -1,0 +1,130 @@
+"""One page of LIST as rows: names that can be names here, and what only a HEAD tells of them."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import trio
+
+from fusecache.engine.namespace.nodes import LAST_NAME
+from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.index.rows import ListedEntry
+from fusecache.model.errors import AccessDenied, ObjectMissing, Refused
+from fusecache.model.names import unusable_name
+from fusecache.model.objects import ObjectInfo
+from fusecache.remote.store import Store
+
+PAGE_NAMES = 1000
+# Zero-byte objects may be symlinks: LIST does not tell, a HEAD does; so many at once.
+_HEADS_AT_ONCE = 32
+
+
+class Page(NamedTuple):
+    """One page of LIST as rows. token: of the next page, None if it is the last.
+
+    end: up to which sort name it tells all: that of its last name, hidden ones included; of the last page LAST_NAME.
+    """
+
+    asked: float
+    rows: list[ListedEntry]
+    hidden: int
+    has_marker: bool
+    end: str
+    token: str | None
+
+
+def file_row(name: str, info: ObjectInfo) -> ListedEntry:
+    """Return the row of an object."""
+    return ListedEntry(name, False, info.size, info.etag, info.modified, info.metadata)  # noqa: FBT003 (a million times)
+
+
+def lacks_metadata(row: ListedEntry, *, of_all: bool) -> bool:
+    """Return whether a HEAD is to tell more of a row: of a zero-byte object, or of any."""
+    return (of_all or not row.size) and not row.is_directory and row.metadata is None
+
+
+async def with_metadata(
+    requests: Requests,
+    prefix: str,
+    rows: list[ListedEntry],
+    known: Mapping[str, ListedEntry | None],
+    *,
+    of_all: bool,
+    on_answer: Callable[[], object] = lambda: None,
+) -> list[ListedEntry]:
+    """Return the rows, those that lack metadata with it: from a known row of the same age, or a HEAD.
+
+    An object that may be listed but not looked at tells nothing; of one of no bytes, which may be a symlink, that is an
+    error. on_answer: told of each HEAD.
+    """
+    wanted = [index for index, row in enumerate(rows) if lacks_metadata(row, of_all=of_all)]
+    if not wanted:
+        return rows
+    limiter = trio.CapacityLimiter(_HEADS_AT_ONCE)
+    full = dict(enumerate(rows))
+
+    async def head(index: int, row: ListedEntry) -> None:
+        async with limiter:
+            try:
+                info = await requests.ask(requests.store.head, prefix + row.name)
+                full[index] = _completed(row, info)
+            except ObjectMissing:
+                del full[index]
+            except (AccessDenied, Refused):
+                if not row.size or requests.refused_seconds:
+                    raise
+                full[index] = row._replace(metadata={})
+            on_answer()
+
+    with one_failure():
+        async with trio.open_nursery() as nursery:
+            for index in wanted:
+                row = rows[index]
+                old = known.get(row.name)
+                if old is not None and (old.etag, old.modified) == (row.etag, row.modified):
+                    full[index] = row._replace(metadata=old.metadata)
+                else:
+                    nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
+    return [full[index] for index in sorted(full)]
+
+
+def _completed(row: ListedEntry, info: ObjectInfo) -> ListedEntry:
+    """Return a row with what a HEAD told, and its own time if that is the same: a HEAD's has no fractions."""
+    if row.etag == info.etag and int(row.modified) == int(info.modified):
+        return row._replace(metadata=info.metadata)
+    return file_row(row.name, info)
+
+
+def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after: str = "") -> Page:
+    """Ask for a page, the first one behind the sort name `after`, and make rows of it (in a thread)."""
+    start_after = prefix + after if after else ""
+    page = store.list_page(prefix, delimiter="/", token=token, start_after=start_after, limit=PAGE_NAMES)
+    start = len(prefix)
+    rows: list[ListedEntry] = []
+    hidden, has_marker, end = 0, False, ""
+    for info in page.objects:
+        name = info.key[start:]
+        if not name:
+            has_marker = True
+        elif unusable_name(name) is None:
+            rows.append(file_row(name, info))
+        else:
+            hidden += 1
+    for common in page.prefixes:
+        name = common[start:-1]
+        if unusable_name(name) is None:
+            rows.append(ListedEntry(name, True))  # noqa: FBT003 (perhaps a million times)
+        else:
+            hidden += 1
+    for last in (*(info.key for info in page.objects[-1:]), *page.prefixes[-1:]):
+        end = max(end, last[start:])
+    rows.sort(key=_sort_name)
+    while rows and rows[0].sort_name <= after:
+        del rows[0]  # a subdirectory whose keys lie behind it as well
+    if page.next_token is None:
+        end = LAST_NAME
+    return Page(asked, rows, hidden, has_marker, end, page.next_token)
+
+
+def _sort_name(row: ListedEntry) -> str:
+    return row.name + "/" if row.is_directory else row.name

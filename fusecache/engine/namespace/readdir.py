@@ -1,0 +1,231 @@
+"""Reads directories: the bucket's names in its order, page by page while they are listed, then those only here.
+
+Invariant: nobody waits for a whole listing, only for the page that answers him.
+"""
+
+from contextlib import suppress
+
+from fusecache.engine.namespace.lister import Building, Lister
+from fusecache.engine.namespace.listing_refresher import Refresher
+from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, Shown
+from fusecache.engine.namespace.reconciler import Reconciler
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace.ttl import Freshness
+from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.index.listings import Listings
+from fusecache.index.rows import ListedEntry
+from fusecache.model.errors import NotFound
+
+# Directories that are listed before somebody who walks from one to the next comes to them, and the rows that are
+# searched for them.
+_DIRECTORIES_AHEAD = 8
+_ROWS_AHEAD = 64
+
+
+class DirectoryReader:
+    """Gives out what directories hold."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        lister: Lister,
+        listings: Listings,
+        requests: Requests,
+        reconciler: Reconciler,
+        refresher: Refresher,
+        freshness: Freshness,
+    ) -> None:
+        self._tree = tree
+        self._lister = lister
+        self._listings = listings
+        self._requests = requests
+        self._reconciler = reconciler
+        self._refresher = refresher
+        self._freshness = freshness
+
+    async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
+        """Return up to `limit` further names, the bucket's in its order, then those only here; [] at the end."""
+        directory = handle.node
+        if handle.generation == 0:
+            self._walk_ahead(handle)
+            if directory.pins:
+                handle.pinned = {name for name, child in directory.children.items() if child.pins}
+        while handle.local_names is None:
+            with self._refresher.waiting():
+                shown = await self._next_remote(handle, limit)
+            if shown:
+                return shown
+        nodes: list[Shown] = []
+        while handle.local_names and len(nodes) < limit:
+            name = handle.local_names.pop(0)
+            child = directory.children.get(name)
+            # What was published meanwhile has a row now, perhaps behind the place that the reader had reached.
+            if name in handle.pinned:
+                child = child or self._published_since(handle, name)
+            elif child is not None and not self._is_only_here(handle, child):
+                continue
+            if child is not None:
+                nodes.append(child)
+        return nodes
+
+    def current(self, directory: Node, shown: Shown) -> Shown | None:
+        """Return what shows under that name now, some time after `next_entries` gave it; None: nothing."""
+        child = directory.children.get(shown.name)
+        if child is not None:
+            return child
+        if isinstance(shown, Node):
+            return None
+        if self._tree.hides_keys:
+            key = self._tree.key(directory) + shown.name + ("/" if shown.kind is Kind.DIRECTORY else "")
+            return None if self._tree.is_hidden(key, shown.seen) else shown
+        return shown
+
+    async def is_empty(self, directory: Node) -> bool:
+        """Return whether the directory has no entry, here or in the bucket; keys without a name count too."""
+        handle = DirectoryHandle(directory)
+        return not await self.next_entries(handle, 1) and not directory.listing.hidden
+
+    async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
+        """Return the next names that rows show; sets `local_names` at the end of the rows."""
+        directory = handle.node
+        while True:
+            building = self._listing_of(handle)
+            rows = self._listings.scan(directory.number, handle.generation, handle.after, limit)
+            if building is not None:
+                rows = [row for row in rows if row.sort_name <= building.progress]
+            if rows:
+                handle.after = rows[-1].sort_name
+                shown = self._visible(handle, rows, building)
+                if shown:
+                    return shown
+            elif building is None:
+                # Names that no row shows: made here, or published since the listing began.
+                handle.local_names = sorted({*directory.children, *handle.pinned})
+                return []
+            else:
+                await self._requests.wait_for(building)
+                if building.failure is not None and not self._lister.must_do(directory):
+                    raise building.failure
+
+    def _listing_of(self, handle: DirectoryHandle) -> Building | None:
+        """Return the listing under way that the handle reads, None if it reads a complete one; begins it if needed."""
+        directory = handle.node
+        building = self._lister.building(directory)
+        if self._lister.must_do(directory):
+            building, handle.generation = None, directory.listing.generation
+        elif handle.generation == 0 and building is None and self._freshness.is_fresh(directory):
+            handle.generation = directory.listing.generation
+        elif handle.generation == 0 or (
+            building is None and handle.generation > directory.listing.generation
+        ):
+            building = self._lister.start(directory)  # or ours failed while nobody waited for it
+            handle.generation = building.generation
+        elif building is None or building.generation != handle.generation:
+            # Complete by now, or a newer one took its place.
+            building, handle.generation = None, directory.listing.generation
+        if building is not None:
+            building.is_wanted = True
+        return building
+
+    def _visible(
+        self, handle: DirectoryHandle, rows: list[ListedEntry], building: Building | None
+    ) -> list[Shown]:
+        """Return what rows show: nodes where there are any, else the names as they are listed."""
+        directory = handle.node
+        marks = building.marks if building is not None else directory.listing.marks
+        view = self._reconciler.view(directory)
+        children, nodes, hides_keys = directory.children, self._tree.nodes, self._tree.hides_keys
+        page_end, seen = "", float("-inf")
+        shown: list[Shown] = []
+        for row in rows:
+            name = row.name
+            if row.is_directory and name in handle.early:
+                handle.early.remove(name)
+                continue
+            if not row.is_directory and self._is_behind_directory(handle, name, building):
+                continue  # its directory shows instead
+            handle.pinned.discard(name)
+            if name > page_end:
+                page_end, seen = marks.page_of(row.sort_name)
+            is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
+            if row.number and name not in children and row.number not in nodes and not is_hidden:
+                shown.append(self._reconciler.listed(view, row, seen))
+                continue
+            try:
+                shown.append(self._reconciler.reconcile(directory, name, [row], seen))
+            except NotFound:
+                continue
+        return shown
+
+    def _is_behind_directory(self, handle: DirectoryHandle, name: str, building: Building | None) -> bool:
+        """Return whether a directory has the file's name; where that is not known yet, note that the file was shown."""
+        below = name + "/"
+        if building is not None and below > building.progress:
+            # Of names that all begin alike: at most as many as the last one has characters.
+            handle.early = [early for early in handle.early if early + "/" > name]
+            handle.early.append(name)
+            return False
+        directory = handle.node
+        if not (building or directory.listing).has_directories:
+            return False
+        return self._listings.get(directory.number, handle.generation, below) is not None
+
+    def _is_only_here(self, handle: DirectoryHandle, child: Node) -> bool:
+        """Return whether the rows that were read did not show the child, though it is there."""
+        directory = handle.node
+        seen = directory.listing.marks.of(child.name)
+        if not child.pins and child.verified <= seen:
+            return False
+        key = self._tree.child_key(directory, child.name)
+        shown = [
+            row
+            for row in self._listings.named(directory.number, handle.generation, child.name)
+            if not self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen)
+        ]
+        return not shown
+
+    def _published_since(self, handle: DirectoryHandle, name: str) -> Node | None:
+        """Return what a name stands for whose node nobody needed any more once it was published."""
+        directory = handle.node
+        listing = directory.listing
+        for generation in {handle.generation, listing.generation}:
+            rows = self._listings.named(directory.number, generation, name)
+            if rows:
+                with suppress(NotFound):
+                    return self._reconciler.reconcile(directory, name, rows, listing.marks.of(name))
+        return None
+
+    def _walk_ahead(self, handle: DirectoryHandle) -> None:
+        """List the next directories for somebody who reads one after the other, as `find` does."""
+        directory = handle.node
+        parent = directory.parent
+        directory.listing.walker, directory.listing.walked = handle.process, ""
+        if parent is None or not handle.process:
+            return
+        # From the parent through all its children from the first on: others may come upon neighbours by chance, and
+        # want what is there then.
+        listing = parent.listing
+        if listing.walker != handle.process:
+            return
+        if not self._follows(parent, listing.walked, directory.name):
+            listing.walker = 0
+            return
+        listing.walked = directory.name
+        marks = self._lister.marks(parent)
+        ahead = 0
+        for row in self._lister.rows_after(parent, directory.name + "/", _ROWS_AHEAD):
+            if not row.is_directory or ahead == _DIRECTORIES_AHEAD or self._requests.is_struggling:
+                continue
+            ahead += 1
+            try:
+                child = self._reconciler.reconcile(
+                    parent, row.name, [row], next(iter(marks.values())).of(row.sort_name)
+                )
+            except NotFound:
+                continue
+            if child.kind is Kind.DIRECTORY and not child.pins and not self._freshness.is_fresh(child):
+                self._lister.start(child, ahead=True)
+
+    def _follows(self, parent: Node, before: str, name: str) -> bool:
+        rows = self._lister.rows_after(parent, before and before + "/", _ROWS_AHEAD)
+        return next((row.name for row in rows if row.is_directory), None) == name

@@ -1,0 +1,186 @@
+"""From rows to nodes: what a listing's row makes of the tree, unless the node is known better here.
+
+Invariants:
+1. A pinned node is the truth about its name; a row never removes or replaces it.
+2. A name that was only listed has no node: its inode number is found again in the listing's row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from fusecache.engine.namespace.lister import Lister
+from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Listed, Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.index.journal import Journal
+from fusecache.index.listings import Listings
+from fusecache.index.rows import ListedEntry
+from fusecache.model.errors import NotFound
+from fusecache.model.metadata import attributes_from_metadata, symlink_target
+from fusecache.model.objects import ObjectInfo
+from fusecache.model.records import PosixAttributes
+
+# Nodes that the kernel knows and nobody uses: beyond so many (of about 1 KB each) the longest unused make room.
+NODES_KEPT = 50_000
+_NODES_LOOKED_AT = 16
+
+
+class View(NamedTuple):
+    """What all names of a directory have in common. file, directory: attributes, but for the time of files."""
+
+    prefix: str
+    file: PosixAttributes
+    directory: PosixAttributes
+    has_attributes: bool
+
+
+class Reconciler:
+    """Makes and replaces nodes by rows."""
+
+    def __init__(self, tree: Tree, lister: Lister, listings: Listings, journal: Journal) -> None:
+        self._tree = tree
+        self._lister = lister
+        self._listings = listings
+        self._journal = journal
+
+    def reconcile(self, parent: Node, name: str, rows: list[ListedEntry], seen: float) -> Node:
+        """Make the child what the rows say, unless it is known better here. Raises NotFound."""
+        key = self._tree.child_key(parent, name)
+        visible = [
+            row for row in rows if not self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen)
+        ]
+        # A key that is also a prefix: the directory shows, as what lies in it would be lost otherwise.
+        row = next((row for row in visible if row.is_directory), visible[0] if visible else None)
+        child = parent.children.get(name)
+        if child is not None and (child.pins > 0 or child.verified > seen):
+            return child
+        if child is not None and (
+            row is None or not _is_same(child, row) or self._is_told_anew(child, key, row)
+        ):
+            self._tree.detach(child)
+            child = None
+        if row is None:
+            raise NotFound(f"{key}: no such file or directory in the bucket")
+        if child is None:
+            if row.is_directory:
+                attributes = self._directory_attributes()
+                child = self._tree.make(
+                    parent, name, Kind.DIRECTORY, attributes=attributes, number=row.number
+                )
+            else:
+                version = ObjectInfo(key, row.etag, row.size, row.modified, row.metadata)
+                child = self.make_file(parent, version, row.number)
+        elif (
+            child.object is not None and child.object.size and row.metadata is not None and not child.handles
+        ):
+            # What was published here has the time of this node until the bucket tells its own.
+            child.object = replace(child.object, modified=row.modified, metadata=row.metadata)
+        child.verified = max(child.verified, seen)
+        return child
+
+    def make_file(self, parent: Node, version: ObjectInfo, number: int = 0) -> Node:
+        """Make the node of an object: a symlink if its metadata say so, else a file."""
+        name = version.key[len(self._tree.key(parent)) :]
+        attributes = self._journal.attributes(version.key, version.etag)
+        if attributes is None and version.metadata is not None:
+            attributes = self._told(version.metadata, version.modified)
+        target = symlink_target(version.metadata)
+        kind = Kind.SYMLINK if target else Kind.FILE
+        return self._tree.make(
+            parent, name, kind, attributes=attributes, version=version, target=target, number=number
+        )
+
+    def _told(self, metadata: Mapping[str, str], modified: float) -> PosixAttributes | None:
+        kind = Kind.SYMLINK if symlink_target(metadata) else Kind.FILE
+        default = self._tree.default_attributes(kind, modified)
+        return attributes_from_metadata(metadata, default, with_owner=self._tree.ownership.is_told)
+
+    def _is_told_anew(self, child: Node, key: str, row: ListedEntry) -> bool:
+        """Say whether the same bytes have other metadata now: a kernel that writes back keeps the times of an inode."""
+        if child.kind is not Kind.FILE or child.object is None or row.metadata is None:
+            return False
+        return child.object.metadata != row.metadata and self._journal.attributes(key, row.etag) is None
+
+    def view(self, directory: Node) -> View:
+        """Return what all names of a directory have in common."""
+        return View(
+            self._tree.key(directory),
+            self._tree.default_attributes(Kind.FILE, 0.0),
+            self._directory_attributes(),
+            has_attributes=self._journal.has_attributes,
+        )
+
+    def listed(self, view: View, row: ListedEntry, seen: float) -> Listed:
+        """Return what a row shows, without making a node of it."""
+        own: PosixAttributes | None = None
+        if row.is_directory:
+            kind, target, own = Kind.DIRECTORY, "", view.directory
+        else:
+            target = symlink_target(row.metadata) if row.metadata else ""
+            kind = Kind.SYMLINK if target else Kind.FILE
+            if view.has_attributes:
+                own = self._journal.attributes(view.prefix + row.name, row.etag)
+            if own is None and row.metadata is not None:
+                own = self._told(row.metadata, row.modified)
+                if own is None and target:
+                    own = self._tree.default_attributes(kind, row.modified)
+        mtime_ns = int(row.modified * 1e9) if own is None else own.mtime_ns
+        own = own or view.file
+        size = len(target.encode()) if target else row.size
+        return Listed(row.number, kind, row.name, own.mode, own.uid, own.gid, mtime_ns, size, target, seen)
+
+    def _directory_attributes(self) -> PosixAttributes:
+        # The bucket knows no time of a directory; one that stays the same will do.
+        return self._tree.default_attributes(Kind.DIRECTORY, self._tree.root.mtime_ns / 1e9)
+
+    # ---- nodes that only rows tell of
+
+    def recalled(self, number: int) -> Node | None:
+        """Make the node of an inode that only a row tells of; None if no row does any more."""
+        directory, first, last = self._lister.place_of(number)
+        if directory is None or not self._tree.is_linked(directory):
+            return None
+        marks = self._lister.marks(directory)
+        for generation, marked in reversed(list(marks.items())):
+            row = self._listings.find_number(directory.number, generation, number, first, last)
+            if row is not None:
+                try:
+                    node = self.reconcile(directory, row.name, [row], marked.of(row.sort_name))
+                except NotFound:
+                    return None
+                return node if node.number == number else None
+        return None
+
+    def make_room(self) -> None:
+        """Drop nodes that nobody uses and that can be made again, the longest unused first."""
+        if len(self._tree.nodes) <= NODES_KEPT:
+            return
+        for node in self._tree.oldest(_NODES_LOOKED_AT):
+            if self._can_be_recalled(node):
+                self._tree.park(node)
+
+    def _can_be_recalled(self, node: Node) -> bool:
+        parent = node.parent
+        if node.number < LISTED_NUMBERS or node.kind is Kind.DIRECTORY or parent is None:
+            return False
+        if node.handles or node.pins or node.generation is not None or node.writers:
+            return False
+        directory, first, last = self._lister.place_of(node.number)
+        if directory is not parent or not first <= node.name <= last or not self._tree.is_linked(parent):
+            return False
+        row = (
+            self._listings.get(parent.number, parent.listing.generation, node.name)
+            if parent.is_listed
+            else None
+        )
+        return row is not None and row.number == node.number and _is_same(node, row)
+
+
+def _is_same(child: Node, row: ListedEntry) -> bool:
+    if row.is_directory:
+        return child.kind is Kind.DIRECTORY
+    if child.kind is Kind.DIRECTORY or child.object is None:
+        return False
+    if child.kind is Kind.SYMLINK:
+        return symlink_target(row.metadata) == child.target
+    return child.object.etag == row.etag and not symlink_target(row.metadata)

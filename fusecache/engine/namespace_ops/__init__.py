@@ -1,0 +1,1 @@
+"""Changes of names: create, mkdir, symlink, unlink, rmdir, rename."""

@@ -1,0 +1,198 @@
+"""Changes of names: mkdir, rmdir, symlink, unlink, rename. Each is decided without awaiting, then journaled as one.
+
+Invariants:
+1. One change of the tree is one transaction of the journal, and every item in it a place in the publish
+order. 2. No call waits for the bucket to take anything. Two ask it for names: rmdir (is it empty?) and
+rename of a directory (what lies in it?).
+"""
+
+from fusecache.engine.namespace.nodes import Generation, Item, Kind, Node, Operation, in_use
+from fusecache.engine.namespace_ops.rename import is_rename
+from fusecache.engine.namespace_ops.rename_directory import DirectoryMoves
+from fusecache.engine.write.disposal import disowned
+from fusecache.index.journal import Change, DropOperation
+from fusecache.model.errors import (
+    AlreadyExists,
+    IsADirectory,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+)
+from fusecache.model.records import OperationKind
+from fusecache.model.states import FileState
+
+
+class Changes(DirectoryMoves):
+    """Carries out changes of names on the tree, the queue and the journal."""
+
+    # ---- making
+
+    async def create(self, parent: Node, name: str, mode: int) -> Node:
+        """Make an empty file, not yet promised to anyone. Raises AlreadyExists, NoSpace."""
+        await self._contents.check_room(lambda: self._tree.relative(self._tree.child_key(parent, name)))
+        await self._check_free(parent, name)
+        node = self._tree.make(parent, name, Kind.FILE)
+        node.mode = mode
+        self._contents.create(node)
+        return node
+
+    async def mkdir(self, parent: Node, name: str, mode: int) -> Node:
+        """Make a directory; the bucket gets a marker, so that other nodes see it while it is empty."""
+        self._journal.check_writable()
+        await self._check_free(parent, name)
+        key = self._tree.child_key(parent, name, directory=True)
+        node = self._tree.make(parent, name, Kind.DIRECTORY)
+        node.mode = mode
+        node.has_marker = True
+        self._names.note_made(node)
+        changes: list[Change] = []
+        self._add(node, OperationKind.MKDIR, key, changes)
+        self._collapse_rmdir(key, changes)
+        await self._journal.commit(*changes)
+        return node
+
+    async def symlink(self, parent: Node, name: str, target: str) -> Node:
+        """Make a symlink: a zero-byte object with its target in the metadata."""
+        self._journal.check_writable()
+        await self._check_free(parent, name)
+        key = self._tree.child_key(parent, name)
+        node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
+        changes: list[Change] = []
+        base = self._contents.places.collapse_delete(key, changes)
+        self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
+        await self._journal.commit(*changes)
+        return node
+
+    # ---- removing
+
+    async def unlink(self, parent: Node, name: str) -> None:
+        """Remove a file or symlink; open handles keep working. Raises NotFound, IsADirectory."""
+        self._journal.check_writable()
+        await self._names.look_into(parent)
+        node = await self._names.lookup(parent, name)
+        if node.kind is Kind.DIRECTORY:
+            raise IsADirectory(f"{self._tree.path(node)}: is a directory")
+        changes: list[Change] = []
+        self.on_removed(self._tree.key(node))
+        self._remove_content(node, changes)
+        self._tree.detach(node)
+        self._names.note_gone(parent, name)
+        self._keep_directory(parent, changes)
+        await self._journal.commit(*changes)
+
+    async def rmdir(self, parent: Node, name: str) -> None:
+        """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
+        self._journal.check_writable()
+        await self._names.look_into(parent)
+        node = await self._names.lookup(parent, name)
+        if node.kind is not Kind.DIRECTORY:
+            raise NotADirectory(f"{self._tree.path(node)}: is not a directory")
+        if not await self._names.reader.is_empty(node):
+            raise NotEmpty(f"{self._tree.path(node)}: is not empty")
+        changes: list[Change] = []
+        self._remove_marker(node, self._tree.key(node), changes)
+        self._tree.detach(node)
+        self._names.note_gone(parent, name + "/")
+        self._keep_directory(parent, changes)
+        await self._journal.commit(*changes)
+
+    # ---- moving
+
+    async def rename(
+        self, old_parent: Node, old_name: str, new_parent: Node, new_name: str, *, replace: bool
+    ) -> None:
+        """Give a file, symlink or directory another name, atomically on this node.
+
+        replace: whether an existing target goes. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
+        NotADirectory.
+        """
+        self._journal.check_writable()
+        await self._names.look_into(old_parent)
+        try:
+            target: Node | None = await self._names.lookup(new_parent, new_name)
+        except NotFound:
+            target = None
+        with in_use(target):
+            node = await self._names.lookup(old_parent, old_name)
+        # Another client may have made, replaced or removed it while we looked the other name up.
+        target = new_parent.children.get(new_name)
+        if target is node:
+            return
+        self._check_replaceable(target, replace=replace)
+        if node.kind is Kind.DIRECTORY:
+            await self._rename_directory(node, target, new_parent, new_name, replace=replace)
+            return
+        if target is not None and target.kind is Kind.DIRECTORY:
+            raise IsADirectory(f"{self._tree.path(target)}: is a directory")
+        if node.kind is Kind.FILE:
+            new_key = self._tree.child_key(new_parent, new_name)
+            self._contents.check_stays_published(self._tree.key(node), new_key)
+        changes: list[Change] = []
+        self._move_file(node, target, new_parent, new_name, changes)
+        self._names.note_gone(old_parent, old_name)
+        self._keep_directory(old_parent, changes)
+        await self._journal.commit(*changes)
+
+    # ---- inside
+
+    async def _check_free(self, parent: Node, name: str) -> None:
+        try:
+            there = await self._names.lookup(parent, name)
+        except NotFound:
+            self._tree.child_key(parent, name)
+            return
+        raise AlreadyExists(f"{self._tree.path(there)}: exists")
+
+    def _remove_content(self, node: Node, changes: list[Change]) -> None:
+        """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
+        key = self._tree.key(node)
+        published = self._shown(node)
+        left: list[Item] = []
+        for item in self._to_take_back(node, key):
+            if not self._owed.is_aside(item):  # for what is aside nobody waits by its place
+                left.append(item)
+            if isinstance(item, Generation):
+                changes += self._contents.take_out(item)
+            else:
+                self._owed.remove(item)
+                changes.append(DropOperation(item.sequence))
+                self._tree.unpin(node)
+        generation = node.generation
+        # What is owed still stays so: it is relied on, or a rename stands behind it and moves what is there.
+        if generation is not None and not generation.in_flight and generation not in self._owed:
+            if not node.handles:
+                changes += self._contents.drop(generation)
+            else:
+                self._contents.on_key_changed(generation)  # parts that were sent are for nobody
+                changes += self._contents.drop_replaced(generation)
+                if generation.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
+                    changes.append(disowned(generation))
+        if self._owed.exists_after(key, published):
+            readers = node if node.handles and node.generation is None else None
+            self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)
+            self._tree.hide(key)
+        changes += self._contents.places.queue_removals(key)
+        for item in left:
+            changes += self._rotating.note_gone(item.sequence, key)
+
+    def _to_take_back(self, node: Node, key: str) -> list[Item]:
+        """Return what is queued of a node that is removed, and is not to be published for anything else."""
+        queued = self._owed.for_key(key)
+        # What is before a rename of ours away from here has come back by another: they need it.
+        leaves = [item.sequence for item in queued if is_rename(item) and item.changed_keys()[0] == key]
+        return [
+            item
+            for item in queued
+            if item.node is node
+            and not item.in_flight
+            and not is_rename(item)
+            and item.sequence > max(leaves, default=0)
+            and not self._rotating.is_relied_on(item)
+        ]
+
+    def _collapse_rmdir(self, key: str, changes: list[Change]) -> None:
+        for item in self._owed.for_key(key):
+            if isinstance(item, Operation) and item.record.kind is OperationKind.RMDIR and not item.in_flight:
+                self._owed.remove(item)
+                self._tree.unhide(key, gone=False)
+                changes.append(DropOperation(item.sequence))

@@ -1,0 +1,1 @@
+"""Prefetching by hints and by directory scans."""

@@ -1,0 +1,233 @@
+"""Hints of jobs, from the message to the cache: taken, checked, merged, fetched by, shown, forgotten.
+
+Used on the loop; long messages are read in a thread.
+
+Invariant: a message that is refused changes nothing, and nothing that is read depends on any.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.cache.range_cache import is_worth_it
+from fusecache.engine.namespace.lookup import Names
+from fusecache.engine.namespace.nodes import Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.prefetch.prefetcher import Prefetcher
+from fusecache.engine.prefetch.timeline import Job, Timeline, Window, index_plan
+from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.procfs import Process, process_of
+from fusecache.model.errors import NotFound
+from fusecache.model.hints import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
+from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
+from fusecache.policy.cache.fetch_order import Cause
+
+log = logging.getLogger(__name__)
+
+# As often jobs are looked for that are silent, or whose processes are gone.
+_LOOK_SECONDS = 2.0
+# A use of now is not as sacred as what is pinned.
+_NOW = 1e-6
+
+
+class Hinting:
+    """What jobs have said they will read."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        names: Names,
+        cache: BlockCache,
+        offload: Offload,
+        resolve: Callable[[str], Awaitable[Node]],
+    ) -> None:
+        self._tree = tree
+        self._cache = cache
+        self._offload = offload
+        self._timeline = Timeline()
+        # Who sent a job's plan, where that is to be seen; of these, who says where it is as well: a shell that copies a
+        # plan here may end at once, and its job goes on.
+        self._planners: dict[str, Process] = {}
+        self._speakers: dict[str, Process] = {}
+        self._prefetcher = Prefetcher(self._timeline, tree, names, cache, resolve)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Fetch what is hinted, and forget silent jobs, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._prefetcher.run, name="prefetch-hinted")
+            task_status.started()
+            while True:
+                await trio.sleep(_LOOK_SECONDS)
+                self._end_jobs()
+                silent = self._timeline.forget_silent(trio.current_time())
+                for job in silent:
+                    self._forget_process(job)
+                if silent:
+                    log.info("silent jobs are forgotten jobs=%s", ",".join(silent))
+                    self._changed()
+
+    def _end_jobs(self) -> None:
+        """Have nothing more fetched for jobs whose processes are gone; killed ones take nothing back."""
+        ended = [job for job, process in self._speakers.items() if process.has_ended()]
+        for job in ended:
+            self._forget_process(job)
+            self._timeline.end(job, trio.current_time())
+        if ended:
+            log.info("the processes of jobs have ended jobs=%s", ",".join(ended))
+            self._changed()
+
+    def _forget_process(self, job: str) -> None:
+        self._planners.pop(job, None)
+        self._speakers.pop(job, None)
+
+    # ---- what jobs say
+
+    async def take(self, file: str, message: bytes | bytearray, pid: int = 0) -> None:
+        """Take the content of a hint file, `<job>.plan` or `<job>.cursor`. pid: of the thread that says it, or 0.
+
+        Raises HintError, NotFound for the cursor of a job whose plan is not here, NotPermitted if there are too many.
+        """
+        job, kind = job_of(file)
+        if kind == CURSOR:
+            step = decode_cursor(message)
+            if not self._timeline.move(job, step, trio.current_time()):
+                raise NotFound(f"{job}: there is no plan of this job, or it was forgotten")
+            process = process_of(pid)
+            if process is not None and process == self._planners.get(job):
+                self._speakers[job] = process
+            else:
+                self._speakers.pop(job, None)
+        else:
+            process = process_of(pid)
+            window = await self._offload.disk(_read_plan, bytes(message))
+            self._timeline.add(job, window, trio.current_time())
+            if process is None or process != self._planners.get(job):
+                self._forget_process(job)
+            if process is not None:
+                self._planners[job] = process
+            plan = window.plan
+            log.info("plan taken job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step)
+        self._changed()
+
+    def forget(self, job: str) -> bool:
+        """Drop what a job has said; False if it said nothing."""
+        known = self._timeline.forget(job)
+        self._forget_process(job)
+        self._changed()
+        return known
+
+    def jobs(self) -> list[str]:
+        """Return the names of the jobs that have a plan."""
+        return list(self._timeline.jobs)
+
+    def step(self, job: str) -> int | None:
+        """Return where a job is, None if it has no plan."""
+        known = self._timeline.jobs.get(job)
+        return None if known is None else known.step
+
+    # ---- what is shown
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what is hinted and what came of it, as plain values."""
+        return {
+            "jobs": [self._facts(job) for job in self._timeline.jobs.values()],
+            "predicted_stalls": self._prefetcher.predicted_stalls(),
+            "exact_bytes": self._cache.snippets.held_bytes,
+            "forgotten_jobs": self._timeline.forgotten,
+        }
+
+    def facts(self, job: str) -> dict[str, Any]:
+        """Return what is known of one job. Raises NotFound."""
+        known = self._timeline.jobs.get(job)
+        if known is None:
+            raise NotFound(f"{job}: there is no plan of this job")
+        return self._facts(known)
+
+    def _facts(self, job: Job) -> dict[str, Any]:
+        front = job.front(is_exact=False)
+        to_come = max((window.last for window in job.windows), default=job.step)
+        looked_at = front.first if front is not None else to_come
+        return {
+            "job": job.name,
+            "step": job.step,
+            "seconds_a_step": round(job.pace.seconds_a_step, 6),
+            "windows": [window.plan.window for window in job.windows],
+            "fetched": [self._prefetcher.fetched(window) for window in job.windows],
+            "extents": job.extents,
+            "planned_steps": max(0, to_come - job.step),
+            "horizon_steps": max(0, looked_at - job.step),
+            "horizon_bytes": job.ahead_bytes,
+            "lead_seconds": round(job.seconds_until(looked_at), 3),
+            "fetched_bytes": job.fetched_bytes,
+            "hit_bytes": job.hit_bytes,
+            "missed_bytes": job.missed_bytes,
+            "late": job.late,
+            "skipped": job.skipped,
+            "silent_seconds": round(trio.current_time() - job.heard, 1),
+            "ended_seconds": round(max(0.1, trio.current_time() - job.ended_at), 1) if job.has_ended else 0.0,
+        }
+
+    # ---- what the cache asks and tells
+
+    def _changed(self) -> None:
+        is_hinted = bool(self._timeline.jobs)
+        self._cache.housekeeping.listen_to_hints(self._next_use if is_hinted else None)
+        self._cache.hints = self if is_hinted else None
+        self._prefetcher.wake()
+
+    def _next_use(self, object_id: ObjectId, start: int, stop: int) -> float | None:
+        seconds = self._timeline.next_use(self._tree.relative(object_id.key), start, stop)
+        if seconds is None:
+            return None
+        node = self._tree.find(object_id.key)
+        if node is not None and node.object is not None and node.object.etag != object_id.etag:
+            return None  # a version that was replaced
+        return max(_NOW, seconds)
+
+    def names(self, object_id: ObjectId) -> bool:
+        """Say whether some job has said that it will read a file: then nobody needs to guess."""
+        return bool(self._timeline.jobs) and self._timeline.names(self._tree.relative(object_id.key))
+
+    async def read_exactly(
+        self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
+    ) -> memoryview | None:
+        """Fetch bytes [start, stop) around which nothing shall be fetched; None: there may be, or it failed.
+
+        Because a plan says so, or because there is no room for more of a file that somebody reads here and there.
+        """
+        snippets, extent = self._cache.snippets, Extent(start, stop)
+        if not is_worth_it(extent):
+            return None
+        path = self._tree.relative(object_id.key)
+        use = self._timeline.exact_use(path, start, stop)
+        if use is None and is_random and self._cache.housekeeping.free_bytes() < GRANULE_BYTES:
+            use = self._timeline.long_use(path)  # for who waits, and then let go
+        if use is None or not snippets.fits(extent):
+            return None
+        snippet = snippets.begin(object_id, size, extent, depth=0)
+        snippet.turn.cause = Cause.DEMAND
+        self._prefetcher.bring(*use, snippet)
+        return await snippets.read(object_id, start, stop)
+
+    def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+        """Somebody reads a file: the jobs that have named it are alive."""
+        path = self._tree.relative(object_id.key)
+        self._prefetcher.note_read()
+        if self._timeline.note_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
+            self._changed()
+
+
+def job_of(file: str) -> tuple[str, str]:
+    """Return the job and the kind, PLAN or CURSOR, of a hint file's name. Raises HintError."""
+    for kind in (PLAN, CURSOR):
+        if file.endswith(kind) and is_job(file.removesuffix(kind)):
+            return file.removesuffix(kind), kind
+    raise HintError(f"{file!r} is no hint: <job>{PLAN} and <job>{CURSOR} are")
+
+
+def _read_plan(message: bytes) -> Window:
+    """Run in a thread."""
+    return index_plan(decode_plan(message))

@@ -1,0 +1,175 @@
+"""Read-ahead from file to file: who reads a directory's files in its order finds the next ones in the cache.
+
+The order is that of the listing, however old it is: what it says is a guess at what comes next, never an answer.
+Nothing but the files' bytes is asked of the bucket. Used on the loop; nothing here awaits.
+
+Invariant: memory is bounded, by the directories and the readers of each that are remembered.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fusecache.engine.cache.block_cache import BlockCache, Wanted
+from fusecache.engine.namespace.lookup import Names
+from fusecache.engine.namespace.nodes import Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.index.rows import ListedEntry
+from fusecache.model.objects import ObjectId
+from fusecache.policy.cache.sibling_readahead import REACH, Walk, ask, bytes_to_ask, is_near, observe
+
+# Directories that the jobs of a node read at the same time; one that falls out is found to be walked again.
+_DIRECTORIES = 32
+# Threads that read one directory, and walks in it, told apart: more than the workers of a node's loaders.
+_READERS = 128
+_WALKS = 16
+# Rows of the listing are taken in such portions once a walk is one.
+_ROWS_AT_ONCE = 32
+
+T = TypeVar("T")
+# (sort name, limit) -> the rows behind it
+_RowsAfter = Callable[[str, int], list[ListedEntry]]
+
+
+@dataclass(eq=False, slots=True)
+class _Strip:
+    """A walk and the names around its front.
+
+    positions: of the names from SPAN behind the front on. unasked: the rows of positions walk.asked … stop - 1. stop:
+    one past the last position that is known; last: the sort name of the row there, or behind it.
+    """
+
+    last: str
+    walk: Walk = field(default_factory=Walk)
+    positions: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    unasked: deque[ListedEntry] = field(default_factory=deque)
+    stop: int = 1
+
+    def position(self, name: str, rows_after: _RowsAfter) -> int | None:
+        """Return the place of a name near the front, None if it is not there."""
+        if name > self.last and self.stop - self.walk.front < REACH:
+            self.extend(rows_after, REACH)
+        position = self.positions.get(name)
+        return position if position is not None and is_near(self.walk, position) else None
+
+    def extend(self, rows_after: _RowsAfter, count: int) -> None:
+        """Take further rows from the listing."""
+        rows = rows_after(self.last, count)
+        for row in rows:
+            if not row.is_directory:
+                self.positions[row.name] = self.stop
+                self.unasked.append(row)
+                self.stop += 1
+        if rows:
+            self.last = rows[-1].sort_name
+
+    def observe(self, position: int, size: int) -> None:
+        """The file there was opened."""
+        self.walk = observe(self.walk, position, size)
+        while len(self.unasked) > self.stop - self.walk.asked:
+            self.unasked.popleft()
+        while self.positions and not is_near(self.walk, next(iter(self.positions.values()))):
+            self.positions.popitem(last=False)
+
+    def ask(self, rows_after: _RowsAfter) -> list[ListedEntry]:
+        """Return the rows of files that should be fetched now."""
+        if not self.walk.is_in_order:
+            return []
+        if self.stop < self.walk.front + self.walk.window + REACH:
+            self.extend(rows_after, _ROWS_AT_ONCE)
+        self.walk, count = ask(self.walk, [row.size for row in self.unasked])
+        return [self.unasked.popleft() for _ in range(count)]
+
+
+@dataclass(eq=False, slots=True)
+class _Directory:
+    """The readers of one directory: each one's strip, the one that was last read in, those that proved to be walks."""
+
+    readers: OrderedDict[int, _Strip] = field(default_factory=OrderedDict)
+    latest: _Strip | None = None
+    walks: OrderedDict[int, _Strip] = field(default_factory=OrderedDict)
+
+    def strip_of(self, name: str, reader: int, rows_after: _RowsAfter) -> tuple[_Strip, int]:
+        """Return the strip that an opened name belongs to, and its position; a new one if it fits none."""
+        for strip in self._candidates(reader):
+            position = strip.position(name, rows_after)
+            if position is not None:
+                return strip, position
+        strip = _Strip(name)
+        strip.positions[name] = 0
+        return strip, 0
+
+    def _candidates(self, reader: int) -> Iterator[_Strip]:
+        """Yield strips: the latest first, so that threads which share one list do not each begin their own."""
+        if self.latest is not None:
+            yield self.latest
+        for strip in list(self.walks.values()):
+            if strip is not self.latest:
+                yield strip
+        own = self.readers.get(reader)
+        if own is not None and own is not self.latest and id(own) not in self.walks:
+            yield own
+
+    def remember(self, strip: _Strip, reader: int) -> None:
+        """The reader was last seen in the strip."""
+        self.latest = strip
+        _keep(self.readers, reader, strip, _READERS)
+        if strip.walk.is_in_order:
+            _keep(self.walks, id(strip), strip, _WALKS)
+        else:
+            self.walks.pop(id(strip), None)
+
+
+class Siblings:
+    """Watches which files are read after which, and has the cache fetch the next ones."""
+
+    def __init__(self, tree: Tree, names: Names, cache: BlockCache) -> None:
+        self._tree = tree
+        self._names = names
+        self._cache = cache
+        self._directories: OrderedDict[int, _Directory] = OrderedDict()
+
+    def note_read(self, node: Node, reader: int) -> None:
+        """A reader (any number that tells threads apart) begins to read a file of the bucket at its start."""
+        parent, version = node.parent, node.object
+        if parent is None or version is None:
+            return
+        if not self._tree.is_linked(parent):
+            return  # its name is gone: what it held has no key any more
+        directory = self._directories.get(parent.number) or _Directory()
+        _keep(self._directories, parent.number, directory, _DIRECTORIES)
+
+        def rows_after(sort_name: str, limit: int) -> list[ListedEntry]:
+            return self._names.rows_after(parent, sort_name, limit)
+
+        strip, position = directory.strip_of(node.name, reader, rows_after)
+        strip.observe(position, version.size)
+        directory.remember(strip, reader)
+        rows = strip.ask(rows_after)
+        if rows:
+            prefix = self._tree.key(parent)
+            self._cache.prefetch([_wanted(parent, prefix, row) for row in rows if _is_remote(parent, row)])
+
+
+def _is_remote(parent: Node, row: ListedEntry) -> bool:
+    """Return whether there is something to fetch: empty files and those with newer content here have nothing."""
+    child = parent.children.get(row.name)
+    return row.size > 0 and (child is None or (child.generation is None and child.object is not None))
+
+
+def _wanted(parent: Node, prefix: str, row: ListedEntry) -> Wanted:
+    child = parent.children.get(row.name)
+    if child is not None and child.object is not None:  # at least as new as the row
+        object_id, size = child.object.object_id, child.object.size
+    else:
+        object_id, size = ObjectId(prefix + row.name, row.etag), row.size
+    return Wanted(object_id, size, bytes_to_ask(size))
+
+
+def _keep(entries: OrderedDict[int, T], key: int, value: T, most: int) -> None:
+    """Put an entry last, and drop the first while there are more than `most`."""
+    entries[key] = value
+    entries.move_to_end(key)
+    while len(entries) > most:
+        entries.popitem(last=False)

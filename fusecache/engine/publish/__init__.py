@@ -1,0 +1,1 @@
+"""The publisher: sends queued changes to the bucket, in order, once."""

@@ -1,0 +1,181 @@
+"""The publishing requests themselves: blocking, run in a thread, safe to repeat after an answer was lost.
+
+Every object that is written carries a uuid of ours in its metadata. A request whose condition fails is settled by
+looking: if the object there carries our uuid, an earlier attempt took effect.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing, Refused, UploadLost
+from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
+from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
+from fusecache.remote.store import Condition, FileSlice, Sent, Store
+
+_DEFAULT = PosixAttributes(0o644, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the bucket shows after an operation: the etag (None: nothing) per key, and the node's version, if any."""
+
+    shows: dict[str, str | None]
+    version: ObjectInfo | None = None
+
+
+class Publishing:
+    """Sends publishing requests to a store. `empty_file` is the path of a local file without bytes."""
+
+    def __init__(self, store: Store, empty_file: str) -> None:
+        self._store = store
+        self._empty_file = empty_file
+
+    def publish_file(self, record: FileRecord, path: str, sent: Sent | None = None) -> ObjectInfo:
+        """Make a file's content visible under its key; return the version. sent: told how far it is.
+
+        Raises ObjectChanged if the key shows something that is neither the base nor ours, and the store's errors.
+        """
+        metadata = content_metadata(record.uuid, record.attributes)
+        condition = Condition(record.base_etag)
+
+        def put() -> str:
+            body = FileSlice(str(path), 0, record.size, sent=sent)
+            return self._store.put(record.key, body, metadata=metadata, condition=condition)
+
+        def complete() -> str:
+            self._check_base(record.key, record.base_etag)
+            return self._store.complete_multipart(
+                record.key, record.upload_id, record.part_etags, condition=condition
+            )
+
+        etag = self._settle(record, complete if record.upload_id else put, path)
+        return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
+
+    def shown(self, key: str) -> str | None:
+        """Return the ETag of what the bucket shows under a key now; None: nothing."""
+        there = self._look(key)
+        return None if there is None else there.etag
+
+    def publish_operation(self, record: OperationRecord) -> Outcome:
+        """Carry out one change. Raises ObjectChanged if another client changed what it is about."""
+        match record.kind:
+            case OperationKind.DELETE:
+                return self._delete(record)
+            case OperationKind.RMDIR:
+                self._store.delete(record.key)
+                return Outcome({record.key: None})
+            case OperationKind.MKDIR:
+                etag = self._store.put(record.key, self._nothing(), metadata={GENERATION: record.uuid})
+                return Outcome({record.key: etag})
+            case OperationKind.SYMLINK:
+                return self._symlink(record)
+            case OperationKind.RENAME:
+                return self._rename(record)
+
+    def _settle(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
+        try:
+            return publish()
+        except (ObjectChanged, UploadLost, Refused) as exc:
+            # An upload is also unknown once it is complete; what is refused now may have been taken before.
+            there = self._look(record.key)
+            if there is None:
+                raise
+            is_ours = _uuid(there) == record.uuid
+            if not is_ours and (isinstance(exc, Refused) or not self._is_same_content(there, record, path)):
+                raise
+            if record.upload_id:
+                # Success too if it is unknown, as it is complete.
+                self._store.abort_multipart(record.key, record.upload_id)
+            return there.etag
+
+    def _check_base(self, key: str, base_etag: str | None) -> None:
+        """Look before completing: a condition that fails at Complete throws all parts away."""
+        there = self._look(key)
+        if (there.etag if there is not None else None) != base_etag:
+            raise ObjectChanged(f"{key}: another client changed it while this node uploaded")
+
+    def _is_same_content(self, there: ObjectInfo, record: FileRecord, path: str) -> bool:
+        """Return whether the object holds the file's very bytes, as far as its ETag tells.
+
+        One without '-' is the MD5 of the content; one with it, of the parts' MD5s, which we know if both were
+        cut alike.
+        """
+        if there.size != record.size:
+            return False
+        if record.upload_id:
+            digests = b"".join(bytes.fromhex(etag) for etag in record.part_etags if _is_md5(etag))
+            joined = hashlib.md5(digests, usedforsecurity=False).hexdigest()
+            return there.etag == f"{joined}-{len(record.part_etags)}"
+        try:
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, _md5).hexdigest() == there.etag
+        except OSError as exc:
+            raise LocalDiskError(f"{path}: {exc.strerror or exc}") from exc
+
+    def _delete(self, record: OperationRecord) -> Outcome:
+        # DELETE takes no condition: look first, so that another client's newer object survives.
+        there = self._look(record.key)
+        if there is not None:
+            if there.etag != record.base_etag:
+                raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
+            self._store.delete(record.key)
+        return Outcome({record.key: None})
+
+    def _symlink(self, record: OperationRecord) -> Outcome:
+        metadata = symlink_metadata(record.uuid, record.target, record.attributes or _DEFAULT)
+        try:
+            etag = self._store.put(
+                record.key, self._nothing(), metadata=metadata, condition=Condition(record.base_etag)
+            )
+        except (ObjectChanged, Refused):
+            there = self._look(record.key)
+            if there is None or _uuid(there) != record.uuid:
+                raise
+            etag = there.etag
+        return Outcome({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
+
+    def _rename(self, record: OperationRecord) -> Outcome:
+        """Copy, then delete: never neither."""
+        source, there = self._look(record.key), self._look(record.target)
+        if there is None or _uuid(there) != record.uuid:
+            if source is None:
+                raise ObjectChanged(f"{record.key}: another client removed it before it was renamed")
+            if record.source_etag and source.etag != record.source_etag:
+                raise ObjectChanged(f"{record.key}: another client replaced it before it was renamed")
+            metadata = {**(source.metadata or {}), GENERATION: record.uuid}
+            etag = self._store.copy(
+                ObjectId(record.key, source.etag),
+                record.target,
+                condition=Condition(record.base_etag),
+                metadata=metadata,
+            )
+            there = ObjectInfo(record.target, etag, source.size, time.time(), metadata)
+        if source is not None and record.source_etag in {"", source.etag}:
+            self._store.delete(record.key)
+            source = None
+        shown = source.etag if source is not None else None  # another client's by now: it stays
+        return Outcome({record.key: shown, record.target: there.etag}, there)
+
+    def _look(self, key: str) -> ObjectInfo | None:
+        try:
+            return self._store.head(key)
+        except ObjectMissing:
+            return None
+
+    def _nothing(self) -> FileSlice:
+        return FileSlice(self._empty_file, 0, 0)
+
+
+def _md5() -> "hashlib._Hash":
+    return hashlib.md5(usedforsecurity=False)
+
+
+def _is_md5(etag: str) -> bool:
+    return len(etag) == 32 and all(letter in "0123456789abcdef" for letter in etag)
+
+
+def _uuid(info: ObjectInfo) -> str:
+    return (info.metadata or {}).get(GENERATION, "")

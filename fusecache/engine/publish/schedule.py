@@ -1,0 +1,309 @@
+"""When each queued item may be published: its turn in the order, its rest, its key's pace, its pause after a failure.
+
+Time is an argument: nothing here waits. Times are the loop's, in seconds.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from fusecache.engine.namespace.nodes import Generation, Item, Operation, is_removal
+from fusecache.engine.writeback.queue import Owed
+from fusecache.model.objects import MIB
+from fusecache.model.records import OperationKind
+from fusecache.model.states import FileState
+from fusecache.policy.name_patterns import matches_any
+
+# Cloudflare R2 answers 429 above one write a second to a key.
+KEY_INTERVAL_SECONDS = 1.1
+# A file under a temporary name that stays closed so long is meant to stay.
+TEMPORARY_SECONDS = 60.0
+# So long at most a removed object stays in the bucket for those who have it open.
+READERS_SECONDS = 600.0
+# So long if something waits for that.
+FOLLOWED_SECONDS = 10.0
+# Whether its readers are gone is looked at so often.
+_LOOK_SECONDS = 1.0
+# Items that send more than this do not stand before those that send less.
+LIGHT_BYTES = 4 * MIB
+# Keys remembered for their pace, before those are forgotten whose time is over.
+_KEYS_REMEMBERED = 4096
+_NEVER = float("inf")
+_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
+
+
+class _Ready(NamedTuple):
+    """An item whose turn it is; failures: how many of its attempts failed."""
+
+    failures: int
+    sequence: int
+    tie: int
+    item: Item
+
+
+@dataclass(slots=True)
+class Failures:
+    """An item's failed attempts: how many, when the first was, and before when there is no other.
+
+    begun_anew: how often its parts were sent again.
+    """
+
+    count: int = 0
+    begun_anew: int = 0
+    first: float = _NEVER
+    pause_until: float = float("-inf")
+
+
+class Turns:
+    """Gives out the items of the queue, each when its time has come, oldest first."""
+
+    def __init__(
+        self, owed: Owed, *, settle_seconds: float, temp_names: tuple[str, ...], delete_delay: float
+    ) -> None:
+        self._owed = owed
+        self._settle_seconds = settle_seconds
+        self._temp_names = temp_names
+        self._delete_delay = delete_delay
+        self._is_draining = False
+        self._ties = count()
+        # Set aside until a time; free in the order, but not before a time; and to be published now: whether it is
+        # light, and whether it failed before.
+        self._aside: list[tuple[float, int, Item]] = []
+        self._later: list[tuple[float, int, Item]] = []
+        # Removals aside of names that say that all the rest is there, by directory.
+        self._kept_tellers: dict[str, dict[Operation, None]] = {}
+        self._ready: dict[tuple[bool, bool], list[_Ready]] = {
+            (light, failed): [] for light in (True, False) for failed in (False, True)
+        }
+        self._last_write: dict[str, float] = {}
+        self._failures: dict[Item, Failures] = {}
+
+    # ---- what happens
+
+    def note_added(self, item: Item, now: float) -> None:
+        """An item was queued."""
+        until = self._aside_until(item, now)
+        if until > now:
+            heappush(self._aside, (until, next(self._ties), item))
+            if is_removal(item) and self._owed.tells(item.record.key):
+                self._kept_tellers.setdefault(_folder(item.record.key), {})[item] = None
+        self._note_followed(item, now, is_aside=until > now)
+
+    def _note_followed(self, item: Item, now: float, *, is_aside: bool) -> None:
+        """Something is to come under a name: removals are put off no longer that it must wait for."""
+        if isinstance(item, Operation) and item.record.kind not in _BRINGS:
+            return
+        key = item.changed_keys()[-1]
+        followed = [each for each in self._owed.for_key(key) if is_removal(each) and each.in_flight]
+        if not is_aside:
+            kept = self._kept_tellers.get(_folder(key), {})
+            followed += [each for each in kept if each.record.key != key]
+        for removal in followed:
+            if removal.sequence < item.sequence and not removal.is_followed:
+                removal.is_followed = True
+                heappush(self._aside, (now, next(self._ties), removal))
+                self._forget_kept(removal)
+
+    def _forget_kept(self, removal: Operation) -> None:
+        folder = _folder(removal.record.key)
+        kept = self._kept_tellers.get(folder, {})
+        kept.pop(removal, None)
+        if not kept:
+            self._kept_tellers.pop(folder, None)
+
+    def note_removed(self, item: Item) -> None:
+        """An item is no longer owed."""
+        self._failures.pop(item, None)
+        if is_removal(item):
+            self._forget_kept(item)
+
+    def note_written(self, item: Item, now: float) -> None:
+        """The request that publishes it is sent now, or is answered."""
+        if len(self._last_write) > _KEYS_REMEMBERED:
+            recent = now - KEY_INTERVAL_SECONDS
+            self._last_write = {key: moment for key, moment in self._last_write.items() if moment > recent}
+        self._last_write[item.changed_keys()[-1]] = now
+
+    def note_failed(self, item: Item, now: float) -> Failures:
+        """A request for an item failed; return the item's failures, to be counted and given a pause."""
+        failures = self._failures.setdefault(item, Failures())
+        failures.first = min(failures.first, now)
+        return failures
+
+    def failures_of(self, item: Item) -> int:
+        """Return how many attempts of an item failed since something of it went well."""
+        failures = self._failures.get(item)
+        return 0 if failures is None else failures.count
+
+    def note_well(self, item: Item) -> None:
+        """What failed goes on."""
+        failures = self._failures.get(item)
+        if failures is not None:
+            failures.first, failures.count = _NEVER, 0
+
+    def end_pauses(self) -> None:
+        """Whatever made items fail is over, as far as can be told."""
+        for failures in self._failures.values():
+            failures.pause_until = float("-inf")
+
+    def hurry(self, now: float, *, is_draining: bool) -> None:
+        """Look at all times again. is_draining: nothing rests, and nothing is aside."""
+        self._is_draining = is_draining
+        self._later = [(now, tie, item) for _, tie, item in self._later]
+        heapify(self._later)
+        if is_draining:
+            self._aside = [(now, tie, item) for _, tie, item in self._aside]
+            heapify(self._aside)
+
+    # ---- what is to be done
+
+    def next(self, now: float, *, light: bool, failed: bool) -> Item | None:
+        """Return the oldest item whose turn it is, None if there is none now. light: one that sends few bytes.
+
+        failed: whether it may be one that failed before; of those the one that did so least often is the first. It is
+        given once: whoever does not publish it gives it back by `again`.
+        """
+        kinds = [(light, False), (light, True)] if failed else [(light, False)]
+        return self._take(now, kinds, lambda first: first.sequence)
+
+    def next_to_try(self, now: float) -> Item | None:
+        """Return, as `next` does, an item that failed least often: most likely it tells how the bucket is."""
+        return self._take(now, self._ready, lambda first: first[:2])
+
+    def again(self, item: Item, now: float) -> None:
+        """An item that was given out was not published: it gets another turn."""
+        if item not in self._owed:
+            return
+        if self._owed.order.is_free(item.sequence):
+            heappush(self._later, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
+        else:
+            self._owed.order.give_back(item.sequence)
+
+    def may_go(self, item: Item, now: float) -> bool:
+        """Return whether an item may be published at this moment."""
+        return item in self._owed and self._owed.order.is_free(item.sequence) and self._delay(item, now) <= 0
+
+    def next_time(self) -> float:
+        """Return when to look again if nothing happens."""
+        times = [heap[0][0] for heap in (self._aside, self._later) if heap]
+        return min(times, default=_NEVER)
+
+    def is_settled(self, generation: Generation, now: float) -> bool:
+        """Return whether nobody is expected to change it any more."""
+        if generation.state not in {FileState.SEALED, FileState.PUBLISHING}:
+            return False
+        return self._is_draining or now >= generation.sealed_at + self._settle_seconds
+
+    def is_aside(self, item: Item, now: float) -> bool:
+        """Return whether an item is not to be published for now, whatever its place in the order."""
+        return self._aside_until(item, now) > now
+
+    def is_temporary(self, item: Item, now: float) -> bool:
+        """Return whether it is about to be renamed, by its name."""
+        return isinstance(item, Generation) and self.is_aside(item, now)
+
+    def put_off_seconds(self, item: Operation, now: float) -> float:
+        """Return for how long at most a removal waits on purpose, 0 if it does not."""
+        if not self.is_aside(item, now):
+            return 0.0
+        is_read = item.readers is not None and item.readers.handles > 0
+        readers = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
+        delay = 0.0 if item.is_followed else self._delete_delay
+        return item.queued_at + max(delay, readers if is_read else 0.0) - now
+
+    def failing_since(self, item: Item) -> float:
+        """Return when the first of the item's failed attempts was; infinity if there is none."""
+        failures = self._failures.get(item)
+        return _NEVER if failures is None else failures.first
+
+    # ---- inside
+
+    def _take(
+        self,
+        now: float,
+        kinds: Iterable[tuple[bool, bool]],
+        rank: "Callable[[_Ready], int | tuple[int, ...]]",
+    ) -> Item | None:
+        self._advance(now)
+        heaps = [self._ready[kind] for kind in kinds]
+        while ready := [heap for heap in heaps if heap]:
+            item = heappop(min(ready, key=lambda heap: rank(heap[0]))).item
+            if item not in self._owed:
+                continue
+            if self.may_go(item, now):
+                return item
+            self.again(item, now)
+            self._advance(now)
+        return None
+
+    def _advance(self, now: float) -> None:
+        """Move on what time, or the order, has set free."""
+        while self._aside and self._aside[0][0] <= now:
+            _, tie, item = heappop(self._aside)
+            if item not in self._owed:
+                continue
+            until = self._aside_until(item, now)
+            if until > now:
+                heappush(self._aside, (until, tie, item))
+            else:
+                self._owed.order.bring_back(item.sequence)
+                self._note_followed(item, now, is_aside=False)
+        while (sequence := self._owed.order.next_free()) is not None:
+            free = self._owed.get(sequence)
+            if free is not None:
+                self._place(free, now)
+        while self._later and self._later[0][0] <= now:
+            _, _, item = heappop(self._later)
+            if item in self._owed:
+                self._place(item, now)
+
+    def _place(self, item: Item, now: float) -> None:
+        delay = self._delay(item, now)
+        if delay > 0:
+            heappush(self._later, (now + delay, next(self._ties), item))
+        else:
+            light = not isinstance(item, Generation) or item.size <= LIGHT_BYTES
+            failures = self.failures_of(item)
+            entry = _Ready(failures, item.sequence, next(self._ties), item)
+            heappush(self._ready[light, failures > 0], entry)
+
+    def _delay(self, item: Item, now: float) -> float:
+        """Return the seconds until the item may be published; 0: now."""
+        settle = 0.0 if self._is_draining else self._settle_seconds
+        if isinstance(item, Generation):
+            if item.state is FileState.FLUSHED:
+                # Its writer's release comes at once, or the close was another process's and the promise is taken back.
+                return max(0.05, item.flushed_at + self._settle_seconds - now)
+            ready = item.sealed_at + settle
+        else:
+            # Removed names settle too: the file that takes the place may come a moment later.
+            ready = item.queued_at + settle
+        for key in item.changed_keys():
+            ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
+        failures = self._failures.get(item)
+        if failures is not None:
+            ready = max(ready, failures.pause_until)
+        return max(0.0, ready - now)
+
+    def _aside_until(self, item: Item, now: float) -> float:
+        if self._is_draining:
+            return float("-inf")
+        if isinstance(item, Generation):
+            is_temporary = matches_any(item.record.key.rpartition("/")[2], self._temp_names)
+            return min(item.sealed_at, item.flushed_at) + TEMPORARY_SECONDS if is_temporary else float("-inf")
+        return self._kept_until(item, now) if item.record.kind is OperationKind.DELETE else float("-inf")
+
+    def _kept_until(self, item: Operation, now: float) -> float:
+        """Return until when a removed object stays."""
+        is_delayed = self._delete_delay and not item.is_followed
+        until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
+        if item.readers is not None and item.readers.handles:
+            most = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
+            until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
+        return until
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]

@@ -1,0 +1,111 @@
+"""A cache directory that no daemon uses: what it holds that its bucket does not have. Blocking; needs no bucket.
+
+Changes nothing by looking; what the next mount will decide (`journal_replay.py`) it only foretells.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fusecache.disk.staging import StagingDirectory
+from fusecache.disk.state_directory import StateDirectory
+from fusecache.engine.recovery.quarantine import aside_row, conflict_row, listing_of
+from fusecache.index.journal import DropFile, Journal, PutAbort, PutFile
+from fusecache.model.errors import NotFound, NotPermitted
+from fusecache.model.records import FileRecord
+from fusecache.model.states import OWED, FileState
+
+_KEPT = {
+    FileState.OPEN: ("orphan", "was not closed before the daemon ended"),
+    FileState.FAILED: ("orphan", ""),
+    FileState.ORPHAN: ("", ""),
+    FileState.REJECTED: ("refused", ""),
+    FileState.LOCAL: ("local-only", "is kept on this node alone, as `local_only` says"),
+    **dict.fromkeys(OWED, ("waiting", "was closed: the next read-write mount uploads it")),
+}
+
+
+class ColdCache:
+    """One cache directory, locked while the `with` block runs."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises StateError if it is in use, unreadable or none, LocalDiskError."""
+        self._state = StateDirectory(directory, None)
+        try:
+            self._journal = Journal(directory / "journal")
+        except BaseException:
+            self._state.__exit__(None, None, None)
+            raise
+        self._staging = StagingDirectory(directory)
+        self._prefix = self._state.identity.partition("s3://")[2].partition("/")[2]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._journal.close()
+        self._state.__exit__(kind, value, traceback)
+
+    def listing(self) -> dict[str, Any]:
+        """Return what `Recovering.listing` does, and the files that wait for their upload."""
+        places = {**self._staging.staged(), **self._staging.aside()}
+        rows = []
+        records = self._journal.files()
+        for record in records:
+            if record.state in _KEPT:
+                rows.append(self._row(record, places))
+        known = {record.generation for record in records}
+        for number in places.keys() - known:
+            rows.append(_row_of_stranger(number, places[number]))
+        for conflict in self._journal.conflicts():
+            rows.append(conflict_row(conflict, self._path(conflict.key), self._path(conflict.kept_as)))
+        return listing_of(rows)
+
+    def delete(self, number: int) -> int:
+        """Remove a file for good; return the bytes freed. Raises NotFound, NotPermitted."""
+        row = next((row for row in self.listing()["things"] if row["id"] == number), None)
+        if row is None:
+            raise NotFound(f"{number}: there is no such thing to delete")
+        if row["kind"] in {"waiting", "conflict", "local-only"}:
+            raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount")
+        record = next((each for each in self._journal.files() if each.generation == number), None)
+        if record is not None:
+            dropped = FileRecord(
+                number, FileState.DROPPED, record.key, 0, 0, "", record.boot_id, record.attributes
+            )
+            # The next mount has the bucket forget its parts.
+            aborts = [PutAbort(record.key, record.upload_id)] if record.upload_id else []
+            self._journal.apply([*aborts, PutFile(dropped)])
+        self._staging.delete_aside(number)
+        self._staging.delete(number)
+        self._journal.apply([DropFile(number)])
+        return int(row["bytes"])
+
+    def _row(self, record: FileRecord, places: Mapping[int, Path]) -> dict[str, Any]:
+        kind, words = _KEPT[record.state]
+        place = places.get(record.generation)
+        row = aside_row(record, self._path(record.key), place)
+        facts = None if place is None else place.stat()
+        if facts is not None and record.state in {FileState.OPEN, FileState.FAILED}:
+            row |= {"bytes": facts.st_size, "when": facts.st_mtime}
+        return {**row, "kind": kind or row["kind"], "words": row["words"] or words}
+
+    def _path(self, key: str) -> str:
+        return key.removeprefix(self._prefix)
+
+
+def _row_of_stranger(number: int, place: Path) -> dict[str, Any]:
+    facts = place.stat()
+    return {
+        "id": number,
+        "kind": "orphan",
+        "path": "",
+        "bytes": facts.st_size,
+        "when": facts.st_mtime,
+        "reason": "unknown",
+        "words": "an unfinished file without a journal row",
+        "place": str(place),
+    }

@@ -1,0 +1,1 @@
+"""What all rooms run on: worker threads, the journal writer, the LIST and HEAD client, /proc."""

@@ -1,0 +1,1 @@
+"""Local content: open, read, write, flush and close of files that this node writes."""

@@ -1,0 +1,1 @@
+"""The durable queue of changes that the bucket does not have yet."""

@@ -1,0 +1,1 @@
+"""What the command line and the daemon share: finding mounts, launching a daemon, talking to its control socket."""

@@ -1,0 +1,125 @@
+"""What the command line shows while something goes on: a bar on the terminal, lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Self, TextIO
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
+from fusecache.mount.control_client import Progress
+
+LINE_INTERVAL_SECONDS = 5.0  # a log file wants to see that it goes on, not each half second
+
+
+def pending_text(progress: Progress) -> str:
+    """Return what is not in the bucket yet: `3 changes, 1.2 GiB`."""
+    return changes_text(progress.pending_files, progress.pending_contents, progress.pending_bytes)
+
+
+def awaited_text(progress: Progress) -> str:
+    """Return the same without removals that wait on purpose: nobody waits for those."""
+    return changes_text(_changes(progress), progress.pending_contents, progress.pending_bytes)
+
+
+def _changes(progress: Progress) -> int:
+    return progress.pending_files - progress.put_off_files
+
+
+class StepView:
+    """Shows how far something is: a bar of bytes on a terminal, lines elsewhere. Use it in a `with` block."""
+
+    def __init__(self, stream: TextIO, *, verb: str) -> None:
+        self._stream = stream
+        self._verb = verb
+        self._bar: Any = None
+        self._spoken: tuple[float, str] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the view."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, done_bytes: int, total_bytes: int | None, beside: str, line: str) -> None:
+        """Show one step. beside: words next to a bar; line: words instead of it; total_bytes: None if unknown."""
+        if self._stream.isatty():
+            self._draw(done_bytes, total_bytes, beside)
+        else:
+            self._speak(line)
+
+    def _draw(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
+        if self._bar is None:
+            self._bar = tqdm(
+                file=self._stream, desc=self._verb, unit="B", unit_scale=True, unit_divisor=1024, leave=False
+            )
+        self._bar.total = total_bytes
+        self._bar.n = done_bytes
+        self._bar.set_postfix_str(beside, refresh=False)
+        self._bar.refresh()
+
+    def _speak(self, line: str) -> None:
+        now = time.monotonic()
+        if self._spoken is not None:
+            then, said = self._spoken
+            if said == line or now - then < LINE_INTERVAL_SECONDS:
+                return
+        self._spoken = (now, line)
+        self._stream.write(f"fusecache: {self._verb}: {line}\n")
+        self._stream.flush()
+
+
+class ProgressView:
+    """Shows how much is still to upload. Use it in a `with` block."""
+
+    def __init__(self, stream: TextIO, *, verb: str) -> None:
+        self._view = StepView(stream, verb=verb)
+        self._most_bytes = 0
+
+    def __enter__(self) -> Self:
+        """Return the view."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        self._view.__exit__()
+
+    def show(self, progress: Progress) -> None:
+        """Show one report."""
+        left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
+        # What is written meanwhile adds to the total; what was there stays done.
+        self._most_bytes = max(self._most_bytes, left_bytes)
+        line = f"{awaited_text(progress)} left"
+        if progress.seconds_left is not None and progress.seconds_left >= 1:
+            line += f", about {seconds_text(progress.seconds_left)}"
+        if progress.waiting_for:
+            line += f"; waiting: {progress.waiting_for}"
+        beside = f"{count_text(_changes(progress), 'change')} left" + (
+            ", waiting" if progress.waiting_for else ""
+        )
+        self._view.show(self._most_bytes - left_bytes, self._most_bytes, beside, line)
+
+
+def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
+    """Show how far a warm-up is."""
+    files, nbytes = facts["files_total"], facts["bytes_total"]
+    if facts["state"] == "counting":
+        words = f"counting, {count_text(files, 'file')}"
+        view.show(0, None, words, words)
+        return
+    done = f"{facts['files_done']} of {count_text(files, 'file')}"
+    line = f"{done}, {size_text(facts['bytes_done'])} of {size_text(nbytes)}"
+    view.show(facts["bytes_done"], nbytes, done, line)
+
+
+def show_check(view: StepView, facts: Mapping[str, Any], cached_bytes: int | None) -> None:
+    """Show how far a check is; cached_bytes: how much the whole of it is, None if nobody knows."""
+    if not facts["blocks"] and not facts["keys"]:
+        return
+    found = f"{facts['damaged_files']} damaged"
+    if facts["keys"]:
+        found += f", {count_text(facts['keys'], 'key')}"
+    view.show(facts["bytes"], cached_bytes, found, f"{size_text(facts['bytes'])} read, {found}")

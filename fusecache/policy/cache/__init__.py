@@ -1,0 +1,1 @@
+"""Decisions of the block cache: what to fetch, prefetch, evict, and how much space to reserve."""

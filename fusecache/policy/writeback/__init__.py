@@ -1,0 +1,1 @@
+"""Decisions of write-back: publish order, checkpoint rotation, multipart layout, throttling."""

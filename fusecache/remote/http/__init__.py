@@ -1,0 +1,1 @@
+"""HTTP for the data path: connections, TLS, signed requests, ranged GET, PUT."""

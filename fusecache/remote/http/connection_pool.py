@@ -1,0 +1,345 @@
+"""HTTP/1.1 connections: a pool, and what one of them can do. Only the standard library.
+
+Invariants:
+1. A connection is lent to one thread at a time; only `interrupt` may come from another.
+2. One whose answer was not read to its end, or whose peer spoke or closed meanwhile, is not lent again.
+"""
+
+import os
+import re
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fusecache.remote.http.tls import TlsContext, TlsSocket
+
+# Routers and NATs forget silent connections after some minutes without telling either end.
+IDLE_SECONDS = 60.0
+# An answer's head is some 500 bytes; what comes with it of the body is copied once more.
+HEAD_BYTES = 16384
+END_OF_HEAD = b"\r\n\r\n"
+# An interim answer may come unasked, and the answer follows it (RFC 9110, 15.2); 101 is none.
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d")
+# What has come is not kept from its readers for longer, whatever else was asked for with it.
+PATIENCE_SECONDS = 0.2
+# What one call sends from the page cache, and through a buffer, which should stay in the L2 cache.
+SEND_BYTES = 8 * 1024 * 1024
+# A call ends when the kernel has taken all of it: on a slow link it is to be told in between how far it is.
+FIRST_SEND_BYTES, LEAST_SEND_BYTES = 1024 * 1024, 128 * 1024
+QUICK_SEND_SECONDS, SLOW_SEND_SECONDS = 0.1, 0.5
+PIECE_BYTES = 512 * 1024
+
+
+class StaleConnection(Exception):
+    """The peer had closed a connection that was kept open; no byte of an answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is connected to. tls: whom to trust; None: plain HTTP. Times in seconds."""
+
+    host: str
+    port: int
+    tls: TlsContext | ssl.SSLContext | None
+    connect_timeout: float
+    read_timeout: float
+
+
+class ShortFile(Exception):
+    """A file ended before the body that it was to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """The body of a PUT: bytes [offset, offset + size) of an open file, to be sent within so many seconds.
+
+    on_sent: told now and then how many of them, from the first, the kernel has taken.
+    """
+
+    descriptor: int
+    offset: int
+    size: int
+    seconds: float
+    on_sent: Callable[[int], None] = lambda _total: None
+
+
+class Connection:
+    """One connection, opened by the first request. Raises OSError (TimeoutError, SSLError, …) from its calls."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._tls: TlsSocket | None = None
+        self._interrupted = False
+        self._used = False
+        self._head = bytearray(HEAD_BYTES)
+        self.idle_since = 0.0
+        self.is_clean = False
+
+    def interrupt(self) -> None:
+        """End what the owning thread does on it, from any thread: its call raises or finds the end."""
+        with self._lock:
+            self._interrupted = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    # Not SSLSocket's own: that would let the reader take what is encrypted for the body.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def exchange(self, request: bytes, body: "FileRange | None" = None) -> tuple[bytes, bytes]:
+        """Send a request; return the answer's head, without its last blank line, and what came behind it.
+
+        An answer that came before the body was through is returned too. Raises StaleConnection, or OSError;
+        ConnectionError also for an end before the head's; ShortFile for a body that ends early.
+        """
+        sock = self._socket or self._connect()
+        was_used, self._used, self.is_clean = self._used, True, False
+        try:
+            self._send(sock, request, body)
+            count = self.receive_into(memoryview(self._head))
+        except (ConnectionError, ssl.SSLError) as exc:
+            if was_used and not self._interrupted:
+                raise StaleConnection from exc
+            raise
+        if count == 0 and was_used and not self._interrupted:
+            raise StaleConnection
+        view, filled = memoryview(self._head), count
+        deadline = time.monotonic() + self._peer.read_timeout
+        while True:
+            end = self._head.find(END_OF_HEAD, 0, filled)
+            rest = end + len(END_OF_HEAD)
+            if end >= 0 and not _INTERIM.match(self._head):
+                return bytes(view[:end]), bytes(view[rest:filled])
+            if end >= 0:
+                filled -= rest
+                view[:filled] = bytes(view[rest : rest + filled])
+                continue
+            if count == 0:
+                raise ConnectionError("the connection ended before an answer")
+            if filled == HEAD_BYTES:
+                raise ConnectionError(f"the answer's head is longer than {HEAD_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError("timed out: the answer's head does not end")
+            count = self.receive_into(view[filled:])
+            filled += count
+
+    def _send(self, sock: socket.socket, request: bytes, body: FileRange | None) -> None:
+        try:
+            (self._tls or sock).sendall(request)
+            if body is None:
+                return
+            if self._tls is None and not isinstance(sock, ssl.SSLSocket):
+                _send_pages(sock, body)
+            else:
+                _send_pieces(self._tls or sock, body)
+        except (BrokenPipeError, ConnectionResetError):
+            # The peer may have refused the request without reading it, and said why.
+            if not self.has_answer():
+                raise
+
+    def has_answer(self) -> bool:
+        """Return whether something can be received now."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)  # type: ignore[arg-type]
+        return bool(poll.poll(0))
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 at the end."""
+        return self._receive(buffer, whole=False)
+
+    def receive_all_into(self, buffer: memoryview) -> int:
+        """Receive what fills the buffer, or comes within PATIENCE_SECONDS, or some bytes by `ssl`; 0 at the end."""
+        # One call a piece: each return to Python costs several switches between threads.
+        return self._receive(buffer, whole=not isinstance(self._socket, ssl.SSLSocket))
+
+    def _receive(self, buffer: memoryview, *, whole: bool) -> int:
+        assert self._socket is not None
+        flags = socket.MSG_WAITALL if whole else 0
+        deadline = time.monotonic() + self._peer.read_timeout
+        while True:
+            try:
+                if self._tls is not None:
+                    return self._tls.recv_into(buffer) if whole else self._tls.recv_some_into(buffer)
+                return self._socket.recv_into(buffer, 0, flags)
+            except BlockingIOError:  # a socket without a time-out of Python's, after PATIENCE_SECONDS
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
+
+    def close(self) -> None:
+        """Close it. Twice is fine."""
+        with self._lock:
+            sock, self._socket = self._socket, None
+        if self._tls is not None:
+            self._tls.close()
+            self._tls = None
+        if sock is not None:
+            sock.close()
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing has come since the last answer: neither bytes nor the end."""
+        if self._socket is None or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            return False
+        if self._tls is not None and self._tls.has_pending():
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def _connect(self) -> socket.socket:
+        """Connect to the first address that answers."""
+        peer = self._peer
+        failure: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            peer.host, peer.port, type=socket.SOCK_STREAM
+        ):
+            sock = socket.socket(family, kind, protocol)
+            sock.settimeout(peer.connect_timeout)
+            try:
+                self._watch(sock)
+                sock.connect(address)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if isinstance(peer.tls, ssl.SSLContext):
+                    sock = self._wrapped(sock, peer.tls)
+                elif peer.tls is not None:
+                    _set_timeouts(sock, peer.connect_timeout, peer.connect_timeout)
+                    self._tls = peer.tls.connect(sock, peer.host)
+                _set_timeout(sock, peer.read_timeout)
+                return sock
+            except OSError as exc:
+                failure = exc
+                self.close()
+                if self._interrupted:
+                    break
+        raise failure or ConnectionError(f"no address of {peer.host}")
+
+    def _wrapped(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+        with self._lock:  # the plain socket hands its descriptor over: no interruption in between
+            secure = tls.wrap_socket(sock, server_hostname=self._peer.host, do_handshake_on_connect=False)
+            self._socket = secure
+        secure.do_handshake()
+        return secure
+
+    def _watch(self, sock: socket.socket) -> None:
+        """Let `interrupt` reach a new socket."""
+        with self._lock:
+            self._socket = sock
+            if self._interrupted:
+                raise ConnectionAbortedError("interrupted")
+
+
+class ConnectionPool:
+    """Idle connections to one peer, the last used first. Safe for many threads."""
+
+    def __init__(self, peer: Peer, most_idle: int) -> None:
+        self._peer = peer
+        self._most_idle = most_idle
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        weakref.finalize(self, _close_all, self._idle)
+
+    def take(self) -> Connection:
+        """Return an idle connection that still lives, or a new one."""
+        oldest = time.monotonic() - IDLE_SECONDS
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if connection.idle_since > oldest and connection.is_quiet():
+                return connection
+            connection.close()
+        return self.new()
+
+    def new(self) -> Connection:
+        """Return a new connection."""
+        return Connection(self._peer)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose answer was read to its end; close any other."""
+        if connection.is_clean:
+            connection.idle_since = time.monotonic()
+            with self._lock:
+                if len(self._idle) < self._most_idle:
+                    self._idle.append(connection)
+                    return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        with self._lock:
+            _close_all(self._idle)
+
+
+def _send_pages(sock: socket.socket, body: FileRange) -> None:
+    """Send from the page cache: no byte passes through this process."""
+    offset, stop, began = body.offset, body.offset + body.size, time.monotonic()
+    deadline, most = began + body.seconds, FIRST_SEND_BYTES
+    while offset < stop:
+        try:
+            count = os.sendfile(sock.fileno(), body.descriptor, offset, min(stop - offset, most))
+        except BlockingIOError:
+            raise TimeoutError("timed out: the peer takes nothing") from None
+        if count == 0:
+            raise ShortFile(f"the file ends at {offset}, not at {stop}")
+        offset += count
+        body.on_sent(offset - body.offset)
+        now = time.monotonic()
+        if offset < stop and now > deadline:
+            raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
+        most = _next_send_bytes(most, now - began)
+        began = now
+
+
+def _next_send_bytes(last: int, seconds: float) -> int:
+    """Return how much the next call sends: much where it is quick, little where somebody waits to see it go on."""
+    if seconds < QUICK_SEND_SECONDS:
+        return min(2 * last, SEND_BYTES)
+    return max(last // 2, LEAST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
+
+
+def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
+    """Send through a buffer; not through a mapping, as a file that is cut meanwhile would end the process."""
+    offset, stop, deadline = body.offset, body.offset + body.size, time.monotonic() + body.seconds
+    buffer = bytearray(min(PIECE_BYTES, body.size))
+    while offset < stop:
+        view = memoryview(buffer)[: stop - offset]
+        count = os.preadv(body.descriptor, [view], offset)
+        if count == 0:
+            raise ShortFile(f"the file ends at {offset}, not at {stop}")
+        sock.sendall(view[:count])
+        offset += count
+        body.on_sent(offset - body.offset)
+        if offset < stop and time.monotonic() > deadline:
+            raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
+
+
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
+    """Bound each call; all but `ssl`'s in the kernel, as Python's own time-outs leave no room for MSG_WAITALL."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(seconds)
+        return
+    _set_timeouts(sock, min(seconds, PATIENCE_SECONDS), seconds)
+
+
+def _set_timeouts(sock: socket.socket, receive_seconds: float, send_seconds: float) -> None:
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(receive_seconds))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_seconds))
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("ll", whole, int((seconds - whole) * 1e6))
+
+
+def _close_all(idle: list[Connection]) -> None:
+    while idle:
+        idle.pop().close()

@@ -1,0 +1,1 @@
+"""The S3 protocol without I/O: headers, user metadata, signatures, responses."""

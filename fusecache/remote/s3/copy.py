@@ -1,0 +1,121 @@
+"""Copies inside a bucket: in one request, or in equal parts where the object is too large for one.
+
+Invariant: an ETag that came back means the bytes of the version that was asked for.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, RemoteError
+from fusecache.model.objects import ObjectId
+from fusecache.remote.endpoints import Transport
+from fusecache.remote.protocol.headers import (
+    HEADERS_PARAMETER,
+    bare_etag,
+    copy_condition_headers,
+    quoted_etag,
+)
+from fusecache.remote.protocol.user_metadata import encode_metadata
+from fusecache.remote.s3.errors import Requests
+from fusecache.remote.store import Condition, Store
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
+
+# What a copy inside the bucket keeps beside the user's metadata.
+KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of objects of one bucket. head: asks for an object's facts as boto3 tells them."""
+
+    store: Store
+    client: "S3Client"
+    head: "Callable[[str], HeadObjectOutputTypeDef]"
+    requests: Requests
+    bucket: str
+    transport: Transport
+    is_r2: bool
+
+    def copy(
+        self, source: ObjectId, key: str, condition: Condition | None, metadata: Mapping[str, str] | None
+    ) -> str:
+        """Copy, as `Store.copy` promises."""
+        facts = self.head(source.key)
+        self._require_version(facts, source)
+        kept: dict[str, Any] = {name: facts[name] for name in KEPT_HEADERS if facts.get(name)}  # type: ignore[literal-required]
+        # As they came, not decoded and encoded again: what others wrote must stay what it was.
+        kept["Metadata"] = dict(facts["Metadata"]) if metadata is None else encode_metadata(metadata)
+        if facts["ContentLength"] > self.transport.single_copy_bytes:
+            return self._copy_in_parts(source, key, facts["ContentLength"], condition, kept)
+        arguments: dict[str, Any] = {
+            "Bucket": self.bucket,
+            "Key": key,
+            "CopySource": {"Bucket": self.bucket, "Key": source.key},
+            "CopySourceIfMatch": quoted_etag(source.etag),
+            "MetadataDirective": "COPY",
+        }
+        if metadata is not None:
+            arguments |= {"MetadataDirective": "REPLACE", **kept}
+        if condition is not None and self.is_r2:
+            arguments[HEADERS_PARAMETER] = copy_condition_headers(condition)
+        elif condition is not None:
+            self._require_condition(key, condition)
+        with self.requests.named(f"COPY from {source.key!r}", key, "copies"):
+            answer = self.client.copy_object(**arguments)
+        return bare_etag(answer["CopyObjectResult"]["ETag"])
+
+    # ---- private
+
+    def _require_version(self, facts: "HeadObjectOutputTypeDef", source: ObjectId) -> None:
+        found = bare_etag(facts["ETag"])
+        if found != source.etag:
+            raise ObjectChanged(
+                f"s3://{self.bucket}/{source.key} is now version {found}, not {source.etag}: not copied"
+            )
+
+    def _require_condition(self, key: str, condition: Condition) -> None:
+        """Check a destination by a HEAD, for endpoints whose copies take no condition. Not atomic."""
+        try:
+            found: str | None = bare_etag(self.head(key)["ETag"])
+        except ObjectMissing:
+            found = None
+        if found != condition.etag:
+            raise ObjectChanged(
+                f"s3://{self.bucket}/{key}: expected {condition.etag or 'none'}, found {found or 'none'}"
+            )
+
+    def _copy_in_parts(
+        self, source: ObjectId, key: str, size: int, condition: Condition | None, kept: Mapping[str, Any]
+    ) -> str:
+        with self.requests.named("CREATE UPLOAD", key, "creates"):
+            upload_id = self.client.create_multipart_upload(Bucket=self.bucket, Key=key, **kept)["UploadId"]
+        try:
+            etags = []
+            step = self.transport.copy_part_bytes
+            for number, start in enumerate(range(0, size, step), 1):
+                with self.requests.named(f"COPY PART {number} from {source.key!r}", key, "copies"):
+                    part = self.client.upload_part_copy(
+                        Bucket=self.bucket,
+                        Key=key,
+                        UploadId=upload_id,
+                        PartNumber=number,
+                        CopySource={"Bucket": self.bucket, "Key": source.key},
+                        CopySourceRange=f"bytes={start}-{min(start + step, size) - 1}",
+                    )
+                etags.append(bare_etag(part["CopyPartResult"]["ETag"]))
+            # R2's part copies take no condition on the source. Its version was right before the first part
+            # and is right after the last, so every part is of it: an ETag that came back means equal bytes.
+            self._require_version(self.head(source.key), source)
+            if condition is not None:
+                self._require_condition(key, condition)
+            return self.store.complete_multipart(key, upload_id, etags, condition=condition)
+        except FusecacheError:
+            # Parts left behind cost storage for a week; a failure to drop them must not hide the copy's.
+            with suppress(RemoteError):
+                self.store.abort_multipart(key, upload_id)
+            raise

@@ -1,0 +1,72 @@
+"""What goes wrong between us and the bucket by way of botocore, in the model's words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import botocore.exceptions
+import botocore.parsers
+import urllib3.exceptions
+
+from fusecache.model.errors import CredentialsMissing, FusecacheError, Refused, RemoteError, Unavailable
+from fusecache.remote.protocol.responses import error_of_answer, retry_after_seconds
+from fusecache.remote.statistics import RequestCounter
+
+CREDENTIALS_HELP = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws/credentials"
+
+
+class Requests:
+    """Names and counts the requests to a bucket."""
+
+    def __init__(self, bucket: str, counter: RequestCounter) -> None:
+        self._bucket = bucket
+        self._counter = counter
+
+    @contextmanager
+    def named(self, verb: str, key: str, field: str) -> Iterator[str]:
+        """Count a request, name it, and turn what goes wrong into the model's errors."""
+        self._counter.add(field)
+        what = f"{verb} s3://{self._bucket}/{key}"
+        try:
+            yield what
+        except botocore.exceptions.ClientError as exc:
+            self._counter.add("errors")
+            error, facts = exc.response.get("Error", {}), exc.response.get("ResponseMetadata", {})
+            raise error_of_answer(
+                what,
+                code=error.get("Code", ""),
+                status=facts.get("HTTPStatusCode", 0),
+                message=error.get("Message", ""),
+                retry_after_seconds=retry_after_seconds(facts.get("HTTPHeaders", {}).get("retry-after")),
+            ) from exc
+        except (
+            botocore.exceptions.BotoCoreError,
+            botocore.parsers.ResponseParserError,
+            urllib3.exceptions.HTTPError,
+        ) as exc:
+            self._counter.add("errors")
+            raise transport_error(what, exc) from exc
+        except RemoteError:
+            self._counter.add("errors")
+            raise
+
+
+def transport_error(what: str, exc: Exception) -> FusecacheError:
+    """Name what went wrong before or beside an answer of the bucket."""
+    if isinstance(exc, botocore.exceptions.HTTPClientError):
+        inner = exc.kwargs.get("error")
+        if isinstance(inner, FusecacheError):  # our own body could not be read
+            return inner
+    if isinstance(exc, botocore.exceptions.SSLError):
+        return Unavailable(f"{what}: {exc}; for a private certificate set AWS_CA_BUNDLE to its CA file")
+    missing = (
+        botocore.exceptions.NoCredentialsError,
+        botocore.exceptions.PartialCredentialsError,
+        botocore.exceptions.CredentialRetrievalError,
+        botocore.exceptions.TokenRetrievalError,
+        botocore.exceptions.SSOError,
+    )
+    if isinstance(exc, missing):
+        return CredentialsMissing(f"{what}: {exc}; {CREDENTIALS_HELP}")
+    if isinstance(exc, botocore.exceptions.ParamValidationError):
+        return Refused(f"{what}: {exc}")
+    return Unavailable(f"{what}: {exc}")

@@ -1,0 +1,388 @@
+"""A bucket behind the S3 protocol: Cloudflare R2 first, any other S3 as well.
+
+Not a retry loop: botocore repeats a failed request once at most, the endless loops belong to the engine.
+
+Most requests of a mount are GETs, PUTs of objects and parts, and DELETEs: they go without botocore
+(`remote/http/signed_requests.py`) once a request of a client has shown how botocore asks. Every other request is
+botocore's.
+
+Invariants:
+1. Every body has a Content-Length and a Content-MD5, never `aws-chunked`, never a trailer, never `Expect`.
+2. No byte of a GET is reported before status, ETag, range and length of the answer were checked.
+3. A connection whose body was not read to its end is closed, not reused.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fusecache.model.errors import ObjectChanged, ObjectMissing, Unavailable, UploadLost
+from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
+from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.http.file_body import SliceBody
+from fusecache.remote.http.put import Put, part_query
+from fusecache.remote.http.ranged_get import Get
+from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, SentElsewhere, is_plain
+from fusecache.remote.protocol.headers import (
+    bare_etag,
+    condition_arguments,
+    condition_headers,
+    multipart_etag,
+    quoted_etag,
+)
+from fusecache.remote.protocol.responses import GetFacts, check_get_answer
+from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata, metadata_headers
+from fusecache.remote.s3.client import PAGE, Access, open_access
+from fusecache.remote.s3.copy import Copies
+from fusecache.remote.s3.errors import Requests
+from fusecache.remote.statistics import RequestCounter, StoreStatistics
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import (
+        GetObjectOutputTypeDef,
+        HeadObjectOutputTypeDef,
+    )
+
+# The piece in which botocore's bodies are read: urllib3 makes a bytes object of each, which must stay in L2.
+READ_PIECE_BYTES = 256 * KIB
+
+
+class S3Store:
+    """A `Store` on a bucket. Safe for many threads; one client, one connection pool.
+
+    credentials: None takes the usual AWS chain (environment, files, profile, instance role).
+    Raises ConfigError for a profile or endpoint that botocore refuses. No request is made here.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        endpoint: Endpoint,
+        *,
+        credentials: Credentials | None = None,
+        profile: str | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._profile = profile
+        self._transport = transport or Transport()
+        self._counter = RequestCounter()
+        self._requests = Requests(bucket, self._counter)
+        self._reloading = threading.Lock()
+        self._access = self._new_access()
+
+    def statistics(self) -> StoreStatistics:
+        """Return how many requests were made."""
+        return self._counter.statistics()
+
+    def reload(self) -> None:
+        """Read the credentials again from where they came from; requests under way keep the old ones."""
+        with self._reloading:
+            before, self._access = self._access, self._new_access()
+            before.close()
+
+    def list_page(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        limit: int = 1000,
+    ) -> ListPage:
+        """Return one page of the objects whose keys start with `prefix`."""
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "MaxKeys": limit}
+        if delimiter:
+            arguments["Delimiter"] = delimiter
+        if token is not None:
+            arguments["ContinuationToken"] = token
+        if start_after:
+            arguments["StartAfter"] = start_after
+        with self._requests.named("LIST", prefix, "lists") as what:
+            answer: Any = self._client.list_objects_v2(**arguments)
+            page: ListPage | None = answer.get(PAGE)
+            if page is None:
+                raise Unavailable(f"{what}: the answer is not a whole listing")
+            return page
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return an object's facts with metadata."""
+        with _whole_answer(f"HEAD s3://{self._bucket}/{key}"):
+            answer = self._head(key)
+            return ObjectInfo(
+                key=key,
+                etag=bare_etag(answer["ETag"]),
+                size=answer["ContentLength"],
+                modified=answer["LastModified"].timestamp(),
+                metadata=decode_metadata(answer["Metadata"]),
+            )
+
+    def get_into(
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
+    ) -> None:
+        """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
+        target = buffer[: extent.size]
+        if target.nbytes != extent.size:
+            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot take {extent.size}")
+        access = self._access
+        short = access.short_way(object_id.key)
+        with self._requests.named("GET", object_id.key, "gets") as what:
+            get = Get(what, object_id, extent, target, progress, interruption or Interruption())
+            if short is not None and is_plain(object_id.etag):
+                try:
+                    return short.gets.fill(get, access.keys())
+                except SentElsewhere:
+                    access.forget()
+            self._get_by_botocore(access, get)
+
+    def put(
+        self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
+    ) -> str:
+        """Store a whole object; return its ETag."""
+        try:
+            return self._put(key, body, metadata, condition_arguments(condition))
+        except ObjectChanged:
+            if condition is None or condition.etag is None or not self._is_version(key, condition.etag):
+                raise
+            # The version is there, and still refused: Ceph 16 compares If-Match with its quotes (seen on 16.2.15).
+            return self._put(key, body, metadata, {"IfMatch": condition.etag})
+        except ObjectMissing as exc:
+            if condition is None or condition.etag is None:
+                raise
+            # S3 says 404 where R2 says 412: what was to be replaced is gone.
+            raise ObjectChanged(f"s3://{self._bucket}/{key} is not there any more: not replaced") from exc
+
+    def _is_version(self, key: str, etag: str) -> bool:
+        try:
+            return self.head(key).etag == etag
+        except ObjectMissing:
+            return False
+
+    def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
+        """Begin a multipart upload; return its UploadId."""
+        with self._requests.named("CREATE UPLOAD", key, "creates"):
+            answer = self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=key, Metadata=encode_metadata(metadata)
+            )
+        return answer["UploadId"]
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
+        """Store part `number` (from 1); return its ETag."""
+        access = self._access
+        with (
+            SliceBody(body, self._count_sent) as stream,
+            self._requests.named(f"PUT PART {number}", key, "parts") as what,
+        ):
+            etag = self._put_short(access, Put(what, key, {}, part_query(upload_id, number)), stream)
+            if etag is None:
+                answer = access.client.upload_part(
+                    Bucket=self._bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    **_body_arguments(stream),
+                )
+                access.show(key)
+                with _whole_answer(what):
+                    etag = bare_etag(answer["ETag"])
+        self._counter.add("bytes_written", body.size)
+        return etag
+
+    def complete_multipart(
+        self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
+    ) -> str:
+        """Publish parts 1..n; return the object's ETag."""
+        with self._requests.named("COMPLETE UPLOAD", key, "completes"):
+            answer = self._client.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=key,
+                UploadId=upload_id,
+                MultipartUpload={
+                    "Parts": [
+                        {"PartNumber": number, "ETag": quoted_etag(etag)}
+                        for number, etag in enumerate(part_etags, 1)
+                    ]
+                },
+                **condition_arguments(condition),
+            )
+        # Ceph 16 leaves it empty (seen on 16.2.15).
+        return bare_etag(answer["ETag"]) or multipart_etag(part_etags)
+
+    def abort_multipart(self, key: str, upload_id: str) -> None:
+        """Drop an upload and its parts. An unknown upload is success."""
+        access = self._access
+        with suppress(UploadLost), self._requests.named("ABORT UPLOAD", key, "aborts"):
+            access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            access.show(key)
+
+    def copy(
+        self,
+        source: ObjectId,
+        key: str,
+        *,
+        condition: Condition | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Copy inside the bucket if the source is still that version; return the new ETag.
+
+        Costs a HEAD of the source first: its size decides how it is copied.
+        """
+        copies = Copies(
+            store=self,
+            client=self._client,
+            head=self._head,
+            requests=self._requests,
+            bucket=self._bucket,
+            transport=self._transport,
+            is_r2=self._endpoint.is_r2,
+        )
+        return copies.copy(source, key, condition, metadata)
+
+    def delete(self, key: str) -> None:
+        """Delete an object. A missing one is success."""
+        access = self._access
+        short = access.short_way(key)
+        with suppress(ObjectMissing), self._requests.named("DELETE", key, "deletes") as what:
+            if short is not None:
+                try:
+                    return short.puts.delete(what, key, access.keys())
+                except SentElsewhere:
+                    access.forget()
+            access.client.delete_object(Bucket=self._bucket, Key=key)
+            access.show(key)
+
+    def probe_write(self, prefix: str) -> None:
+        """Show that writing is allowed and leave nothing behind."""
+        key = f"{prefix}.fusecache-probe-{uuid.uuid4().hex}"
+        self.abort_multipart(key, self.create_multipart(key, metadata={}))
+
+    # ---- private
+
+    @property
+    def _client(self) -> "S3Client":
+        return self._access.client
+
+    def _new_access(self) -> Access:
+        return open_access(
+            self._endpoint,
+            self._transport,
+            credentials=self._credentials,
+            profile=self._profile,
+            count_read=self._count_read,
+        )
+
+    def _get_by_botocore(self, access: Access, get: Get) -> None:
+        """Run a GET by the client; the first that comes back shows how it asks."""
+        answer = access.client.get_object(
+            Bucket=self._bucket,
+            Key=get.object_id.key,
+            Range=f"bytes={get.extent.start}-{get.extent.stop - 1}",
+            IfMatch=quoted_etag(get.object_id.etag),
+        )
+        # botocore's own readinto is this one with poorer words for its errors.
+        stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
+        try:
+            check_get_answer(get.what, get.object_id, get.extent, _get_facts(answer))
+            with get.interruption.by(partial(_shut, stream)):
+                self._fill(stream, get)
+        except BaseException:
+            stream.close()
+            raise
+        access.show(get.object_id.key)
+
+    def _count_read(self, count: int) -> None:
+        self._counter.add("bytes_read", count)
+
+    def _count_sent(self, count: int) -> None:
+        self._counter.add("bytes_sent", count)
+
+    def _put(self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]) -> str:
+        access = self._access
+        encoded = encode_metadata(metadata)
+        headers = {**condition_headers(condition), **metadata_headers(encoded)}
+        with SliceBody(body, self._count_sent) as stream, self._requests.named("PUT", key, "puts") as what:
+            etag = self._put_short(access, Put(what, key, headers), stream)
+            if etag is None:
+                answer = access.client.put_object(
+                    Bucket=self._bucket, Key=key, **_body_arguments(stream), Metadata=encoded, **condition
+                )
+                access.show(key)
+                with _whole_answer(what):
+                    etag = bare_etag(answer["ETag"])
+        self._counter.add("bytes_written", body.size)
+        return etag
+
+    def _put_short(self, access: Access, put: Put, stream: SliceBody) -> str | None:
+        """Send a PUT without botocore; None if it has to take it."""
+        short = access.short_way(put.key)
+        if short is None or not all(map(is_plain, put.headers.values())):
+            return None
+        try:
+            return short.puts.put(put, stream, access.keys())
+        except SentElsewhere:
+            access.forget()
+            return None
+
+    def _head(self, key: str) -> "HeadObjectOutputTypeDef":
+        with self._requests.named("HEAD", key, "heads"):
+            return self._client.head_object(Bucket=self._bucket, Key=key)
+
+    def _fill(self, stream: Any, get: Get) -> None:
+        size = get.extent.size
+        deadline = time.monotonic() + self._transport.read_timeout_seconds + size / SLOWEST_BYTES_PER_SECOND
+        filled = 0
+        while filled < size:
+            count = stream.readinto(get.target[filled : filled + READ_PIECE_BYTES])
+            if count == 0:
+                raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
+            if get.interruption.is_asked:
+                # Of a TLS connection that is shut, these may be bytes that nobody has decrypted.
+                raise Unavailable(f"{get.what}: ended by its reader after {filled} of {size} bytes")
+            filled += count
+            self._count_read(count)
+            get.progress(filled)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{get.what}: only {filled} of {size} bytes came in time")
+
+
+@contextmanager
+def _whole_answer(what: str) -> Iterator[None]:
+    """A field that is not in the answer was lost on its way: botocore makes an empty body an empty answer."""
+    try:
+        yield
+    except KeyError as exc:
+        raise Unavailable(f"{what}: the answer lacks {exc}") from exc
+
+
+def _body_arguments(stream: SliceBody) -> dict[str, Any]:
+    # An empty stream has no length that botocore would announce; empty bytes have.
+    body = stream if len(stream) else b""
+    return {"Body": body, "ContentLength": len(stream), "ContentMD5": stream.content_md5()}
+
+
+def _shut(stream: Any) -> None:
+    """Wake the thread that reads an answer of urllib3."""
+    with suppress(OSError, ValueError):  # ValueError: it has been read to its end
+        stream.shutdown()
+
+
+def _get_facts(answer: "GetObjectOutputTypeDef") -> GetFacts:
+    return GetFacts(
+        status=answer["ResponseMetadata"]["HTTPStatusCode"],
+        etag=answer.get("ETag", ""),
+        content_range=answer.get("ContentRange", ""),
+        content_length=answer.get("ContentLength"),
+    )

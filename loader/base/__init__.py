@@ -1,0 +1,1 @@
+"""Helpers without knowledge of datasets: argument checks, paths, hashing, compression."""

@@ -1,0 +1,73 @@
+"""The way from a directory to the daemon of the mount that it lies on, and for messages to it."""
+
+import errno
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusecache.model.hints import FOLDER
+
+_SOCKET_VARIABLE = "FUSECACHE_SOCKET"
+_ANSWER_SECONDS = 30.0
+# What the socket's answer says where a file's close has an errno of its own.
+_REFUSALS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a mount takes hints: its directory, or its daemon's socket where the mount can only be read."""
+
+    root: Path
+
+    def send(self, file: str, message: bytes) -> None:
+        """Hand a message over; b"" takes back what the job has said.
+
+        Raises OSError: EINVAL if it is refused, EPERM if it is until other jobs end.
+        """
+        path = self.root / ".fusecache" / FOLDER / file
+        try:
+            if message:
+                path.write_bytes(message)
+            else:
+                path.unlink()
+        except OSError as problem:
+            if problem.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            self._send_by_socket(file, message)
+
+    def _send_by_socket(self, file: str, message: bytes) -> None:
+        address = os.environ.get(_SOCKET_VARIABLE) or (self.root / ".fusecache/socket").read_text().strip()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            connection.connect(address)
+            request = {"command": "hint", "file": file, "bytes": len(message)}
+            connection.sendall(json.dumps(request).encode() + b"\n" + message)
+            with connection.makefile("rb") as lines:
+                try:
+                    answer = json.loads(lines.readline())
+                except ValueError as problem:
+                    raise OSError(errno.EPROTO, f"the daemon's answer is no JSON: {problem}") from problem
+        if answer.get("result") != "ok":
+            reason = str(answer.get("message"))
+            known = (number for words, number in _REFUSALS.items() if words in reason)
+            raise OSError(next(known, errno.EINVAL), reason)
+
+
+def find_door(directory: str | Path) -> tuple[Door, str] | None:
+    """Return the way to the daemon of the mount that a directory lies in, and its path there; None if it lies in none.
+
+    A directory that only looks like a mount's is no mount: nothing is ever written into a plain directory.
+    """
+    path = Path(os.path.realpath(directory))
+    for root in (path, *path.parents):
+        if os.path.ismount(root):
+            try:
+                if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
+                    return None
+            except OSError:  # of another kind, or its daemon is gone
+                return None
+            inner = path.relative_to(root).as_posix()
+            return Door(root), "" if inner == "." else inner + "/"
+    return None

@@ -1,0 +1,121 @@
+"""Plans as the daemon takes them: what of a plan lies on which mount, by the paths it has there, as far as they fit."""
+
+import os
+import posixpath
+import unicodedata
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusecache.model import hints
+from loader.hints.mount_endpoint import Door
+from loader.hints.planned_reads import Ids, Uses
+from loader.mds.index import Index
+
+# Of a plan's message: an extent is a number in each of five columns; a line of JSON stands before them.
+_EXTENT_BYTES = 5 * 8
+_HEADER_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What of a plan one mount has: uses, and the path of each; is_cut: more than fits into one message was there."""
+
+    door: Door
+    uses: Uses
+    names: list[str]
+    is_cut: bool
+
+    def message(self, *, window: int, step: int, is_exact: bool) -> bytes:
+        """Return it as a plan's message."""
+        uses = self.uses
+        paths = sorted(set(self.names))
+        number = {path: place for place, path in enumerate(paths)}
+        length = np.where(uses.stop > 0, uses.stop - uses.start, hints.TO_THE_END)
+        return hints.encode_plan(
+            window=window,
+            step=step,
+            is_exact=is_exact,
+            paths=paths,
+            path=array("q", [number[name] for name in self.names]),
+            start=_column(uses.start),
+            length=_column(length),
+            first=_column(uses.first),
+            span=_column(uses.last - uses.first),
+        )
+
+
+class Places:
+    """Where the shards of an index lie, below the mounts that they are on. places: of each of its directories."""
+
+    def __init__(self, index: Index, places: Sequence[tuple[Door, str] | None]) -> None:
+        self._index = index
+        self._places = places
+        self.doors = {place[0] for place in places if place is not None}
+
+    def __str__(self) -> str:
+        return repr([place and (str(place[0].root), place[1]) for place in self._places])
+
+    def parts(self, uses: Uses) -> list[Part]:
+        """Share uses out to the mounts: to each the first of its own, as many as one message holds."""
+        streams = np.searchsorted(self._index.borders, uses.shard, side="right") - 1
+        parts = []
+        for door in self.doors:
+            here = np.array([place is not None and place[0] == door for place in self._places])
+            parts.append(self._part(door, choose(uses, here[streams])))
+        return parts
+
+    def _part(self, door: Door, uses: Uses) -> Part:
+        room = hints.LONGEST_MESSAGE_BYTES - _HEADER_BYTES
+        paths: dict[int, str | None] = {}
+        known: set[str] = set()
+        names: list[str] = []
+        rows: list[int] = []
+        is_cut = False
+        for row, shard in enumerate(uses.shard.tolist()):
+            path = paths[shard] if shard in paths else paths.setdefault(shard, self._path(shard))
+            if path is None:
+                continue
+            room -= _EXTENT_BYTES
+            if path not in known:
+                known.add(path)
+                room -= len(path.encode()) + 1
+            if room < 0:
+                is_cut = True
+                break
+            names.append(path)
+            rows.append(row)
+        return Part(door, choose(uses, np.array(rows, np.intp)), names, is_cut)
+
+    def _path(self, shard: int) -> str | None:
+        """The path of a shard's file, below its mount's root, as the daemon has it; None if it can have none."""
+        index = self._index
+        place = self._places[int(np.searchsorted(index.borders, shard, side="right")) - 1]
+        assert place is not None
+        name = place[1] + (index.zip_names[shard] or index.raw_names[shard])
+        path = unicodedata.normalize("NFC", posixpath.normpath(name))
+        try:
+            path.encode()
+        except UnicodeEncodeError:  # a directory whose name is no UTF-8
+            return None
+        first = path.split("/", 1)[0]
+        return None if first in ("", ".", "..", ".fusecache") or "\0" in path else path
+
+    def raw_file(self, shard: int) -> str | None:
+        """The file that samples are read from one by one; None for a compressed shard, which is read whole."""
+        index = self._index
+        if index.zip_names[shard]:
+            return None
+        return os.path.join(index.directory(shard), index.raw_names[shard])
+
+
+def choose(uses: Uses, which: NDArray[np.bool_] | NDArray[np.intp]) -> Uses:
+    """Return some of the uses."""
+    return Uses(uses.shard[which], uses.start[which], uses.stop[which], uses.first[which], uses.last[which])
+
+
+def _column(numbers: Ids) -> "array[int]":
+    return array("q", numbers.astype("=i8").tobytes())

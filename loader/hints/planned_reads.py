@@ -1,0 +1,119 @@
+"""From the steps to come to the bytes to come: which shards when, and which of their bytes first.
+
+Plain arithmetic over the index; the only bytes it needs of a shard are its table of offsets, where the samples of
+a shard differ in size.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.mds.index import Index
+from loader.sampling.step_plan import Course
+
+# Extents of the same shard and step with less between them are one: a request costs more than that.
+GAP_BYTES = 16 << 10
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uses:
+    """Extents in the order of their first steps. All arrays: (extents,). stop: 0 for the end of the file."""
+
+    shard: Ids
+    start: Ids
+    stop: Ids
+    first: Ids
+    last: Ids
+
+
+def shard_uses(course: Course, ends: Ids, first: int, count: int) -> Uses:
+    """Return the shards that a machine reads in steps first … first + count - 1 of an epoch, each with its steps.
+
+    ends: (shards,) one past the last id of each.
+    """
+    begins = np.full(ends.size, -1, np.int64)
+    lasts = np.zeros(ends.size, np.int64)
+    for step, ids in course.ids(first, count):
+        shards = np.searchsorted(ends, ids.ravel(), side="right")
+        steps = np.repeat(np.arange(step, step + ids.shape[0]), ids.shape[1])
+        order = np.argsort(shards, kind="stable")  # so that the steps of a shard stay in order
+        borders = np.flatnonzero(np.diff(shards[order], prepend=-1, append=ends.size))
+        used = shards[order[borders[:-1]]]
+        fresh = begins[used] < 0
+        begins[used[fresh]] = steps[order[borders[:-1]]][fresh]
+        lasts[used] = steps[order[borders[1:] - 1]]
+    used = np.flatnonzero(begins >= 0)
+    used = used[np.argsort(begins[used], kind="stable")]
+    nothing = np.zeros(used.size, np.int64)
+    return Uses(used, nothing, nothing, begins[used], lasts[used])
+
+
+def behind(uses: Uses, step: int) -> Uses:
+    """Return uses as they are once all before a step is done: nothing begins before it."""
+    first = np.maximum(uses.first, step)
+    order = np.argsort(first, kind="stable")
+    order = order[uses.last[order] >= step]
+    return Uses(uses.shard[order], uses.start[order], uses.stop[order], first[order], uses.last[order])
+
+
+def table_bytes(index: Index, shard: int) -> int:
+    """Return how many bytes at a shard's beginning say where its samples are; 0 if the index says it."""
+    return 0 if _fixed(index, shard) else 4 * (int(index.samples[shard]) + 2)
+
+
+def _fixed(index: Index, shard: int) -> range | None:
+    """Where the samples of a shard begin, and the last one ends, if all have the same size."""
+    count, record = int(index.samples[shard]), index.schema(shard).record_bytes
+    size = int(index.raw_bytes[shard])
+    first = size - count * record
+    return range(first, size + 1, record) if record and size and first >= 4 * (count + 2) else None
+
+
+def sample_uses(
+    course: Course,
+    index: Index,
+    ends: Ids,
+    first: int,
+    count: int,
+    *,
+    table_of: Callable[[int], NDArray[np.uint32] | None],
+) -> Uses:
+    """Return exactly the bytes of the samples of so many steps: small extents, neighbours of a step joined.
+
+    table_of: a shard's table of offsets, for those that have one; None if it is not known: then nothing of it.
+    """
+    rows: list[tuple[int, int, int, int]] = []
+    for step, ids in course.ids(first, count):
+        for number, of_step in enumerate(ids):
+            rows += _extents_of_step(index, ends, np.sort(of_step), step + number, table_of)
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    return Uses(columns[0], columns[1], columns[2], columns[3], columns[3])
+
+
+def _extents_of_step(
+    index: Index, ends: Ids, ids: Ids, step: int, table_of: Callable[[int], NDArray[np.uint32] | None]
+) -> list[tuple[int, int, int, int]]:
+    rows: list[tuple[int, int, int, int]] = []
+    shards = np.searchsorted(ends, ids, side="right")
+    offsets: Mapping[int, NDArray[np.uint32] | range | None] = {
+        shard: None if index.compression(shard) else _fixed(index, shard) or table_of(shard)
+        for shard in set(shards.tolist())
+    }
+    for sample, shard in zip(ids.tolist(), shards.tolist(), strict=True):
+        table = offsets[shard]
+        if table is None:
+            continue
+        within = sample - int(ends[shard]) + int(index.samples[shard])
+        start, stop = int(table[within]), int(table[within + 1])
+        if start == stop:
+            continue
+        before = rows[-1] if rows else None
+        if before is not None and before[0] == shard and start - before[2] <= GAP_BYTES:
+            rows[-1] = (shard, before[1], max(stop, before[2]), step)
+        else:
+            rows.append((shard, start, stop, step))
+    return rows

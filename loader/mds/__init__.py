@@ -1,0 +1,1 @@
+"""MDS datasets: reading, writing, merging, recompressing."""

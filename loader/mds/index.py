@@ -1,0 +1,256 @@
+"""index.json of an MDS dataset, read into compact arrays and checked before anything trusts it.
+
+An index may come from MosaicML's writer, from a merge (basenames are then relative paths), or from somebody's
+script: only `samples`, a basename, and the columns' names, encodings and sizes are needed. What a hand-made
+index leaves out (byte counts, hashes, compression) is 0 or None here, and is then not checked. Knows nothing
+of shards' contents and opens none.
+"""
+
+import hashlib
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.base.paths import check_is_local, mount_words
+from loader.errors import DatasetError
+from loader.mds.index_parser import VERSION, Rows, Schema
+from loader.mds.packed_names import Names
+
+INDEX_NAME = "index.json"
+# What is parsed at a time. An index of 10**6 shards is a text of 300 MB: it is never in memory as a whole.
+CHUNK_BYTES = 1 << 20
+# Folders that an error names.
+NEARBY = 5
+# How an index begins that is read piece by piece: nothing stands before its shards but perhaps the version.
+_HEAD = re.compile(rb'\s*\{\s*(?:"version"\s*:\s*2\s*,\s*)?"shards"\s*:\s*\[\s*')
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All that the loader keeps of an index.json, or of several in a row.
+
+    samples, raw_bytes, zip_bytes: (shards,) counts; bytes are 0 where the index does not say. schema_of:
+    (shards,) index into schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard
+    that is stored raw. compressions: families, "" for none, that compression_of indexes. hashes: JSON texts
+    [{hash: value} of the raw file, of the packed one], if asked for. directories: one a stream; borders:
+    (streams + 1,) the first shard of each stream, and how many shards there are.
+    """
+
+    directories: tuple[str, ...]
+    borders: tuple[int, ...]
+    samples: NDArray[np.int64]
+    raw_bytes: NDArray[np.int64]
+    zip_bytes: NDArray[np.int64]
+    schema_of: NDArray[np.int32]
+    compression_of: NDArray[np.int32]
+    schemas: tuple[Schema, ...]
+    compressions: tuple[str, ...]
+    raw_names: Names
+    zip_names: Names
+    hashes: Names | None = None
+    fingerprints: tuple[str, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """How many shards."""
+        return int(self.samples.size)
+
+    @property
+    def streams(self) -> int:
+        """How many datasets in a row."""
+        return len(self.directories)
+
+    def directory(self, shard: int) -> str:
+        """The directory that a shard's name is relative to."""
+        if len(self.directories) == 1:
+            return self.directories[0]
+        return self.directories[bisect_right(self.borders, shard) - 1]
+
+    def schema_number(self, shard: int) -> int:
+        """Which of the schemas one shard has."""
+        # Asked for each sample, and nearly always there is one.
+        return int(self.schema_of[shard]) if len(self.schemas) > 1 else 0
+
+    def schema(self, shard: int) -> Schema:
+        """The columns of one shard."""
+        return self.schemas[self.schema_number(shard)]
+
+    def compression(self, shard: int) -> str:
+        """The compression family of one shard, "" for none."""
+        return self.compressions[int(self.compression_of[shard])]
+
+    def hashes_of(self, shard: int) -> tuple[dict[str, str], dict[str, str]]:
+        """({hash: value} of the raw file, of the packed one); empty where none were read, or there are none."""
+        if self.hashes is None:
+            return {}, {}
+        raw, packed = json.loads(self.hashes[shard])
+        return raw, packed
+
+    def fingerprint(self) -> str:
+        """Return 32 hex digits that differ between datasets: names, sample counts, sizes and columns."""
+        digest = hashlib.blake2b(digest_size=16)
+        if self.streams > 1:
+            digest.update("\n".join(self.fingerprints).encode())
+            return digest.hexdigest()
+        digest.update(repr(self.schemas).encode())
+        for numbers in (self.samples, self.raw_bytes, self.schema_of.astype(np.int64)):
+            digest.update(numbers.astype("<i8").tobytes())
+        for text in self.raw_names.zero_separated():
+            digest.update(text)
+        return digest.hexdigest()
+
+
+def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
+    """Read and check `<directory>/index.json`.
+
+    Raises DatasetError, naming the file, the shard and the cause, if it is missing, damaged, of another
+    format, or points outside its directory; ArgumentError for a path of another machine.
+    """
+    check_is_local(directory)
+    path = Path(directory) / INDEX_NAME
+    rows = Rows(str(path), with_hashes)
+    try:
+        with open(path, "rb") as file:
+            try:
+                _read_in_pieces(file, rows)
+            except (ValueError, RecursionError):
+                # Not JSON, or JSON that happens to have the seam of two shards within a text: the whole of it
+                # decides.
+                file.seek(0)
+                rows = Rows(str(path), with_hashes)
+                rows.take(_document(file.read(), rows.path)["shards"])
+    except FileNotFoundError:
+        raise DatasetError(
+            f"{path} does not exist: this is no MDS dataset, its writer has not finished, or the split has a "
+            f"directory of its own ({_splits_nearby(path.parent)}){_parquet_nearby(path.parent)}"
+        ) from None
+    except NotADirectoryError:
+        raise DatasetError(f"{path.parent} is a file: give the directory that holds {INDEX_NAME}") from None
+    except OSError as problem:
+        way_out = mount_words(problem, path)
+        raise DatasetError(
+            f"{path} cannot be read: {problem.strerror}{'. ' if way_out else ''}{way_out}"
+        ) from problem
+    except (ValueError, RecursionError) as problem:
+        raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None
+    found = rows.columns()
+    return Index(
+        directories=(str(directory),),
+        borders=(0, rows.count),
+        samples=found.samples,
+        raw_bytes=found.raw_bytes,
+        zip_bytes=found.zip_bytes,
+        schema_of=found.schema_of,
+        compression_of=found.compression_of,
+        schemas=tuple(rows.schemas),
+        compressions=tuple(rows.compressions),
+        raw_names=found.raw_names,
+        zip_names=found.zip_names,
+        hashes=found.hashes,
+    )
+
+
+def join_indices(parts: Sequence[Index]) -> Index:
+    """Return several indices as one, the shards of the first before those of the second."""
+    if len(parts) == 1:
+        return parts[0]
+    schemas = {schema: None for part in parts for schema in part.schemas}
+    compressions = {family: None for part in parts for family in part.compressions}
+    schema_numbers = {schema: number for number, schema in enumerate(schemas)}
+    family_numbers = {family: number for number, family in enumerate(compressions)}
+    return Index(
+        directories=tuple(directory for part in parts for directory in part.directories),
+        borders=tuple(np.cumsum([0, *(part.shards for part in parts)]).tolist()),
+        samples=np.concatenate([part.samples for part in parts]),
+        raw_bytes=np.concatenate([part.raw_bytes for part in parts]),
+        zip_bytes=np.concatenate([part.zip_bytes for part in parts]),
+        schema_of=_renumbered(
+            [part.schema_of for part in parts], [part.schemas for part in parts], schema_numbers
+        ),
+        compression_of=_renumbered(
+            [part.compression_of for part in parts], [part.compressions for part in parts], family_numbers
+        ),
+        schemas=tuple(schemas),
+        compressions=tuple(compressions),
+        raw_names=Names.joined([part.raw_names for part in parts]),
+        zip_names=Names.joined([part.zip_names for part in parts]),
+        hashes=_joined_hashes(parts),
+        fingerprints=tuple(part.fingerprint() for part in parts),
+    )
+
+
+def _joined_hashes(parts: Sequence[Index]) -> Names | None:
+    """The hashes of all shards, none of those of parts where none were read; None where no part has any."""
+    if all(part.hashes is None for part in parts):
+        return None
+    none = json.dumps([{}, {}])
+    return Names.joined([Names.of([none] * p.shards) if p.hashes is None else p.hashes for p in parts])
+
+
+def _renumbered(
+    columns: Sequence[NDArray[np.int32]], values: Sequence[tuple[Any, ...]], numbers: dict[Any, int]
+) -> NDArray[np.int32]:
+    """Concatenate columns that index values of their own, so that they index common ones."""
+    tables = [np.array([numbers[value] for value in own], np.int32) for own in values]
+    return np.concatenate([table[column] for table, column in zip(tables, columns, strict=True)])
+
+
+def _read_in_pieces(file: BinaryIO, rows: Rows) -> None:
+    """Take a text of any length, a piece at a time.
+
+    The text is cut between two shards, "}, {". If both sides of a cut are whole JSON, it was such a place: no
+    other reading of the text exists. If not, ValueError says so.
+    """
+    text = file.read(CHUNK_BYTES)
+    head = _HEAD.match(text)
+    if head is None:
+        raise ValueError("something stands before the shards")
+    text = text[head.end() :]
+    while more := file.read(CHUNK_BYTES):
+        cut = text.rfind(b"}, {")
+        if cut < 0:
+            cut = max((found.start() for found in _BETWEEN.finditer(text)), default=-1)
+        if cut >= 0:
+            rows.take_text(b"[" + text[: cut + 1] + b"]")
+            text = text[text.index(b"{", cut + 1) :]
+        text += more
+    document = _document(b'{"shards": [' + text, rows.path)
+    rows.take(document["shards"])
+
+
+def _document(text: bytes, path: str) -> dict[str, Any]:
+    document = json.loads(text)
+    if not isinstance(document, dict) or not isinstance(document.get("shards"), list):
+        raise DatasetError(f'{path} is no MDS index: it has no list "shards"')
+    if document.get("version", VERSION) != VERSION:
+        raise DatasetError(f"{path} is version {document['version']!r}; this loader reads version {VERSION}")
+    return document
+
+
+def _splits_nearby(directory: Path) -> str:
+    try:
+        found = sorted(entry.parent.name for entry in directory.glob(f"*/{INDEX_NAME}"))
+    except OSError:
+        found = []
+    if not found:
+        return "none is there either"
+    shown = ", ".join([*found[:NEARBY], *(["…"] if len(found) > NEARBY else [])])
+    return (
+        f"there is {shown}; if these are parts, `python -m loader merge {directory}` makes one index of them"
+    )
+
+
+def _parquet_nearby(directory: Path) -> str:
+    try:
+        found = next((entry for entry in directory.glob("*.parquet")), None)
+    except OSError:
+        found = None
+    return f"; it has Parquet files, which ParquetDataset({str(directory)!r}) reads" if found else ""

@@ -1,0 +1,126 @@
+"""A dataset written by several processes, each into a folder of its own, and merged at the end."""
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import islice
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from loader.base.paths import check_is_local
+from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_words
+from loader.mds.index import INDEX_NAME, read_index
+from loader.mds.merge import merge
+from loader.mds.writer import MDSWriter
+
+Source = Callable[[], Iterable[Mapping[str, Any]]]
+
+
+def write_parallel(
+    out: str | Path,
+    columns: Mapping[str, str],
+    sources: Sequence[Source],
+    *,
+    processes: int,
+    resume: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> int:
+    """Write each source's samples into a folder of its own below out, then the index over all; return samples.
+
+    sources: functions that return samples, importable by name (they go to other processes); the samples of
+    the first come first, whatever order they are written in. resume: keep finished parts, and go on with
+    unfinished ones, if each source returns the same samples again. progress: called with (finished parts,
+    samples in them). options: of MDSWriter. The first error of a part ends it all; the parts stay; one
+    of a source has a note of the part, and of how many samples came before it.
+    """
+    check_is_local(out)
+    root = Path(out)
+    if not sources:
+        raise WriterError("there is no source to write")
+    for number, source in enumerate(sources):
+        _check_can_be_sent(number, source)
+    if (root / INDEX_NAME).exists():
+        raise WriterError(f"{root} holds a dataset already: choose another directory, or remove it")
+    if not resume and root.exists() and any(root.iterdir()):
+        raise WriterError(
+            f"{root} is not empty: choose another directory, or pass resume=True to go on with it"
+        )
+    width = max(5, len(str(len(sources) - 1)))
+    folders = [f"{number:0{width}}" for number in range(len(sources))]
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+    samples = 0
+    with ProcessPoolExecutor(max(1, min(processes, len(sources))), mp_context=context) as pool:
+        waiting = [
+            pool.submit(
+                write_part, root / folder, dict(columns), source, resume=resume, options=dict(options or {})
+            )
+            for folder, source in zip(folders, sources, strict=True)
+        ]
+        try:
+            for finished, part in enumerate(as_completed(waiting), start=1):
+                samples += part.result()
+                if progress is not None:
+                    progress(finished, samples)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    if samples:
+        merge(root, [root / folder for folder in folders])
+    else:
+        raise NoSampleError(f"the sources hold no sample: there is nothing to write to {root}")
+    return samples
+
+
+def write_part(
+    directory: Path, columns: Mapping[str, str], source: Source, *, resume: bool, options: Mapping[str, Any]
+) -> int:
+    """Write one part, in the process that calls; return its samples."""
+    if resume and (directory / INDEX_NAME).exists():
+        return int(read_index(directory).samples.sum())
+    try:
+        with MDSWriter(directory, columns, resume=resume, **options) as writer:
+            for where, sample in islice(numbered(source, f"{directory}: "), writer.samples, None):
+                write_named(writer, sample, where)
+            return writer.samples
+    except LoaderError as problem:
+        raise type(problem)(f"{directory}: {problem}") from problem
+
+
+def numbered(source: Source, part: str = "") -> Iterator[tuple[tuple[Source, int], Mapping[str, Any]]]:
+    """Yield a source's samples, each with (the source, its number from 0): whence it is.
+
+    An error of the source gets a note of it and how many it gave, behind `part`.
+    """
+    number = -1
+    try:
+        for number, sample in enumerate(source()):
+            yield (source, number), sample
+    except Exception as problem:
+        problem.add_note(f"{part}the source {source!r} raised it behind its first {number + 1} samples")
+        raise
+
+
+def _check_can_be_sent(number: int, source: Source) -> None:
+    try:
+        ForkingPickler.dumps(source)
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise WriterError(
+            f"source {number}, {source!r}, cannot be sent to another process ({cause_words(problem)}): give a function "
+            f"of a module, or functools.partial of one"
+        ) from problem
+
+
+def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Source, int]) -> None:
+    """Write a sample. Raises EncodingError, naming its source and number too, for a value that does not fit."""
+    try:
+        writer.write(sample)
+    except EncodingError as problem:
+        source, number = where
+        file = f"{source.path}, " if hasattr(source, "path") else ""
+        raise EncodingError(
+            f"{file}sample {number}: {problem}; leave the sample out, or choose another "
+            f"encoding for its column"
+        ) from problem

@@ -1,0 +1,119 @@
+"""What a writer that did not finish has left: its whole shards, told by what they hold themselves.
+
+A shard is whole if its header has the writer's settings, its table of offsets begins behind the header and
+ends at the end of the file, and, for a compressed one, if all of it unpacks. A killed process or a full disk
+leaves a shorter file, and so does a power cut on file systems that set a file's length after its data (ext4,
+XFS). The last whole shard is decoded as well, each sample. The entries of the index are made from the files
+as they are, so an index cannot say what they do not hold.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.base.compression import decompress
+from loader.errors import EncodingError, WriterError
+from loader.mds.encodings import sample_decoder
+from loader.mds.shard_packer import SHARD_FILE, ShardPacker
+
+
+def make_directory(directory: Path) -> None:
+    """Make it, unless it is there. Raises WriterError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise WriterError(
+            f"the directory {directory} cannot be made: {problem.strerror}: {problem.filename}; choose another"
+        ) from problem
+
+
+def left_over_shards(directory: Path) -> list[str]:
+    """Return the names of all shards in a directory, whole or not."""
+    return sorted(path.name for path in directory.iterdir() if SHARD_FILE.fullmatch(path.name))
+
+
+def whole_shards(directory: Path, packer: ShardPacker) -> list[dict[str, Any]]:
+    """Return the index entries of the whole shards, from number 0 to the last before a gap or a harmed one.
+
+    Raises WriterError if a shard is of other settings, so that none of it is written over.
+    """
+    found: list[dict[str, Any]] = []
+    while (entry := _entry(directory, packer, len(found))) is not None:
+        found.append(entry)
+    if found and not _decodes(directory, packer, len(found) - 1):
+        found.pop()
+    return found
+
+
+def _entry(directory: Path, packer: ShardPacker, number: int) -> dict[str, Any] | None:
+    path = directory / packer.file_name(number)
+    try:
+        with open(path, "rb") as file:
+            size = path.stat().st_size
+            if packer.family or packer.has_hashes:
+                stored = file.read()
+                raw = decompress(packer.family, stored) if packer.family else stored
+                count = _count(path, packer, raw, len(raw))
+                return packer.entry(number, count, raw, stored if packer.family else None) if count else None
+            words = np.frombuffer(file.read(4), "<u4")
+            count = int(words[0]) if words.size else 0
+            head = words.tobytes() + file.read(4 * (count + 1) + len(packer.config(count)))
+            count = _count(path, packer, head, size)
+            return packer.entry(number, count, size, None) if count else None
+    except (FileNotFoundError, ValueError):  # ValueError: it does not unpack
+        return None
+
+
+def _count(path: Path, packer: ShardPacker, raw: bytes, size: int) -> int:
+    """Return the samples of a whole shard of so many bytes that begins with `raw`; 0 if it is not whole."""
+    if len(raw) < 8:
+        return 0
+    count = int(np.frombuffer(raw, "<u4", 1)[0])
+    start = 4 * (count + 2)
+    expected = packer.config(count)
+    config = raw[start : start + len(expected)]
+    if len(config) < len(expected):
+        return 0
+    if config != expected:
+        if config.startswith(b'{"column_encodings"'):
+            raise WriterError(
+                f"{path} was written with other settings than these, so it is not gone on with: choose another "
+                f"directory, the settings that it begins with ({_begin(raw[start:])}), or remove it"
+            )
+        return 0
+    offsets = np.frombuffer(raw, "<u4", count + 1, 4)
+    whole = (
+        offsets[0] == start + len(expected) and offsets[-1] == size and (offsets[1:] >= offsets[:-1]).all()
+    )
+    return count if whole else 0
+
+
+def _begin(config: bytes) -> str:
+    """The settings that a shard holds, as far as they can be told."""
+    try:
+        text = config.decode(errors="replace")
+        settings, _ = json.JSONDecoder().raw_decode(text)
+        return json.dumps({name: settings[name] for name in sorted(settings) if name != "version"})
+    except ValueError:
+        return "they cannot be read"
+
+
+def _decodes(directory: Path, packer: ShardPacker, number: int) -> bool:
+    raw = (directory / packer.file_name(number)).read_bytes()
+    if packer.family:
+        raw = decompress(packer.family, raw)
+    schema = packer.schema
+    # A pickle could run code; that its bytes are there is enough.
+    encodings = ["bytes" if encoding == "pkl" else encoding for encoding in schema.encodings]
+    decode = sample_decoder(schema.names, encodings, schema.sizes, allow_pickle=False)
+    count = int(np.frombuffer(raw, "<u4", 1)[0])
+    offsets = np.frombuffer(raw, "<u4", count + 1, 4).tolist()
+    try:
+        for start, stop in pairwise(offsets):
+            decode(raw[start:stop])
+    except EncodingError:
+        return False
+    return True

@@ -1,0 +1,353 @@
+"""A dataset's shards, opened: files that are what the index says, tables of offsets, decompressed shards, each within a
+bound.
+
+Compressed shards are decompressed as a whole, once, into memory or into a folder that the user names, and
+never beside the source.
+
+Safe for threads and for fork: the caches are ordered dicts whose single operations are atomic, at worst two
+threads open the same file twice, but one alone unpacks a shard; an open file is closed when its last user lets go of
+it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.base.compression import decompress
+from loader.base.hashing import mismatch
+from loader.base.paths import mount_words
+from loader.base.single_flight import SingleFlight
+from loader.errors import LoaderError, ShardError
+from loader.mds.decompressed_cache import Repetitions, UnpackedFolder
+from loader.mds.index import Index
+from loader.mds.watchdog import STALL_SECONDS
+
+# Well below the usual limit of 1024 open files a process, of which the trainer wants some, too.
+OPEN_FILES = 256
+# 4 bytes a sample: the tables of 16 million samples, or of 8 000 shards of 2 048.
+OFFSET_CACHE_BYTES = 64 << 20
+# 64 MiB shards: enough for the few that a py1e block has in use at a time; each worker process has its own.
+DECOMPRESSED_CACHE_BYTES = 1 << 30
+
+# Part of an error's way out; the tool itself leaves it away.
+VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
+_RESTORE = f"Restore the shard{VERIFY_HINT}."
+_AGAIN_AND_AGAIN = (
+    "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "
+    "decompressed_cache_bytes (%d), which bounds the memory of each process or, with a cache_folder, a "
+    "folder on disk that all processes share; or choose an order with fewer shards in use at a time: a "
+    "smaller block_size, canonical_nodes near the number of nodes"
+)
+_RAISE_LIMIT = "Raise the process's limit of open files (`ulimit -n`)."
+
+Offsets = NDArray[np.uint32] | range
+
+
+class OpenFile:
+    """A descriptor that closes when nobody uses it any more: eviction cannot pull it from under a reader."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        # A FIFO in a shard's place shall be an error, not a wait for its writer.
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # Samples come in shuffled order: where two neighbours are read, the kernel would ask a mount for 1 MiB more.
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            # Nothing was written: a close that fails, on a mount that is gone, has lost nothing.
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a dataset is read; all bounds are per process, but the cache folder's.
+
+    open_files: descriptors kept, and as many more while a thread reads. offset_cache_bytes: tables of offsets kept.
+    decompressed_cache_bytes: decompressed shards kept, in memory or in cache_folder, which a machine's processes share;
+    the dataset's own directory is refused. check_hashes: compare each shard with the hashes of the index before its
+    first sample is read.
+    """
+
+    open_files: int = OPEN_FILES
+    offset_cache_bytes: int = OFFSET_CACHE_BYTES
+    decompressed_cache_bytes: int = DECOMPRESSED_CACHE_BYTES
+    cache_folder: str | None = None
+    check_hashes: bool = False
+    stall_seconds: float = STALL_SECONDS
+
+
+class ShardFiles:
+    """Opens and checks the shards of one dataset. Raises LoaderError if the cache folder cannot be used.
+
+    some_packed: whether any shard is compressed. repetitions: counts what is unpacked again; who reads samples of
+    compressed shards adds them.
+    """
+
+    def __init__(self, index: Index, options: ReadOptions) -> None:
+        self._index, self._options = index, options
+        folder = options.cache_folder
+        self.some_packed = any(index.compressions)
+        self._files: OrderedDict[int, OpenFile] = OrderedDict()
+        self._offsets: OrderedDict[int, Offsets] = OrderedDict()
+        self._offset_bytes = 0
+        self._decompressed: OrderedDict[int, bytes] = OrderedDict()
+        self._unpacking: SingleFlight[bytes] = SingleFlight()
+        self._unpacking_into_folder: SingleFlight[str] = SingleFlight()
+        samples = index.samples
+        self.repetitions = Repetitions(
+            _AGAIN_AND_AGAIN, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
+        )
+        self._checked: set[int] = set()
+        self._folder = UnpackedFolder(folder, options.decompressed_cache_bytes) if folder else None
+
+    def path(self, shard: int) -> str:
+        """The file that holds a shard."""
+        return path_of(self._index, shard)
+
+    def check_size(self, shard: int) -> None:
+        """Raise ShardError if the shard's file is missing, or not as long as the index says."""
+        stored = self._index.zip_bytes if self._is_packed(shard) else self._index.raw_bytes
+        self._open(shard, self.path(shard), int(stored[shard]))
+
+    def _is_packed(self, shard: int) -> bool:
+        return self.some_packed and bool(self._index.compression(shard))
+
+    def is_in_memory(self, shard: int) -> bool:
+        """Whether a shard is compressed, and read as a `whole`; all others have a `file`."""
+        return self._is_packed(shard) and self._folder is None
+
+    def file(self, shard: int) -> OpenFile:
+        """Return the open file with a shard's samples. Raises ShardError if it is not what the index says."""
+        file = self._files.get(shard)
+        if file is not None:
+            try:  # noqa: SIM105 -- half a microsecond a sample, where each is of another shard
+                self._files.move_to_end(shard)
+            except KeyError:  # another thread has evicted it just now; ours stays open
+                pass
+            return file
+        if self._is_packed(shard):
+            file = self._open(shard, self._unpacked_path(shard), int(self._index.raw_bytes[shard]))
+        else:
+            file = self._open(shard, self.path(shard), int(self._index.raw_bytes[shard]))
+        if self._options.check_hashes and shard not in self._checked:
+            hashes = self._index.hashes_of(shard)[0]
+            if hashes:
+                size = os.fstat(file.fd).st_size
+                self._check_hashes(shard, hashes, self.rest(shard, file, 0, size, 0))
+            self._checked.add(shard)
+        self._files[shard] = file
+        with contextlib.suppress(KeyError):  # another thread makes room too
+            while len(self._files) > self._options.open_files:
+                self._files.popitem(last=False)
+        return file
+
+    def _open(self, shard: int, path: str, expected: int) -> OpenFile:
+        samples = range(int(self._index.samples[shard]))
+        try:
+            file = OpenFile(path)
+            found = os.fstat(file.fd)
+        except OSError as problem:
+            raise self.unread(shard, 0, expected, samples, problem) from problem
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a directory" if stat.S_ISDIR(found.st_mode) else "something else"
+            raise self.failed(shard, 0, expected, samples, f"this is {kind}, not a file")
+        size = found.st_size
+        if expected and size != expected:
+            cause = "it was truncated" if size < expected else "it was replaced"
+            raise self.failed(
+                shard, 0, expected, samples, f"the file has {size} bytes, the index says {expected}; {cause}"
+            )
+        return file
+
+    def rest(self, shard: int, file: OpenFile, start: int, stop: int, sample: int) -> bytes:
+        """Return bytes [start, stop) of a shard. Raises ShardError, naming the sample, if they are not there."""
+        # A short read is legal (a signal, an odd file system); only an empty one means the end of the file.
+        parts = []
+        while start < stop:
+            try:
+                part = os.pread(file.fd, stop - start, start)
+            except OSError as problem:
+                raise self.unread(shard, start, stop, [sample], problem) from problem
+            if not part:
+                raise self.failed(shard, start, stop, [sample], f"the file ends at {start}; it was truncated")
+            parts.append(part)
+            start += len(part)
+        return b"".join(parts)
+
+    def table(self, shard: int) -> Offsets:
+        """Return where each sample begins, and where the last one ends. Raises ShardError if that is damaged."""
+        offsets = self._offsets.get(shard)
+        if offsets is None:
+            offsets = self._offsets[shard] = self._load_table(shard)
+            self._offset_bytes += _table_bytes(offsets)
+            with contextlib.suppress(KeyError):
+                while self._offset_bytes > self._options.offset_cache_bytes and len(self._offsets) > 1:
+                    self._offset_bytes -= _table_bytes(self._offsets.popitem(last=False)[1])
+        return offsets
+
+    def _load_table(self, shard: int) -> Offsets:
+        index = self._index
+        count, record = int(index.samples[shard]), index.schema(shard).record_bytes
+        size = int(index.raw_bytes[shard])
+        first = size - count * record
+        if record and size and first >= 4 * (count + 2):
+            # Every sample has the same size: the table follows from the index, and needs no read.
+            return range(first, size + 1, record)
+        head_bytes = 4 * (count + 2)
+        if self.is_in_memory(shard):
+            whole = self.whole(shard)
+            head, size = whole[:head_bytes], len(whole)
+        else:
+            file = self.file(shard)
+            size = os.fstat(file.fd).st_size
+            head = self.rest(shard, file, 0, min(head_bytes, size), 0)
+        if len(head) < head_bytes:
+            raise self.failed(
+                shard, 0, head_bytes, range(count), f"the file ends at {len(head)}, within its header"
+            )
+        words = np.frombuffer(head, "<u4")
+        offsets = words[1:].astype(np.uint32, copy=False)
+        if int(words[0]) != count:
+            raise self.failed(
+                shard, 0, 4, range(count), f"it holds {words[0]} samples, the index says {count}"
+            )
+        if int(offsets[0]) < head_bytes or int(offsets[-1]) > size or (offsets[1:] < offsets[:-1]).any():
+            raise self.failed(shard, 4, head_bytes, range(count), "its table of offsets is damaged")
+        return offsets
+
+    def whole(self, shard: int) -> bytes:
+        """Return a compressed shard, decompressed. Raises ShardError for what does not decompress."""
+        whole = self._decompressed.get(shard)
+        if whole is not None:
+            with contextlib.suppress(KeyError):
+                self._decompressed.move_to_end(shard)
+            return whole
+        return self._unpacking.do(shard, partial(self._into_memory, shard))
+
+    def _into_memory(self, shard: int) -> bytes:
+        whole = self._decompressed.get(shard)
+        if whole is not None:
+            return whole  # by a thread that was done with it just now
+        whole = self._decompressed[shard] = self._unpack(shard)
+        with contextlib.suppress(KeyError):  # another thread makes room too
+            while (
+                len(self._decompressed) > 1
+                and self._decompressed_bytes() > self._options.decompressed_cache_bytes
+            ):
+                self._decompressed.popitem(last=False)
+        return whole
+
+    def _decompressed_bytes(self) -> int:
+        # Counted, not kept: a count that two threads change drifts, and there are few of them.
+        return sum(map(len, list(self._decompressed.values())))
+
+    def _unpack(self, shard: int) -> bytes:
+        index = self._index
+        self.repetitions.count(shard)
+        samples = range(int(index.samples[shard]))
+        raw_hashes, zip_hashes = index.hashes_of(shard) if self._options.check_hashes else ({}, {})
+        path = self.path(shard)
+        raw_path = os.path.join(index.directory(shard), index.raw_names[shard])
+        if not os.path.lexists(path) and os.path.isfile(raw_path):
+            # StreamingDataset's local directory: it unpacks beside the source, and removes that.
+            file = self._open(shard, raw_path, int(index.raw_bytes[shard]))
+            whole = self.rest(shard, file, 0, os.fstat(file.fd).st_size, 0)
+        else:
+            file = self._open(shard, path, int(index.zip_bytes[shard]))
+            size = os.fstat(file.fd).st_size
+            packed = self.rest(shard, file, 0, size, 0)
+            self._check_hashes(shard, zip_hashes, packed)
+            try:
+                whole = decompress(index.compression(shard), packed, int(index.raw_bytes[shard]))
+            except ValueError as problem:
+                raise self.failed(shard, 0, size, samples, f"it does not decompress: {problem}") from problem
+            expected = int(index.raw_bytes[shard])
+            if expected and len(whole) != expected:
+                raise self.failed(
+                    shard, 0, size, samples, f"it unpacks to {len(whole)} bytes, not {expected}"
+                )
+        self._check_hashes(shard, raw_hashes, whole)
+        return whole
+
+    def _unpacked_path(self, shard: int) -> str:
+        """The file in the cache folder that holds a compressed shard, decompressed."""
+        assert self._folder is not None
+        path, index = self.path(shard), self._index
+        try:
+            found = os.stat(path)
+            identity: tuple[object, ...] = (found.st_size, found.st_mtime_ns)
+        except OSError:
+            identity = ()  # `_unpack` says what is wrong with it
+        # Another dataset, or a shard written anew, must not be taken for this one.
+        about = repr((os.path.realpath(path), identity, index.raw_bytes[shard], index.samples[shard]))
+        key = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+        make = partial(self._folder.path, key, int(index.raw_bytes[shard]), partial(self._unpack, shard))
+        try:
+            return self._unpacking_into_folder.do(shard, make)
+        except OSError as problem:
+            raise LoaderError(
+                f"the cache folder {self._options.cache_folder} cannot take shard {path}: {problem.strerror}"
+            ) from problem
+
+    def _check_hashes(self, shard: int, hashes: dict[str, str], data: bytes) -> None:
+        failed = partial(self.failed, shard, 0, len(data), range(int(self._index.samples[shard])))
+        try:
+            wrong = mismatch(hashes, data)
+        except LoaderError as problem:
+            raise failed(str(problem), "Or read the dataset without check_hashes.") from problem
+        if wrong:
+            raise failed(f"its {wrong} is not that of the index; it was damaged or replaced")
+
+    def unread(
+        self, shard: int, start: int, stop: int, samples: range | list[int], problem: OSError
+    ) -> ShardError:
+        """Return the error for bytes that the system does not give: as `failed`, with a way out that fits."""
+        way_out = mount_words(problem, self.path(shard))
+        if problem.errno == errno.EMFILE:
+            way_out = _RAISE_LIMIT
+        return self.failed(shard, start, stop, samples, cause_of(problem), way_out or _RESTORE)
+
+    def failed(
+        self,
+        shard: int,
+        start: int,
+        stop: int,
+        samples: range | list[int],
+        cause: str,
+        way_out: str = _RESTORE,
+    ) -> ShardError:
+        """Return the error that names a shard, its bytes [start, stop), the samples and the way out."""
+        first = int(self._index.samples[:shard].sum())
+        ids = [first + min(samples), first + max(samples)] if len(samples) else [first, first]
+        which = f"sample {ids[0]}" if ids[0] == ids[1] else f"samples {ids[0]} to {ids[1]}"
+        return ShardError(
+            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {way_out}"
+        )
+
+
+def path_of(index: Index, shard: int) -> str:
+    """Return the file that holds a shard."""
+    return os.path.join(index.directory(shard), index.zip_names[shard] or index.raw_names[shard])
+
+
+def cause_of(problem: OSError) -> str:
+    """Put an error in words; the path is said already."""
+    if isinstance(problem, FileNotFoundError):
+        return "the file is missing"
+    return f"{problem.strerror}{'; it was replaced' if problem.errno == errno.ESTALE else ''}"
+
+
+def _table_bytes(offsets: Offsets) -> int:
+    return 64 if isinstance(offsets, range) else offsets.nbytes

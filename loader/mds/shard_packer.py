@@ -1,0 +1,158 @@
+"""A shard's bytes and its line in the index, from encoded samples. Touches no file.
+
+Byte-identical with MosaicML's MDSWriter 0.13, unless `align` pads. Invariant: no offset reaches 2**32.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.base.compression import compress, split
+from loader.base.hashing import digest
+from loader.errors import LoaderError, WriterError
+from loader.mds.encodings import column_bytes
+from loader.mds.index_parser import VERSION, Schema
+
+# What MDS readers expect to download at once; MosaicML's default.
+DEFAULT_SIZE_LIMIT = 1 << 26
+OFFSET_LIMIT = 1 << 32
+_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+# What a writer calls its files, with the ending of a compression.
+SHARD_FILE = re.compile(r"shard\.\d+\.mds(\.\w+)?")
+_SIZE = re.compile(r"(\d+|\d*\.\d+|\d+\.\d*) *([kmg]?b?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """How shards are stored.
+
+    compression: None or "zstd:7", "gz", .... hashes: names of hashlib or xxhash, or one, kept in the index.
+    size_limit: raw bytes of a shard, or "64mb"; None: all samples in one. align: pad each shard so that its
+    samples begin at a multiple of it (64 lets fixed-size arrays be used where they lie); 1 pads nothing.
+    """
+
+    compression: str | None = None
+    hashes: Sequence[str] | str | None = None
+    size_limit: int | str | None = DEFAULT_SIZE_LIMIT
+    align: int = 1
+
+
+class ShardPacker:
+    """Packs shards of one schema. Raises WriterError for options that cannot work."""
+
+    def __init__(self, schema: Schema, options: PackOptions) -> None:
+        self.schema = schema
+        self.size_limit = _size_limit(options.size_limit)
+        if options.align < 1 or options.align & (options.align - 1) or options.align > 4096:
+            raise WriterError(f"align {options.align} is not a power of two up to 4096")
+        self._align = options.align
+        self._compression = options.compression or None
+        hashes = options.hashes or ()
+        self._hashes = sorted({hashes} if isinstance(hashes, str) else set(hashes))
+        try:
+            self.family = split(options.compression)[0]
+            for name in self._hashes:
+                digest(name, b"")
+        except LoaderError as problem:
+            raise WriterError(str(problem)) from None
+        self._settings: dict[str, Any] = {
+            "version": VERSION,
+            "format": "mds",
+            "compression": self._compression,
+            "hashes": self._hashes,
+            "size_limit": self.size_limit,
+            "column_names": list(schema.names),
+            "column_encodings": list(schema.encodings),
+            "column_sizes": [size or None for size in schema.sizes],
+        }
+        self._config = json.dumps(self._settings, sort_keys=True).encode()
+
+    @property
+    def empty_bytes(self) -> int:
+        """Raw bytes of a shard without samples; each sample adds 4 and its own."""
+        return 8 + len(self._config) + self._align - 1
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether the index holds hashes of the files."""
+        return bool(self._hashes)
+
+    def file_name(self, number: int) -> str:
+        """The file that holds a shard."""
+        return f"shard.{number:05}.mds{'.' + self.family if self.family else ''}"
+
+    def head(self, sizes: Sequence[int] | NDArray[np.int64]) -> bytes:
+        """Return what stands before samples of these sizes. Raises WriterError if offsets pass 2**32."""
+        count = len(sizes)
+        config = self.config(count)
+        ends = np.cumsum([0, *sizes], dtype=np.int64) + 4 * (count + 2) + len(config)
+        if int(ends[-1]) >= OFFSET_LIMIT:
+            raise WriterError(f"a shard of {ends[-1]} bytes does not fit: offsets have 32 bits")
+        return np.array([count, *ends], "<u4").tobytes() + config
+
+    def config(self, count: int) -> bytes:
+        """The settings as a shard of so many samples holds them, padded."""
+        head_bytes = 4 * (count + 2)
+        return self._config.ljust(
+            -(-(head_bytes + len(self._config)) // self._align) * self._align - head_bytes
+        )
+
+    def pack(self, number: int, samples: Sequence[bytes | bytearray]) -> tuple[dict[str, Any], bytes]:
+        """Return (the shard's entry in the index, the bytes of its file)."""
+        raw = b"".join([self.head([len(sample) for sample in samples]), *samples])
+        packed = compress(self._compression, raw) if self._compression else None
+        return self.entry(number, len(samples), raw, packed), raw if packed is None else packed
+
+    def entry(self, number: int, samples: int, raw: bytes | int, packed: bytes | None) -> dict[str, Any]:
+        """The shard's entry in the index. raw: its raw bytes, or how many if there are no hashes."""
+        raw_name = f"shard.{number:05}.mds"
+        return {
+            "samples": samples,
+            "raw_data": self._details(raw_name, raw),
+            "zip_data": None if packed is None else self._details(self.file_name(number), packed),
+            **self._settings,
+        }
+
+    def _details(self, name: str, data: bytes | int) -> dict[str, Any]:
+        hashes = {} if isinstance(data, int) else {each: digest(each, data) for each in self._hashes}
+        return {"basename": name, "bytes": data if isinstance(data, int) else len(data), "hashes": hashes}
+
+
+def schema_of(columns: Mapping[str, str]) -> Schema:
+    """Return columns (name -> encoding) as a writer stores them. Raises WriterError for what cannot be one."""
+    if not columns:
+        raise WriterError("a dataset needs at least one column")
+    names = tuple(sorted(columns))
+    try:
+        return Schema(
+            names,
+            tuple(columns[name] for name in names),
+            tuple(column_bytes(columns[name]) for name in names),
+        )
+    except LoaderError as problem:
+        raise WriterError(str(problem)) from None
+
+
+def _size_limit(size: int | str | None) -> int | None:
+    if size is None:
+        return None
+    number = size
+    if isinstance(size, str):
+        found = _SIZE.fullmatch(size.strip())
+        if found is None:
+            raise WriterError(f"size_limit {size!r} is no size: write 67108864, 64mb or 1gb")
+        unit = found[2].lower()
+        number = int(float(found[1]) * _UNITS[unit if unit in _UNITS else unit + "b"])
+    if not isinstance(number, int) or not 0 < number < OFFSET_LIMIT:
+        raise WriterError(f"size_limit {size} is not between 1 and {OFFSET_LIMIT - 1}: offsets have 32 bits")
+    return number
+
+
+def index_text(shards: Sequence[Mapping[str, Any]]) -> str:
+    """The text of index.json."""
+    return json.dumps({"version": VERSION, "shards": list(shards)}, sort_keys=True)

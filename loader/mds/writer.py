@@ -1,0 +1,214 @@
+"""Writes MDS datasets: shards one after the other, index.json at the very end.
+
+Every file is written once, front to back, and closed, so a mounted bucket serves as well as a disk. Without
+an index.json there is no dataset: a writer that failed leaves shards, never half a dataset, and `resume`
+goes on behind those that are whole.
+
+Invariants: 1. index.json appears whole, after all shards are closed. 2. No offset reaches 2**32.
+"""
+
+import os
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from loader.base.paths import check_is_local
+from loader.errors import EncodingError, WriterError
+from loader.mds.encodings import encoder
+from loader.mds.index import INDEX_NAME
+from loader.mds.resume_scan import left_over_shards, make_directory, whole_shards
+from loader.mds.shard_packer import (
+    DEFAULT_SIZE_LIMIT,
+    OFFSET_LIMIT,
+    PackOptions,
+    ShardPacker,
+    index_text,
+    schema_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterProgress:
+    """How much a writer has written: samples in whole shards, their raw bytes, and those of their files."""
+
+    shards: int
+    samples: int
+    raw_bytes: int
+    stored_bytes: int
+
+
+class MDSWriter:
+    """Writes samples into a new dataset directory. Use it in a `with` block.
+
+    columns: name -> encoding. compression, hashes, size_limit, align: as in PackOptions. A sample larger than
+    size_limit gets a shard of its own. resume: keep the whole shards that an earlier writer with the same
+    settings left here; `samples` says how many samples they hold, and writing goes on behind them.
+    progress: called after each shard. exist_ok: there for MosaicML's, where True empties the directory first; refused.
+    Leaving the block by an exception writes no index.json. Raises WriterError for settings that cannot work,
+    if `out` holds a dataset already, or, without resume, shards; and if the shards to resume are of other settings.
+    """
+
+    def __init__(  # noqa: PLR0913 -- one of them is MosaicML's, to be told of
+        self,
+        out: str | Path,
+        columns: Mapping[str, str],
+        *,
+        compression: str | None = None,
+        hashes: Sequence[str] | str | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+        align: int = 1,
+        resume: bool = False,
+        progress: Callable[[WriterProgress], None] | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        check_is_local(out)
+        if exist_ok:
+            raise WriterError(
+                f"exist_ok=True would remove all that is in {out}: remove it yourself, or go on with resume=True"
+            )
+        schema = schema_of(columns)
+        self._packer = ShardPacker(schema, PackOptions(compression, hashes, size_limit, align))
+        self._columns = list(
+            zip(schema.names, [encoder(name) for name in schema.encodings], schema.sizes, strict=True)
+        )
+        self._directory = Path(out)
+        make_directory(self._directory)
+        if (self._directory / INDEX_NAME).exists():
+            raise WriterError(
+                f"{self._directory} holds a dataset already: choose another directory, or remove it"
+            )
+        self._check_left_over(resume=resume)
+        self._shards = whole_shards(self._directory, self._packer) if resume else []
+        self._pending: list[bytes] = []
+        self._pending_bytes = self._packer.empty_bytes
+        self._closed = False
+        self._tell = progress
+        self._progress = WriterProgress(0, 0, 0, 0)
+        for shard in self._shards:
+            self._count(shard)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the dataset has so far."""
+        return self._progress.samples + len(self._pending)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        self._closed = True
+        self._pending = []
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add one sample; writes a shard to the directory whenever one is full.
+
+        Raises EncodingError, naming the column, for a value that does not fit: the sample is then not in the
+        dataset. Raises WriterError if offsets would pass 2**32, or the writer is closed.
+        """
+        if self._closed:
+            raise WriterError("this writer is closed")
+        if not hasattr(sample, "keys"):
+            raise EncodingError(
+                f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
+            )
+        data = self._encode(sample)
+        limit = self._packer.size_limit
+        if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
+            raise WriterError(f"a sample of {len(data)} bytes does not fit: offsets in a shard have 32 bits")
+        if self._pending and limit is not None and self._pending_bytes + 4 + len(data) > limit:
+            self._write_shard()
+        if self._pending_bytes + 4 + len(data) >= OFFSET_LIMIT:
+            raise WriterError(
+                "all samples in one shard pass 4 GiB, but offsets have 32 bits: set a size_limit"
+            )
+        self._pending.append(data)
+        self._pending_bytes += 4 + len(data)
+
+    def close(self) -> None:
+        """Write the last shard, then the index. The dataset exists from here on."""
+        if self._closed:
+            return
+        if self._pending:
+            self._write_shard()
+        self._closed = True
+        write_index(self._directory, self._shards)
+
+    def finish(self) -> None:
+        """Do as `close`, by the name that MosaicML's writer has for it."""
+        self.close()
+
+    def _check_left_over(self, *, resume: bool) -> None:
+        ending = self._packer.file_name(0).removeprefix("shard.00000")
+        for name in left_over_shards(self._directory):
+            if not resume:
+                raise WriterError(
+                    f"{self._directory} holds {name}, which a writer left that did not finish: go on behind its whole "
+                    f"shards with resume=True (--resume), choose another directory, or remove it"
+                )
+            if not name.endswith(ending):
+                raise WriterError(
+                    f"{self._directory} holds {name}, of another compression than these settings: resume with the "
+                    f"settings that it was written with, choose another directory, or remove it"
+                )
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        if len(sample) != len(self._columns):
+            unknown = ", ".join(sorted(map(str, set(sample) - set(self._packer.schema.names))))
+            if unknown:
+                raise EncodingError(f"the sample has values for which there is no column: {unknown}")
+        head: list[int] = []
+        values: list[bytes] = []
+        for name, encode, size in self._columns:
+            try:
+                value = encode(sample[name])
+            except KeyError:
+                raise EncodingError(f"the sample has no value for column {name!r}") from None
+            except EncodingError as problem:
+                raise EncodingError(f"column {name!r}: {problem}") from problem
+            if not size:
+                if len(value) >= OFFSET_LIMIT:
+                    raise EncodingError(f"column {name!r}: {len(value)} bytes are too many for a sample")
+                head.append(len(value))
+            elif size != len(value):
+                raise EncodingError(f"column {name!r}: {len(value)} bytes, but each value has {size}")
+            values.append(value)
+        return np.array(head, "<u4").tobytes() + b"".join(values)
+
+    def _write_shard(self) -> None:
+        number = len(self._shards)
+        entry, data = self._packer.pack(number, self._pending)
+        # An error on close (no space, a bucket that refuses) comes out of the with statement and ends the
+        # writer.
+        with open(self._directory / self._packer.file_name(number), "wb") as file:
+            file.write(data)
+        self._shards.append(entry)
+        self._pending = []
+        self._pending_bytes = self._packer.empty_bytes
+        self._count(entry)
+        if self._tell is not None:
+            self._tell(self._progress)
+
+    def _count(self, entry: Mapping[str, Any]) -> None:
+        so_far = self._progress
+        self._progress = WriterProgress(
+            so_far.shards + 1,
+            so_far.samples + entry["samples"],
+            so_far.raw_bytes + entry["raw_data"]["bytes"],
+            so_far.stored_bytes + (entry["zip_data"] or entry["raw_data"])["bytes"],
+        )
+
+
+def write_index(directory: Path, shards: Sequence[Mapping[str, Any]]) -> None:
+    """Write index.json, which appears whole or not at all."""
+    temporary = directory / f"{INDEX_NAME}.tmp"
+    temporary.write_text(index_text(shards))
+    os.replace(temporary, directory / INDEX_NAME)

@@ -1,0 +1,183 @@
+"""The ordered samples of an epoch, by their position on the line: computed, held in memory, or mapped from a file.
+
+A `Track` is one line with its samples: of all streams, or of a single one. Its ids below
+`length_of_any_world` are the same on every world.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from loader.base.single_flight import SingleFlight
+from loader.errors import OrderError
+from loader.order.native import NativeLine, NativeRun, native_units
+from loader.order.order_files import OrderCache, let_go_of_pages
+from loader.order.rank_partition import Line
+from loader.order.shuffles import shuffle_units
+from loader.order.spec import NATIVE, Ids, OrderSpec, Stored
+from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_units
+
+# Each rank reads parts of a mapped order that others do not, whose pages count as its own. Those of so many samples are
+# a few MB; to let go of them takes less than a millisecond.
+HELD_SAMPLES = 1 << 20
+
+
+class Track(Protocol):
+    """The samples of an epoch, in the order of the line."""
+
+    def at(self, positions: Ids, nodes: int = 1) -> Ids:
+        """Return the ids at these positions of the line, as it is for so many nodes."""
+        ...
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class StoredTrack:
+    """ids: (samples,) in shuffled order, row after row."""
+
+    ids: Stored
+    canonical_nodes: int
+    _taken: int = 0
+
+    def at(self, positions: Ids, nodes: int = 1) -> Ids:
+        """Return the ids at these positions of the line, as it is for so many nodes."""
+        found: Ids = self.ids[Line(self.ids.size, self.canonical_nodes, nodes).indices(positions)].astype(
+            np.int64
+        )
+        self._taken += found.size  # threads may lose a count
+        if self._taken >= HELD_SAMPLES:
+            self._taken = 0
+            let_go_of_pages(self.ids)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeTrack:
+    """A native line, which is the same for any number of nodes."""
+
+    line: NativeLine
+
+    def at(self, positions: Ids, nodes: int = 1) -> Ids:
+        """Return the ids at these positions."""
+        return self.line.at(positions)
+
+
+class Tracks:
+    """Makes the tracks of a dataset's epochs, and keeps those of the epoch asked for last.
+
+    cache: where stored orders lie in files that the processes of a machine share; None for memory. A copy keeps an
+    epoch of its own, for another thread: what both are at is made once and held once. Not so a pickled one.
+    """
+
+    def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderCache | None = None) -> None:
+        self.table, self.spec = table, spec
+        self._cache = cache
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held: tuple[int, dict[int | None, Track]] = (-1, {})
+        self._runs: dict[int | None, NativeRun] = {}
+        # Those that this one or a copy holds, by epoch and stream.
+        self._stored: WeakValueDictionary[tuple[int, int | None], StoredTrack] = WeakValueDictionary()
+        self._making: SingleFlight[StoredTrack] = SingleFlight()
+
+    def __copy__(self) -> Self:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._held = -1, {}
+        return other
+
+    def native_run(self, epoch: int, stream: int | None = None) -> NativeRun:
+        """The native order of shards: made once, unless every epoch draws other samples of them."""
+        if stream in self._runs:
+            return self._runs[stream]
+        run = NativeRun(native_units(self.table, self.spec, epoch, stream), self.spec)
+        if self.table.is_whole or self.spec.sampling == "fixed":
+            self._runs[stream] = run
+        return run
+
+    def get(self, epoch: int, stream: int | None = None) -> Track:
+        """The track of one stream, or of all together."""
+        if self._held[0] != epoch:
+            self._held = epoch, {}
+        tracks = self._held[1]
+        if stream not in tracks:
+            tracks[stream] = self._make(epoch, stream)
+        return tracks[stream]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"table": self.table, "spec": self.spec, "_cache": self._cache}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def samples(self, stream: int | None = None) -> int:
+        """Samples an epoch takes, of one stream or of all."""
+        return self.table.samples if stream is None else self.table.choose[stream]
+
+    def _make(self, epoch: int, stream: int | None) -> Track:
+        spec = self.spec
+        if spec.order == NATIVE:
+            return NativeTrack(NativeLine(self.native_run(epoch, stream), spec, epoch))
+        return self._making.do((epoch, stream), partial(self._make_stored, epoch, stream))
+
+    def _make_stored(self, epoch: int, stream: int | None) -> StoredTrack:
+        spec, track = self.spec, self._stored.get((epoch, stream))
+        if track is None:
+            track = self._stored[epoch, stream] = StoredTrack(self._ids(epoch, stream), spec.rows)
+        return track
+
+    def _ids(self, epoch: int, stream: int | None) -> Stored:
+        spec = self.spec
+        if self._cache is None:
+            return ordered_ids(self.table, spec, epoch, stream)
+        return self._cache.get(
+            f"{epoch}-{'all' if stream is None else stream}",
+            self.samples(stream),
+            id_type(int(self.table.sizes.sum())),
+            lambda out: _order_into(out, self.table, spec, epoch, stream),
+        )
+
+
+def ordered_ids(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None) -> Stored:
+    """Return an epoch's ids in shuffled order, row after row (not yet in the order of the line).
+
+    stream: one of them, else all. Any order but `native`, which has no such array. Raises OrderError where an
+    order is not defined: py1e with fewer samples than canonical nodes, a stream with too small a block.
+    """
+    if epoch < 0:
+        raise OrderError(f"epoch {epoch} is negative")
+    samples = table.samples if stream is None else table.choose[stream]
+    out: Stored = np.empty(samples, id_type(int(table.sizes.sum())))
+    _order_into(out, table, spec, epoch, stream)
+    return out
+
+
+def epoch_ids(
+    sizes: Ids, spec: OrderSpec, epoch: int, shards_per_stream: Sequence[int] | None = None
+) -> Stored:
+    """Like ordered_ids of all streams. sizes: (shards,) samples of each; ids count through the shards in order."""
+    return ordered_ids(StreamTable.of(sizes, shards_per_stream or [sizes.size], spec), spec, epoch)
+
+
+def _order_into(out: Stored, table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None) -> None:
+    units, ids = sampled_units(table, spec, epoch, stream)
+    if out.size == 0:
+        return
+    if not spec.is_shuffled:
+        out[:] = np.arange(out.size) if ids is None else ids
+        return
+    block = spec.block_size
+    if stream is not None:
+        # A stream has its part of the samples that are mixed, so that all have about as many shards open.
+        block = int(block * table.proportions[stream])
+    shuffle_units(spec.order, units, spec.rows, spec.seed, epoch, block, out)
+    if ids is not None:
+        for first in range(0, out.size, CHUNK_SAMPLES):
+            part = out[first : first + CHUNK_SAMPLES]
+            part[:] = ids[part]
+            let_go_of_pages(out)

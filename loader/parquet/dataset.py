@@ -1,0 +1,335 @@
+"""Parquet files as a map-style dataset: ids in, samples out; row groups are its shards, for every sample order.
+
+    dataset = ParquetDataset("/mnt/bucket/web", columns=["tokens"])       # every .parquet file below
+    sampler = ElasticBatchSampler(dataset, global_batch_size=512)
+
+A row group is read and decoded as a whole and kept while there is room, so an order should move samples by no more
+than the row groups that fit (`block_size`, `canonical_nodes`): the dataset warns where it decodes the same ones again
+and again. Nothing is written, no process or thread outlives a call.
+"""
+
+import hashlib
+import operator
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.base.argument_checks import byte_count
+from loader.base.optional_imports import optional_module
+from loader.base.paths import mount_words
+from loader.base.sample_ids import checked_ids, several
+from loader.base.single_flight import SingleFlight
+from loader.errors import DatasetError, ShardError
+from loader.mds.decompressed_cache import Repetitions
+from loader.mds.index import Index
+from loader.mds.index_parser import Schema
+from loader.mds.packed_names import Names
+from loader.mds.record_table import Sample, Table
+from loader.mds.watchdog import STALL_SECONDS, Watchdog
+from loader.parquet.arrow_values import Column, column_values, ordered, with_values_in_place
+from loader.parquet.row_groups import (
+    OpenFile,
+    cause_of,
+    check_schemas,
+    chosen_columns,
+    parquet_files,
+    read_footers,
+)
+
+CACHE_BYTES = 1 << 30
+# Each has a parsed footer, which can take megabytes where a file has thousands of row groups.
+OPEN_FILES = 64
+
+_AGAIN_AND_AGAIN = (
+    "row groups are decoded again and again: %d times for %d samples, at %d rows each. Raise "
+    "cache_bytes (%d), or choose an order with fewer row groups in use at a time: a smaller "
+    "block_size, canonical_nodes near the number of nodes"
+)
+# What belongs to one process.
+_CACHES = (
+    "_process",
+    "_lock",
+    "_open",
+    "_decoded",
+    "_decoded_bytes",
+    "_loading",
+    "_repetitions",
+)
+
+
+class ParquetDataset:
+    """The rows of Parquet files, counted through the files in natural order (2 before 10), or as listed.
+
+    path: a file, or a directory, of which it is every .parquet file below that no part of whose path begins with "." or
+    "_"; or a list of these. columns: those that samples have; None: all. cache_bytes: decoded row groups kept, in
+    each process; the last one always is. stall_seconds: log a warning when a read lasts longer.
+
+    Values: int64 as int, other numbers as numpy scalars; text str, binary bytes; lists of numbers numpy arrays, which
+    may be written to; null None; all else as pyarrow's `to_pylist` gives it.
+    Raises DatasetError, naming the file, if one is missing, no Parquet file, cut short, or has other columns than the
+    first; LoaderError if pyarrow is not installed. Pickles without its caches; safe for threads and for fork.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Sequence[str | Path],
+        columns: Sequence[str] | None = None,
+        *,
+        cache_bytes: int | str = CACHE_BYTES,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        optional_module("pyarrow", why="Parquet")
+        self._paths, self._names = parquet_files(path)
+        self._cache_bytes, self._stall_seconds = byte_count(cache_bytes, "cache_bytes"), stall_seconds
+        footers = read_footers(self._paths)
+        first = footers[0].schema
+        self._columns = chosen_columns(self._paths[0], first, columns)
+        self._schema = [first.field(name).type for name in self._columns]
+        check_schemas(self._paths, footers, self._columns, all_of_them=columns is None)
+        self._file_bytes = np.array([footer.size for footer in footers], np.int64)
+        self._digests = [footer.digest for footer in footers]
+        self._groups = np.array([footer.rows.size for footer in footers], np.int64)
+        self._sizes = np.concatenate([footer.rows for footer in footers])
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._ends = np.cumsum(self._sizes)
+        self._group_ends = np.cumsum(self._groups)
+        self._watchdog = Watchdog(
+            _Names(self._paths, self._group_ends, self._ends), stall_seconds=self._stall_seconds
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with empty caches, in this process."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._decoded: OrderedDict[int, Any] = OrderedDict()
+        self._decoded_bytes = 0
+        self._loading: SingleFlight[Any] = SingleFlight()
+        rows = int(self._sizes.mean()) if self._sizes.size else 0
+        self._repetitions = Repetitions(_AGAIN_AND_AGAIN, rows, self._cache_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made_anew = ("_ends", "_group_ends", "_watchdog", *_CACHES)
+        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._prepare()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def __repr__(self) -> str:
+        return (
+            f"ParquetDataset({self._where!r}: {len(self)} samples in {self._sizes.size} row groups of "
+            f"{len(self._paths)} files)"
+        )
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Go through all samples in the order of the files."""
+        for start, stop in pairwise([0, *self._ends.tolist()]):
+            yield from self.__getitems__(range(start, stop))
+
+    @overload
+    def __getitem__(self, which: int | np.integer[Any]) -> Sample: ...
+    @overload
+    def __getitem__(self, which: slice | Sequence[int] | NDArray[np.integer[Any]]) -> list[Sample]: ...
+
+    def __getitem__(
+        self, which: int | np.integer[Any] | slice | Sequence[int] | NDArray[np.integer[Any]]
+    ) -> Sample | list[Sample]:
+        """Return one sample, or a list of them for a slice, a list or an array of ids. Negative ids count
+        from the end.
+
+        Raises IndexError for an id out of range, ShardError for what cannot be read.
+        """
+        ids = several(which, len(self))
+        if ids is not None:
+            return list(self.__getitems__(ids))
+        return self.__getitems__([operator.index(which)])[0]  # type: ignore[arg-type]  # TypeError is the answer
+
+    def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
+        """Return many samples, in the order asked for; each row group is visited once. DataLoader calls this.
+
+        Where all columns are numbers, or lists of numbers of one length, they are a Table, of which
+        `loader.fast.collate` makes a batch without looking at any one.
+        """
+        ids = checked_ids(which, len(self), self._where)
+        if ids.size == 0:
+            return []
+        groups = np.searchsorted(self._ends, ids, side="right")
+        within = ids - (self._ends[groups] - self._sizes[groups])
+        visits = np.argsort(groups, kind="stable")
+        borders = np.flatnonzero(np.diff(groups[visits], prepend=-1, append=-1))
+        parts: list[dict[str, Column]] = []
+        for start, stop in pairwise(borders.tolist()):
+            places = visits[start:stop]
+            parts.append(self._rows(int(groups[places[0]]), within[places]))
+        self._repetitions.given += ids.size
+        back = np.empty(ids.size, np.intp)
+        back[visits] = np.arange(ids.size)
+        columns = {name: ordered([part[name] for part in parts], back) for name in self._columns}
+        arrays = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+        plain = frozenset(
+            name for name, array in arrays.items() if array.dtype == np.int64 and array.ndim == 1
+        )
+        if len(arrays) == len(columns):
+            return Table(arrays, ids.size, plain)
+        values = [column.tolist() if name in plain else column for name, column in columns.items()]  # type: ignore[union-attr]
+        return [dict(zip(self._columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns that samples have."""
+        return tuple(self._columns)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files, in their order."""
+        return tuple(self._paths)
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """(row groups,) samples of each; a sample order is made of these."""
+        return self._sizes
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that tell this dataset from another: names, sizes and footers (schemas, row groups)."""
+        digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=16)
+        for one in self._digests:
+            digest.update(one)
+        return digest.hexdigest()
+
+    @property
+    def index(self) -> Index:
+        """The files, one shard each, as `loader.hints` needs them: they come as a whole, by their deadlines."""
+        folders = [os.path.dirname(path) or "." for path in self._paths]
+        borders = [number for number in range(1, len(folders)) if folders[number] != folders[number - 1]]
+        names = Names.of([os.path.basename(path) for path in self._paths])
+        rows = np.diff(np.concatenate([[0], self._ends])[self._group_ends], prepend=0)
+        none = np.zeros(len(folders), np.int32)
+        return Index(
+            directories=tuple(folders[number] for number in [0, *borders]),
+            borders=(0, *borders, len(folders)),
+            samples=rows,
+            raw_bytes=self._file_bytes,
+            zip_bytes=self._file_bytes,
+            schema_of=none,
+            compression_of=none,
+            schemas=(Schema((), (), ()),),
+            # Where a sample's bytes lie is known to pyarrow alone, as in a compressed shard.
+            compressions=("parquet",),
+            raw_names=names,
+            zip_names=names,
+        )
+
+    @property
+    def _where(self) -> str:
+        return self._paths[0] if len(self._paths) == 1 else f"{self._paths[0]} … {self._paths[-1]}"
+
+    # ---- row groups
+
+    def _rows(self, group: int, rows: NDArray[np.int64]) -> dict[str, Column]:
+        """The columns of some rows of a row group."""
+        table = self._table(group)
+        arrow = optional_module("pyarrow", why="Parquet")
+        try:
+            found = table.take(arrow.array(rows))
+            return {name: column_values(found[name]) for name in self._columns}
+        except (arrow.ArrowException, UnicodeDecodeError) as problem:
+            raise self._failed(group, problem) from problem
+
+    def _table(self, group: int) -> Any:
+        """A decoded row group; of several threads that want it one decodes it."""
+        if self._process != os.getpid():
+            self._forget()  # after a fork: locks may be held by threads that are not here
+        table = self._known(group)
+        return self._loading.do(group, partial(self._load, group)) if table is None else table
+
+    def _known(self, group: int) -> Any:
+        with self._lock:
+            table = self._decoded.get(group)
+            if table is not None:
+                self._decoded.move_to_end(group)
+            return table
+
+    def _load(self, group: int) -> Any:
+        table = self._known(group)  # another thread may have loaded it just now
+        if table is None:
+            table = self._read(group)
+            with self._lock:
+                self._keep(group, table)
+        return table
+
+    def _keep(self, group: int, table: Any) -> None:
+        self._decoded[group] = table
+        self._decoded_bytes += table.nbytes
+        while self._decoded_bytes > self._cache_bytes and len(self._decoded) > 1:
+            self._decoded_bytes -= self._decoded.popitem(last=False)[1].nbytes
+        self._repetitions.count(group)
+
+    def _read(self, group: int) -> Any:
+        file = int(np.searchsorted(self._group_ends, group, side="right"))
+        arrow = optional_module("pyarrow", why="Parquet")
+        self._watchdog.begin(group)
+        try:
+            found = self._file(file).read(
+                group - int(self._group_ends[file] - self._groups[file]), self._columns
+            )
+            if found.num_rows != self._sizes[group]:
+                raise ShardError(f"it has {found.num_rows} rows, not the {self._sizes[group]} of its footer")
+            return with_values_in_place(arrow, found)
+        except (OSError, DatasetError, ShardError, arrow.ArrowException) as problem:
+            raise self._failed(group, problem) from problem
+        finally:
+            self._watchdog.end()
+
+    def _file(self, number: int) -> OpenFile:
+        with self._lock:
+            file = self._open.get(number)
+            if file is not None:
+                self._open.move_to_end(number)
+                return file
+        file = OpenFile(self._paths[number], self._digests[number])
+        with self._lock:
+            self._open[number] = file
+            while len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)
+        return file
+
+    def _failed(self, group: int, problem: BaseException) -> ShardError:
+        file = int(np.searchsorted(self._group_ends, group, side="right"))
+        last = int(self._ends[group])
+        told = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
+        words = mount_words(problem, self._paths[file]) if isinstance(problem, OSError) else ""
+        way_out = words or "Restore the file."
+        if isinstance(problem, NotImplementedError):
+            way_out = "Leave the column of that type out with `columns`, or write the file anew."
+        return ShardError(
+            f"{self._paths[file]}, row group {group - int(self._group_ends[file] - self._groups[file])}, samples "
+            f"{last - int(self._sizes[group])} to {last - 1}: {told}. {way_out}"
+        )
+
+
+class _Names:
+    """Names a row group for the watchdog, which must not know the dataset: that would keep its files open."""
+
+    def __init__(self, paths: list[str], group_ends: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self._paths, self._group_ends, self._ends = paths, group_ends, ends
+
+    def __call__(self, group: int) -> str:
+        file = int(np.searchsorted(self._group_ends, group, side="right"))
+        first = int(self._ends[group - 1]) if group else 0
+        return f"path={self._paths[file]} row_group={group} samples={first}..{int(self._ends[group]) - 1}"

@@ -1,0 +1,403 @@
+"""Templar-style datasets: Parquet shards of text, of which a seed chooses pages, and their tokens, kept on disk.
+
+    dataset = TemplarDataset("/mnt/bucket/fineweb", tokenizer=tokenizer, cache_folder="/nvme/pages")
+    for page in dataset.pages(f"{uid}:{window}", 6):
+        tokens = dataset.tokens(page)                                     # an array for each text
+
+Beside the shards lie `_metadata.yaml` (`configs`, each with a `config_name`) and `_shard_sizes.json` (of each config
+its `shards`, with `path`, `num_rows` and perhaps `byte_size`, and `total_rows`). A page is some rows of one row group.
+Opening reads these two files; footers are read of the shards that pages are in.
+
+Who has the same two files and shards chooses the same pages of a seed, on any machine and in any process: draw k of a
+seed is the two little-endian halves of `blake2b-256("<seed>\\0<k>")`: modulo the number of configs, by name, and modulo
+the rows of that config.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.base.argument_checks import byte_count
+from loader.base.optional_imports import optional_module
+from loader.base.paths import check_is_local
+from loader.base.single_flight import SingleFlight
+from loader.errors import DatasetError, LoaderError, ShardError
+from loader.mds.decompressed_cache import UnpackedFolder
+from loader.parquet.dataset import ParquetDataset
+from loader.parquet.row_groups import FOOTERS_AT_ONCE
+
+log = logging.getLogger("loader")
+
+METADATA_NAME = "_metadata.yaml"
+SIZES_NAME = "_shard_sizes.json"
+# A config that stands for all others.
+_DEFAULT = "default"
+PAGE_ROWS = 100
+PAGE_CACHE_BYTES = 10 << 30
+# Each keeps one decoded row group.
+OPEN_SHARDS = 64
+_MAGIC = b"fcpages1"
+_DIGEST_BYTES = 16
+
+Tokens = NDArray[np.int32]
+
+
+class Page(NamedTuple):
+    """Rows of a shard. shard: its path below the dataset's directory. offset: of the first row in the row group."""
+
+    shard: str
+    row_group: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """A named part of the dataset. ends: (shards,) one past the last row of each. bytes: 0 where nobody tells."""
+
+    name: str
+    shards: tuple[str, ...]
+    ends: tuple[int, ...]
+    bytes: tuple[int, ...]
+
+
+class TemplarDataset:
+    """Pages of text.
+
+    path: the directory with the two files. tokenizer: takes a list of texts, returns a list of token ids for each, or
+    something with them as `input_ids`. cache_folder: where tokenised pages are kept, up to cache_bytes, for all
+    processes of the machine; never below the dataset. tokenizer_name: tells the pages of one tokenizer, and its
+    settings, from another's there; by default its `name_or_path`. page_rows: rows of a page; fewer in row groups that
+    have fewer. text_column: where the text is.
+    Raises DatasetError, naming file and cause, for what cannot be read or contradicts itself; LoaderError for settings
+    that cannot work, or a package that is missing.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        tokenizer: Callable[[list[str]], Any] | None = None,
+        tokenizer_name: str | None = None,
+        cache_folder: str | Path | None = None,
+        cache_bytes: int | str = PAGE_CACHE_BYTES,
+        page_rows: int = PAGE_ROWS,
+        text_column: str = "text",
+    ) -> None:
+        if page_rows < 1:
+            raise LoaderError(f"page_rows is {page_rows}: a page has at least 1 row")
+        check_is_local(path)
+        self._root = os.fspath(path)
+        self._tokenizer = tokenizer
+        self._tokenizer_name = tokenizer_name or str(getattr(tokenizer, "name_or_path", "") or "")
+        self._page_rows, self._text_column = page_rows, text_column
+        limit = byte_count(cache_bytes, "cache_bytes")
+        self._folder = None if cache_folder is None else self._cache(cache_folder, limit)
+        self._configs = _configs(self._root)
+        self._bytes = {
+            shard: size
+            for config in self._configs
+            for shard, size in zip(config.shards, config.bytes, strict=True)
+        }
+        self._rows = {
+            shard: stop - start
+            for config in self._configs
+            for shard, start, stop in zip(config.shards, (0, *config.ends), config.ends, strict=False)
+        }
+        self._told = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with nothing open, in this process."""
+        self._open: OrderedDict[str, ParquetDataset] = OrderedDict()
+        self._opening: SingleFlight[ParquetDataset] = SingleFlight()
+        self._making: SingleFlight[list[Tokens]] = SingleFlight()
+
+    def __getstate__(self) -> dict[str, Any]:
+        made_anew = ("_open", "_opening", "_making")
+        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All shards, as a ParquetDataset takes them."""
+        return tuple(os.path.join(self._root, shard) for config in self._configs for shard in config.shards)
+
+    @property
+    def configs(self) -> dict[str, int]:
+        """Name -> rows of each config that pages are chosen from."""
+        return {config.name: config.ends[-1] for config in self._configs}
+
+    def pages(self, seed: str | int, n: int) -> list[Page]:
+        """Return n pages that follow from the seed: of each config equally often, of each row in it equally often.
+
+        Pages may overlap, as each is drawn by itself; more of a seed begin with the same ones. A page that would pass
+        the end of its row group begins earlier. Raises DatasetError if a shard is not as the two files say.
+        """
+        if n < 1:
+            raise LoaderError(f"{n} pages: at least 1 is chosen")
+        drawn = [self._draw(seed, number) for number in range(n)]
+        shards = list(dict.fromkeys(shard for shard, _ in drawn))
+        with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(shards)), "page-footers") as pool:
+            sizes = pool.map(lambda shard: self._shard(shard).shard_sizes, shards)
+            ends = {shard: np.cumsum(found) for shard, found in zip(shards, sizes, strict=True)}
+        return [self._page(shard, row, ends[shard]) for shard, row in drawn]
+
+    def texts(self, page: Page) -> list[str]:
+        """Return the texts of a page. Raises LoaderError for no page of it, ShardError if it cannot be read."""
+        shard, group, offset = page
+        if shard not in self._bytes:
+            raise LoaderError(f"{shard} is no shard of {self._root}")
+        dataset = self._shard(shard)
+        sizes = dataset.shard_sizes
+        if not (0 <= group < sizes.size and 0 <= offset < sizes[group]):
+            raise LoaderError(
+                f"{shard} has no row {offset} in row group {group}: this is a page of another dataset"
+            )
+        first = int(sizes[:group].sum())
+        found = dataset[first + offset : first + min(offset + self._page_rows, int(sizes[group]))]
+        texts = [sample[self._text_column] for sample in found]
+        for row, text in enumerate(texts, offset):
+            if not isinstance(text, str):
+                raise ShardError(
+                    f"{dataset.files[0]}, row group {group}, row {row}: {self._text_column} is {type(text).__name__}, "
+                    f"not text"
+                )
+        return texts
+
+    def tokens(self, page: Page) -> list[Tokens]:
+        """Return the token ids of each text of a page, from the cache folder if they are there.
+
+        Of several threads that want the same page one makes it. A cached page that is damaged is made anew; a folder
+        that takes nothing is logged once, and done without.
+        """
+        # Each thread may write to what it gets.
+        return [row.copy() for row in self._making.do(page, partial(self._kept, page))]
+
+    def _kept(self, page: Page) -> list[Tokens]:
+        if self._folder is None:
+            return self._tokenised(page)
+        name = (self._tokenizer_name, self._page_rows, self._text_column, page)
+        about = f"{name} {self._shard(page.shard).fingerprint if page.shard in self._bytes else ''}"
+        key = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+        made: list[list[Tokens]] = []
+
+        def make() -> bytes:
+            made.append(self._tokenised(page))
+            return _packed(made[-1])
+
+        for _ in range(2):
+            try:
+                path = Path(self._folder.path(key, 0, make))
+                found = made[-1] if made else _unpacked(path.read_bytes())
+                if found is not None:
+                    return found
+                path.unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue  # another process made room
+            except OSError as problem:
+                if not self._told:
+                    self._told = True
+                    log.warning("the cache folder takes no tokenised pages: %s", problem)
+                break
+        return made[-1] if made else self._tokenised(page)
+
+    def _tokenised(self, page: Page) -> list[Tokens]:
+        if self._tokenizer is None:
+            raise LoaderError("tokens need a tokenizer: TemplarDataset(..., tokenizer=...)")
+        texts = self.texts(page)
+        answer = self._tokenizer(texts)
+        # A BatchEncoding of transformers is a mapping, one of `tokenizers` a list of encodings.
+        rows = answer["input_ids"] if isinstance(answer, Mapping) else answer
+        found = [np.asarray(getattr(row, "ids", row)) for row in rows]
+        if len(found) != len(texts):
+            raise LoaderError(f"the tokenizer returned {len(found)} lists of tokens for {len(texts)} texts")
+        for row in found:
+            if row.ndim != 1 or (
+                row.size and (row.dtype.kind not in "iu" or not 0 <= row.min() <= row.max() < 1 << 31)
+            ):
+                raise LoaderError(
+                    "the tokenizer returns no list of token ids, of 0 to 2**31 - 1, for each text"
+                )
+        return [row.astype(np.int32) for row in found]
+
+    def _draw(self, seed: str | int, number: int) -> tuple[str, int]:
+        """The shard and the row in it of one draw."""
+        digest = hashlib.blake2b(f"{seed}\0{number}".encode(), digest_size=32).digest()
+        config = self._configs[int.from_bytes(digest[:16], "little") % len(self._configs)]
+        row = int.from_bytes(digest[16:], "little") % config.ends[-1]
+        shard = bisect_right(config.ends, row)
+        return config.shards[shard], row - (config.ends[shard - 1] if shard else 0)
+
+    def _page(self, shard: str, row: int, ends: NDArray[np.int64]) -> Page:
+        group = int(np.searchsorted(ends, row, side="right"))
+        size = int(ends[group]) - (int(ends[group - 1]) if group else 0)
+        offset = row - int(ends[group]) + size
+        return Page(shard, group, max(0, min(offset, size - self._page_rows)))
+
+    def _shard(self, shard: str) -> ParquetDataset:
+        found = self._open.get(shard)
+        return self._opening.do(shard, partial(self._opened, shard)) if found is None else found
+
+    def _opened(self, shard: str) -> ParquetDataset:
+        found = self._open.get(shard)
+        if found is not None:
+            return found  # by a thread that was done with it just now
+        path = os.path.join(self._root, shard)
+        found = ParquetDataset(path, [self._text_column], cache_bytes=0)
+        size = int(found.index.raw_bytes[0])
+        for unit, here, told in (
+            ("rows", len(found), self._rows[shard]),
+            ("bytes", size, self._bytes[shard] or size),
+        ):
+            if here != told:
+                raise DatasetError(
+                    f"{path} has {here} {unit}, {SIZES_NAME} says {told}: one of them was replaced"
+                )
+        self._open[shard] = found
+        with suppress(KeyError):  # another thread makes room too
+            while len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return found
+
+    def _cache(self, folder: str | Path, limit_bytes: int) -> UnpackedFolder:
+        inner, root = os.path.realpath(folder), os.path.realpath(self._root)
+        if inner == root or inner.startswith(root + "/"):
+            raise LoaderError(f"the cache folder {folder} lies in the dataset, to which nothing is written")
+        if not self._tokenizer_name:
+            raise LoaderError(
+                "a cache folder needs a tokenizer_name, which differs between tokenizers and their settings: their "
+                "pages must not be taken for each other's"
+            )
+        return UnpackedFolder(folder, limit_bytes)
+
+
+def _packed(rows: Sequence[Tokens]) -> bytes:
+    """Pages on disk: letters, a digest of the rest, u32 texts, u32 where each ends, i32 tokens; little-endian."""
+    ends = np.cumsum([row.size for row in rows], dtype="<u4")
+    body = (
+        len(rows).to_bytes(4, "little")
+        + ends.tobytes()
+        + b"".join(row.astype("<i4").tobytes() for row in rows)
+    )
+    return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
+
+
+def _unpacked(data: bytes) -> list[Tokens] | None:
+    """The rows of a cached page, None if it is damaged."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    body = data[start:]
+    if data[:start] != _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest():
+        return None
+    count = int.from_bytes(body[:4], "little")
+    ends = np.frombuffer(body, "<u4", count, 4).tolist()
+    tokens = np.frombuffer(body, "<i4", offset=4 + 4 * count).astype(np.int32)
+    return [tokens[first:stop] for first, stop in zip([0, *ends], ends, strict=False)]
+
+
+def _configs(root: str) -> tuple[_Config, ...]:
+    """The configs that have shards, sorted by name."""
+    sizes_path, metadata_path = os.path.join(root, SIZES_NAME), os.path.join(root, METADATA_NAME)
+    yaml = optional_module("yaml", why=METADATA_NAME, package="pyyaml")
+    try:
+        sizes = json.loads(_text(sizes_path))
+    except ValueError as problem:
+        raise DatasetError(f"{sizes_path} is no JSON: {problem}") from None
+    try:
+        metadata = yaml.safe_load(_text(metadata_path))
+    except (yaml.YAMLError, ValueError) as problem:
+        raise DatasetError(f"{metadata_path} is no YAML: {problem}") from None
+    names = _names(metadata, metadata_path)
+    if not isinstance(sizes, dict):
+        raise DatasetError(f"{sizes_path} is no object of configs")
+    entries = {name: _entries(sizes[name], name, sizes_path) for name in names if name in sizes}
+    entries = {name: found for name, found in sorted(entries.items()) if found}
+    if not entries:
+        raise DatasetError(
+            f"{sizes_path} has no shards of the configs that {metadata_path} names: {', '.join(names)}"
+        )
+    prefix = _prefix(root, [found[0][0] for found in entries.values()])
+    configs = []
+    for name, found in entries.items():
+        for path, _, _ in found:
+            if not path.startswith(prefix):
+                raise DatasetError(
+                    f"{sizes_path}, config {name}: {path} lies outside of {prefix}, as the others do not"
+                )
+        configs.append(
+            _Config(
+                name,
+                tuple(path[len(prefix) :] for path, _, _ in found),
+                tuple(accumulate(rows for _, rows, _ in found)),
+                tuple(size for _, _, size in found),
+            )
+        )
+    return tuple(configs)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DatasetError(f"{path} does not exist: a Templar dataset has it beside its shards") from None
+    except OSError as problem:
+        raise DatasetError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _names(metadata: Any, path: str) -> list[str]:
+    configs = metadata.get("configs") if isinstance(metadata, dict) else None
+    if not isinstance(configs, list) or not all(
+        isinstance(config, dict) and isinstance(config.get("config_name"), str) for config in configs
+    ):
+        raise DatasetError(f"{path} has no list `configs`, each with a `config_name`")
+    return [config["config_name"] for config in configs if config["config_name"] != _DEFAULT]
+
+
+def _entries(config: Any, name: str, path: str) -> list[tuple[str, int, int]]:
+    """(path, rows, bytes or 0) of each shard of a config that has rows."""
+    shards = config.get("shards") if isinstance(config, dict) else None
+    if not isinstance(shards, list):
+        raise DatasetError(f"{path}, config {name}: it has no list `shards`")
+    found = []
+    for number, shard in enumerate(shards):
+        entry = shard if isinstance(shard, dict) else {}
+        file, rows, size = entry.get("path"), entry.get("num_rows"), entry.get("byte_size") or 0
+        if not isinstance(file, str) or type(rows) is not int or rows < 0 or type(size) is not int:
+            raise DatasetError(f"{path}, config {name}, shard {number}: it has no `path` and `num_rows`")
+        if file.startswith("/") or ".." in file.split("/"):
+            raise DatasetError(f"{path}, config {name}, shard {number}: {file} leaves the dataset")
+        found.append((file, rows, size))
+    total = config.get("total_rows")
+    if total and total != sum(rows for _, rows, _ in found):
+        raise DatasetError(
+            f"{path}, config {name}: total_rows is {total}, its shards have {sum(rows for _, rows, _ in found)}"
+        )
+    return [entry for entry in found if entry[1]]
+
+
+def _prefix(root: str, shards: Sequence[str]) -> str:
+    """What paths begin with that are counted from the bucket, or from what is above it, and not from the dataset."""
+    for shard in shards:
+        parts = shard.split("/")
+        for number in range(len(parts)):
+            if os.path.isfile(os.path.join(root, *parts[number:])):
+                return "".join(f"{part}/" for part in parts[:number])
+    raise DatasetError(
+        f"{root} has none of the first shards that {SIZES_NAME} names, such as {shards[0]}, nor the ends of their paths"
+    )

@@ -1,0 +1,1 @@
+"""Batch samplers: the samples of each step on each rank, and their resumable state."""

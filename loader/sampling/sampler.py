@@ -1,0 +1,419 @@
+"""The batch sampler: hands each rank its ids, and says where the run stands.
+
+Promise: with the same dataset and settings, the union over ranks of global batch b is the same set of samples
+for every number of ranks that divides the global batch size, before and after any number of resumes. The
+position is two numbers, `(epoch, samples)`, the same on all ranks. Nothing is exchanged between ranks.
+
+How far a run has come only the training loop knows: a DataLoader with workers asks for batches well before it
+delivers them. So the loop says so, by `record_step()` after each step, or by
+`state_dict(batches_consumed=k)`. Whether an epoch is over the sampler finds out by itself: see `BatchIterator`.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.base.argument_checks import sample_count, whole_number
+from loader.errors import OrderError, StateError
+from loader.order import (
+    DEFAULT_SEED,
+    BatchPlan,
+    OrderCache,
+    OrderSpec,
+    StreamTable,
+    Tracks,
+    Weight,
+    batch_plan,
+)
+from loader.order.state import check_is_state, check_settings, count_of, settings_of, streaming_position
+from loader.sampling.dataloader_probe import read_ahead, refuse_to_be_dealt_out_again
+from loader.sampling.step_plan import Course
+from loader.world import World
+
+STATE_VERSION = 1
+
+
+@runtime_checkable
+class Shards(Protocol):
+    """A dataset, as far as an order needs it."""
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+@runtime_checkable
+class Streams(Shards, Protocol):
+    """A dataset of several streams, whose shards follow each other, with the weight of each."""
+
+    @property
+    def shards_per_stream(self) -> Sequence[int]: ...
+
+    @property
+    def weights(self) -> Sequence[Weight]: ...
+
+
+class ElasticBatchSampler:
+    """Yields, for this rank, one list of ids a step; pass it to a DataLoader as `batch_sampler`.
+
+    dataset: an MDSDataset, or the sizes of its shards. global_batch_size: samples a step over all ranks, a
+    multiple of their number. order: its name, with seed, canonical_nodes, block_size (0: the default) and
+    epoch_size (or as "100k"); or an OrderSpec, which has these and all else (loader.order), in place of them. All
+    of it, and the dataset, is part of the state and checked on load. drop_last: leave out the incomplete last global
+    batch; else its samples come as a smaller last batch, filled up by repeats to the same number a rank (the
+    native order repeats none: some ranks get one more). consumed_when_yielded: for loaders that ask for the
+    state at the moment they take a batch (torchdata's StatefulDataLoader): then a batch counts as consumed once
+    it is handed out. cache_folder: where local rank 0 of each machine writes an epoch's order for the others
+    to map, worth it from 10 million samples up; None: each process holds its own.
+
+    Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
+    iteration that was broken off begins again where it began, also where a DataLoader's workers had read to the end.
+    Raises OrderError for settings that cannot work, when accelerate would deal out its batches once more, and at an
+    iteration if a process group made since then contradicts the ranks that the environment told; StateError at an
+    iteration if of the one before all was delivered and only a part recorded.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with its default
+        self,
+        dataset: Shards | Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        global_batch_size: int,
+        seed: int = DEFAULT_SEED,
+        order: str | OrderSpec = "py1e",
+        canonical_nodes: int | None = None,
+        world: World | None = None,
+        epoch_size: int | str | None = None,
+        block_size: int = 0,
+        drop_last: bool = True,
+        consumed_when_yielded: bool = False,
+        cache_folder: str | Path | None = None,
+    ) -> None:
+        sizes, fingerprint = _shards(dataset)
+        self._dataset = repr(dataset) if isinstance(dataset, Shards) else ""
+        spec = OrderSpec(
+            order if isinstance(order, str) else "py1e",
+            seed,
+            canonical_nodes,
+            block_size,
+            sample_count(epoch_size, "epoch_size"),
+        )
+        if isinstance(order, OrderSpec):
+            if spec != OrderSpec():
+                raise OrderError(
+                    "an OrderSpec holds seed, canonical_nodes, block_size and epoch_size: set them there"
+                )
+            spec = order
+        spec, shards_per_stream = _with_streams(spec, dataset, sizes.size)
+        self._fingerprint, self._spec = fingerprint, spec
+        self._world = World.detect() if world is None else world
+        global_batch_size = whole_number(global_batch_size, "global_batch_size", "samples")
+        if global_batch_size < 1:
+            raise OrderError(f"global_batch_size is {global_batch_size}: a step takes at least 1 sample")
+        if global_batch_size % self._world.ranks:
+            raise OrderError(
+                f"global_batch_size {global_batch_size} does not divide by {self._world.ranks} ranks: "
+                f"each rank takes the same number of samples a step"
+            )
+        self._global_batch_size = global_batch_size
+        self._drop_last = drop_last
+        self._consumed_when_yielded = consumed_when_yielded
+        table = StreamTable.of(sizes, shards_per_stream, spec)
+        cache = None if cache_folder is None else self._cache(Path(cache_folder), table)
+        self._tracks = Tracks(table, spec, cache)
+        self._plan = self._make_plan()
+        self._epoch = 0
+        self._start = 0  # samples of the epoch consumed before the current iteration
+        self._recorded = 0  # steps that the training loop has told of, in the current iteration
+        self._yielded = 0  # batches handed out in the current iteration
+        self._asked = 0  # for how many batches the current iteration was asked, past its end, too
+        self._ahead = 0  # how many of these a loader asks for before it delivers its first
+        self._ended: bool | None = None  # what end_iteration told
+        self._loaded_epoch = 0  # of the state that was loaded, until an iteration begins
+        if len(self) == 0:
+            raise OrderError(
+                f"global_batch_size {global_batch_size} is more than the epoch's {table.samples} "
+                f"samples, and drop_last leaves out incomplete batches: there would be none. Lower it, or set "
+                f"drop_last=False or a larger epoch_size."
+            )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current iteration, or of the next one before it begins."""
+        return self._epoch
+
+    def check_dataset(self, dataset: object) -> None:
+        """Raise OrderError, naming both, if a dataset is another than the one that this sampler was made for.
+
+        One that has no fingerprint is not looked at.
+        """
+        if not isinstance(dataset, Shards):
+            return
+        if self._dataset:
+            is_mine = dataset.fingerprint == self._fingerprint
+        else:  # made for sizes
+            is_mine = int(dataset.shard_sizes.sum()) == int(self._tracks.table.sizes.sum())
+        if not is_mine:
+            mine = self._dataset or f"{int(self._tracks.table.sizes.sum())} samples"
+            raise OrderError(
+                f"the sampler was made for another dataset: for {mine}, not for {dataset!r}; make it of this one"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step of this rank."""
+        return self._global_batch_size // self._world.ranks
+
+    @property
+    def course(self) -> Course:
+        """The steps of the whole machine, for who plans ahead; an epoch's order is made once for both."""
+        return Course(copy(self._tracks), self._world, self._global_batch_size, self._drop_last)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, batches of it that were handed out, by this run or before it)."""
+        return self._epoch, self._start // self._global_batch_size + self._yielded
+
+    @property
+    def remaining_batches(self) -> int:
+        """Batches that an iteration from the present start of the epoch yields."""
+        return self._batches(self._start)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch (see remaining_batches for a resumed one)."""
+        return self._batches(0)
+
+    def __iter__(self) -> "BatchIterator":
+        caller = sys._getframe(1)
+        refuse_to_be_dealt_out_again(caller)
+        self._world.confirm()
+        if self._is_over:
+            self._check_all_recorded()
+            self._epoch, self._start = self._epoch + 1, 0
+        self._loaded_epoch = 0
+        self._begin()
+        self._ahead = read_ahead(caller)
+        return BatchIterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration. The epoch just loaded or under way keeps its position.
+
+        Raises StateError for an earlier one than was just loaded: trainers that count epochs by themselves would
+        begin anew, and say nothing.
+        """
+        epoch = whole_number(epoch, "epoch")
+        if epoch < 0:
+            raise OrderError(f"epoch {epoch} is negative")
+        if epoch < self._loaded_epoch:
+            raise StateError(
+                f"epoch {epoch} comes before the loaded position, in epoch {self._loaded_epoch}: let the trainer count "
+                f"from there (for accelerate: prepared.set_epoch(sampler.epoch) before the first iteration)"
+            )
+        if epoch != self._epoch or self._is_over:
+            self._move(epoch, 0)
+
+    def record_step(self, batches: int = 1) -> None:
+        """Tell that the training loop has finished with so many more batches."""
+        batches = whole_number(batches, "batches")
+        if not 0 <= batches <= self._yielded - self._recorded:
+            raise StateError(
+                f"{self._recorded + batches} batches cannot be consumed: {self._yielded} were handed out"
+            )
+        self._recorded += batches
+
+    def end_iteration(self, delivered: int) -> None:
+        """Tell that the iteration is over, and so many of its batches were delivered: for loaders that read ahead.
+
+        The next one moves on to the next epoch if those were all, however many were handed out.
+        """
+        self._ended = min(delivered, self._yielded) == self.remaining_batches
+
+    def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
+        """Return where the run stands: JSON-able, below 1 KB, the same on all ranks.
+
+        batches_consumed: batches that the loop has finished with since its iteration of the loader began;
+        without it, what record_step was told. Raises StateError if neither says anything though batches were
+        handed out.
+        """
+        if batches_consumed is None:
+            if self._consumed_when_yielded:
+                batches_consumed = self._yielded
+            elif self._recorded or not self._yielded:
+                batches_consumed = self._recorded
+            else:
+                raise StateError(
+                    f"{self._yielded} batches were handed out, but nobody told how many of them the training "
+                    f"loop has consumed (loaders read ahead): call record_step() after each step, or pass "
+                    f"batches_consumed"
+                )
+        batches_consumed = whole_number(batches_consumed, "batches_consumed")
+        if not 0 <= batches_consumed <= self._yielded:
+            raise StateError(
+                f"{batches_consumed} batches cannot be consumed: {self._yielded} were handed out"
+            )
+        return self._state(batches_consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where state_dict() was taken, on this number of ranks.
+
+        Takes StreamingDataset's state dict, too: seed and canonical nodes must agree; what it does not hold
+        (order, block size, dataset, batch size) is for the caller to match. Raises StateError naming each
+        difference, or what is wrong with the state; the sampler then stays where it was.
+        """
+        check_is_state(state, "sampler")
+        if "sample_in_epoch" in state:
+            epoch, samples = streaming_position(state, self._spec)
+            self._check_librarys_end(samples)
+            self._move(epoch, min(samples, self._plan.length))
+            self._loaded_epoch = self._epoch
+            return
+        if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):
+            raise StateError(
+                f"this is no state of a sampler (version {STATE_VERSION}, with settings); it holds "
+                f"{', '.join(sorted(map(str, state))) or 'nothing'}"
+            )
+        check_settings(state["settings"], self._settings(), self._dataset)
+        self._move(count_of(state, "epoch"), count_of(state, "samples"))
+        self._loaded_epoch = self._epoch
+
+    def _check_librarys_end(self, samples: int) -> None:
+        # On several ranks the library fills the end of an epoch, or of each stream that is cut into batches by itself,
+        # up by repeats, and counts them: less than a global batch.
+        table = self._tracks.table
+        lines = 1 if self._spec.batching == "random" else table.streams
+        if samples >= max(self._plan.length, table.samples) + lines * self._global_batch_size:
+            raise StateError(
+                f"sample {samples} is beyond the epoch's {self._plan.length}: the saved run had another dataset or "
+                f"epoch_size, or a larger global batch than {self._global_batch_size}: continue with those, or start "
+                f"a new epoch without the state"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._plan = self._make_plan()
+
+    def _make_plan(self) -> BatchPlan:
+        return batch_plan(self._tracks, self._world, self._global_batch_size, drop_last=self._drop_last)
+
+    def _cache(self, folder: Path, table: StreamTable) -> OrderCache:
+        what = repr((self._fingerprint, self._spec, table.borders, table.choose))
+        identity = hashlib.blake2b(what.encode() + table.sizes.tobytes(), digest_size=16).hexdigest()
+        return OrderCache(folder, identity, writes=self._world.machine.local_rank == 0)
+
+    def _move(self, epoch: int, samples: int) -> None:
+        length = self._plan.length
+        batch = self._global_batch_size
+        if samples > -(-length // batch) * batch:
+            raise StateError(f"sample {samples} is beyond the epoch's {length}")
+        if samples % batch and samples != length:
+            # Batches cut from there on would be no batches of the uninterrupted run.
+            raise StateError(
+                f"sample {samples} of the epoch lies within a global batch of {batch}, not between two: set "
+                f"global_batch_size to that of the saved run (its samples a rank and step, times its ranks), or to "
+                f"another number that divides {samples}"
+            )
+        self._epoch, self._start = epoch, min(samples, length)
+        self._begin()
+        if self.remaining_batches == 0:
+            self._epoch, self._start = epoch + 1, 0
+
+    def _begin(self) -> None:
+        self._recorded = self._yielded = self._asked = self._ahead = 0
+        self._ended = None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all batches of the current iteration were delivered."""
+        return self._asked - self._ahead >= self.remaining_batches if self._ended is None else self._ended
+
+    def _check_all_recorded(self) -> None:
+        # To go on with the next epoch would skip what a state taken now reads.
+        if self._ended is None and 0 < self._recorded < self.remaining_batches:
+            raise StateError(
+                f"{self._recorded} of {self.remaining_batches} batches were recorded as consumed, though all were "
+                f"delivered: call record_step() for each, or say where to go on: load_state_dict(state_dict()) behind "
+                f"those recorded, set_epoch({self._epoch + 1}) with the next epoch, set_epoch({self._epoch}) once more"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(
+            self._spec,
+            samples=self._tracks.samples(),
+            global_batch_size=self._global_batch_size,
+            drop_last=self._drop_last,
+            fingerprint=self._fingerprint,
+            world=self._world,
+        )
+
+    def _state(self, batches: int) -> dict[str, Any]:
+        epoch, samples = self._epoch, self._start + batches * self._global_batch_size
+        if batches == self.remaining_batches:
+            epoch, samples = epoch + 1, 0
+        return {"version": STATE_VERSION, "epoch": epoch, "samples": samples, "settings": self._settings()}
+
+    def _batches(self, start: int) -> int:
+        return self._plan.batches(start, drop_last=self._drop_last)
+
+    def _batch(self, epoch: int, start: int, number: int) -> list[int]:
+        """The ids of this rank in the given global batch past `start`."""
+        found: list[int] = self._plan.batch(epoch, start, number).tolist()
+        return found
+
+
+class BatchIterator(Iterator[list[int]]):
+    """One pass over an epoch, or over what is left of it.
+
+    A DataLoader's workers hold so many batches at a time that were not delivered; for each one delivered the
+    DataLoader asks for one more, at the end of the epoch in vain. So it is counted how often it asks.
+    """
+
+    def __init__(self, sampler: ElasticBatchSampler) -> None:
+        self._sampler = sampler
+        self._epoch, self._start = sampler._epoch, sampler._start
+        self._batches = sampler.remaining_batches
+        self._next = self._asked = 0
+
+    def __next__(self) -> list[int]:
+        sampler = self._sampler
+        self._asked += 1
+        if self._next == self._batches:
+            sampler._asked = self._asked
+            raise StopIteration
+        batch = sampler._batch(self._epoch, self._start, self._next)
+        self._next += 1
+        sampler._yielded, sampler._asked = self._next, self._asked
+        return batch
+
+
+def _shards(dataset: Shards | Sequence[int] | NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], str]:
+    """(shards,) samples of each, and the dataset's fingerprint."""
+    given = dataset.shard_sizes if isinstance(dataset, Shards) else dataset
+    sizes = np.asarray(given, np.int64)
+    if sizes.ndim != 1 or sizes.size == 0 or int(sizes.min()) < 0 or not sizes.any():
+        raise OrderError("there is no sample to order: the dataset is empty")
+    if isinstance(dataset, Shards):
+        return sizes, dataset.fingerprint
+    return sizes, hashlib.blake2b(sizes.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def _with_streams(spec: OrderSpec, dataset: object, shards: int) -> tuple[OrderSpec, Sequence[int]]:
+    """The spec with the dataset's weights, and the shards of each of its streams."""
+    if not isinstance(dataset, Streams):
+        return spec, [shards]
+    weights = tuple(dataset.weights)
+    if spec.weights and spec.weights != weights and any(weight != Weight() for weight in weights):
+        raise OrderError(
+            "the dataset's streams and the OrderSpec have different weights: set them in one place"
+        )
+    return replace(spec, weights=spec.weights or weights), dataset.shards_per_stream

@@ -1,0 +1,172 @@
+"""Which epoch an iteration of StreamingDataset's face is, as the processes of a rank agree on it.
+
+They share a piece of memory without a name. Ranks need not agree, as each counts its own iterations.
+"""
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.errors import LoaderError
+from loader.sampling.step_plan import Course
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A state that was loaded."""
+
+    epoch: int
+    samples: int
+    canonical_nodes: int
+    seed: int
+    initial_nodes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the workers of a rank are: what Hints asks a sampler."""
+
+    course: Course
+    epochs: "Epochs"
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, batches of it that were begun)."""
+        told, loaded = self.epochs.told(), self.epochs.position()
+        if told is not None:
+            return told
+        return (loaded.epoch, loaded.samples // self.course.global_batch_size) if loaded else (0, 0)
+
+
+class Epochs:
+    """Which epoch an iteration is, for all worker processes of a rank alike.
+
+    Memory that they share, by fork or by a descriptor handed over. Numbers in it: the next epoch; how often a state
+    was loaded; the state, of which an epoch of -1 stands for none; then for each worker the generation that it is of
+    (the seed that a DataLoader gives its workers together), the count of states loaded then, the first epoch of the
+    two, the iterations since, and 1 more than epoch * 2^32 + the batch that it is at (0: it has not begun).
+    """
+
+    _HEAD, _SLOT, _WORKERS = 8, 5, 1024
+
+    def __init__(self) -> None:
+        self._open(os.memfd_create("loader-epochs"))
+        self._numbers[0], self._numbers[2] = 0, -1
+
+    def _open(self, descriptor: int) -> None:
+        size = 8 * (self._HEAD + self._SLOT * self._WORKERS)
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self._descriptor = descriptor
+        self._numbers = np.frombuffer(mmap.mmap(descriptor, size), np.int64)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            return {"shared": DupFd(self._descriptor)}
+        return {"copied": self._numbers.tobytes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "shared" in state:
+            self._open(state["shared"].detach())
+        else:
+            self._open(os.memfd_create("loader-epochs"))
+            self._numbers[:] = np.frombuffer(state["copied"], np.int64)
+
+    @property
+    def next(self) -> int:
+        """The epoch of the next iteration."""
+        return int(self._numbers[0])
+
+    def position(self) -> Position | None:
+        """The state that was loaded last."""
+        epoch, samples, nodes, seed, initial = self._numbers[2:7].tolist()
+        return None if epoch < 0 else Position(epoch, samples, nodes, seed, initial or None)
+
+    def move(self, position: Position) -> None:
+        """Go on at a position."""
+        with self._locked():
+            self._numbers[0] = position.epoch
+            self._numbers[1] += 1
+            self._keep(position)
+            self._slots[:, 4] = 0
+
+    def join(self, position: Position) -> None:
+        """Have all workers go on at a position at which each of them was put; none of them has begun."""
+        with self._locked():
+            self._numbers[0] = position.epoch + 1  # for those that are started when these have ended
+            self._keep(position)
+
+    def _keep(self, position: Position) -> None:
+        self._numbers[2:7] = (
+            position.epoch, position.samples, position.canonical_nodes, position.seed, position.initial_nodes or 0,
+        )  # fmt: skip
+
+    def tell(self, worker: int, epoch: int, batch: int) -> None:
+        """Say which batch a worker begins."""
+        self._slots[worker, 4] = (epoch << 32) + batch + 1
+
+    def told(self) -> tuple[int, int] | None:
+        """Return the (epoch, batch) of the worker that is farthest, None if none has begun since a state was loaded."""
+        farthest = int(self._slots[:, 4].max())
+        return divmod(farthest - 1, 1 << 32) if farthest else None
+
+    def begin(
+        self, worker: int, generation: int | None, *, again: int | None = None
+    ) -> tuple[int, Position | None]:
+        """Begin an iteration; return its epoch, and the state loaded last.
+
+        generation: None without workers. again: the epoch, where a worker was put into the middle of it.
+        """
+        with self._locked():
+            epoch = self._coming(worker, generation) if again is None else again
+            if generation is not None:
+                mine = self._slots[worker]
+                first, iterations = self._counted(worker, generation) if again is None else (again, 0)
+                mine[:4] = (*self._now(generation), first, iterations + 1)
+            self._numbers[0] = max(self.next, epoch + 1)
+            return epoch, self.position()
+
+    def coming(self, worker: int, generation: int | None) -> int:
+        """Return the epoch that an iteration would be."""
+        with self._locked():
+            return self._coming(worker, generation)
+
+    def _coming(self, worker: int, generation: int | None) -> int:
+        return self.next if generation is None else sum(self._counted(worker, generation))
+
+    def _counted(self, worker: int, generation: int) -> tuple[int, int]:
+        """(first epoch of a worker's generation, iterations that it has begun)."""
+        if worker >= self._WORKERS:
+            raise LoaderError(f"a DataLoader of more than {self._WORKERS} workers is not foreseen")
+        slots, now = self._slots, self._now(generation)
+        peers = slots[(slots[:, 0] == now[0]) & (slots[:, 1] == now[1])]
+        mine = slots[worker]
+        return int(peers[0, 2]) if len(peers) else self.next, int(mine[3]) if (mine[:2] == now).all() else 0
+
+    def _now(self, generation: int) -> tuple[int, int]:
+        return generation & (1 << 62) - 1 | 1 << 61, int(self._numbers[1])  # a slot never used has 0
+
+    @property
+    def _slots(self) -> NDArray[np.int64]:
+        """(workers, numbers) of each worker."""
+        return self._numbers[self._HEAD :].reshape(self._WORKERS, self._SLOT)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,327 @@
+"""Rows of JSON lines and Parquet files as samples. Each source is importable, so it goes to other processes.
+
+A column's encoding is told by the file (Parquet) or by its first rows (JSON lines), or given by the user.
+"""
+
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.base.optional_imports import optional_module
+from loader.errors import EncodingError, LoaderError, cause_words
+from loader.mds.encodings import DTYPE_CODES
+
+ROWS_LOOKED_AT = 1000  # to tell the columns of JSON lines
+BATCH_ROWS = 1024  # of Parquet, in memory at a time
+PACKED_BYTES = 64 << 10  # of zstd, unpacked at a time
+
+Convert = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """The rows of one file, plain, `.gz` or `.zst`. columns: name -> encoding."""
+
+    path: str
+    columns: Mapping[str, str]
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        """Yield the samples. Raises LoaderError, naming file and line, for what is no row of these columns."""
+        converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
+        nullable = _nullable(self.columns)
+        for number, row in enumerate(json_rows(self.path), start=1):
+            yield _converted(row, converts, nullable, f"{self.path}, line {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetRows:
+    """The rows of one file. columns: name -> encoding; only these are read."""
+
+    path: str
+    columns: Mapping[str, str]
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        """Yield the samples. Raises LoaderError, naming file and row, for what is no row of these columns."""
+        converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
+        file = _parquet_file(self.path)
+        missing = sorted(set(self.columns) - set(file.schema_arrow.names))
+        if missing:
+            raise LoaderError(f"{self.path} has no column {', '.join(missing)}")
+        nullable = _nullable(self.columns)
+        number = 0
+        for rows in self._batches(file):
+            for row in rows:
+                yield _converted(row, converts, nullable, f"{self.path}, row {number}")
+                number += 1
+
+    def _batches(self, file: Any) -> Iterator[list[dict[str, Any]]]:
+        arrow = optional_module("pyarrow", why="Parquet")
+        number = 0
+        try:
+            for batch in file.iter_batches(BATCH_ROWS, columns=list(self.columns)):
+                rows: list[dict[str, Any]] = batch.to_pylist()
+                yield rows
+                number += len(rows)
+        except (arrow.ArrowException, OSError, ValueError, OverflowError) as problem:
+            raise LoaderError(
+                f"{self.path}, row {number}: {cause_words(problem)}; the file is damaged, or has a value that Python "
+                f"has not: fetch or write it again, or leave its column out of --columns"
+            ) from problem
+
+
+def text_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a text, unpacking `.gz` and `.zst`.
+
+    Raises LoaderError, naming the file, the line and a way out, for what cannot be read to its end, or is not UTF-8.
+    """
+    number = 0
+    try:
+        with _open_text(path) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.isascii():
+                    _check_utf8(line, f"{path}, line {number}")
+                yield line
+    except (OSError, EOFError, zlib.error, ValueError) as problem:
+        if isinstance(problem, OSError) and problem.errno:
+            raise LoaderError(f"{path} cannot be read: {problem.strerror}") from problem
+        raise LoaderError(
+            f"{path}, line {number + 1}: {cause_words(problem)}; it is damaged, cut short, or not what its name says: "
+            f"fetch it again, or name it by what it is"
+        ) from problem
+
+
+def _open_text(path: str) -> io.TextIOWrapper:
+    # What is not UTF-8 comes as half surrogates, so that its line can be told: the text is decoded in larger pieces.
+    file: Any
+    if path.endswith(".gz"):
+        file = gzip.open(path)  # noqa: SIM115 -- closed with the text
+    elif path.endswith((".zst", ".zstd")):
+        file = io.BufferedReader(_ZstdFile(path), PACKED_BYTES)
+    else:
+        file = open(path, "rb")  # noqa: SIM115
+    return io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape")
+
+
+def _check_utf8(line: str, where: str) -> None:
+    try:
+        line.encode()
+    except UnicodeEncodeError as problem:
+        byte = ord(line[problem.start]) & 0xFF
+        raise LoaderError(
+            f"{where}: the byte {byte:#x} is not UTF-8: write the file anew (`iconv -f latin1 -t utf-8`, say)"
+        ) from None
+
+
+class _ZstdFile(io.RawIOBase):
+    """What a file's zstd frames hold.
+
+    Raises ValueError if one is damaged or cut short; the library's own reader takes the latter for the end.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._zstandard = optional_module("zstandard", why=path)
+        self._file = open(path, "rb")  # noqa: SIM115 -- closed by close
+        self._frame: Any = None
+        self._packed = b""
+        self._ready = memoryview(b"")
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._packed = self._packed or self._file.read(PACKED_BYTES)
+            if not self._packed:
+                if self._frame is None:
+                    return 0
+                raise ValueError("its last zstd frame ends early")
+            try:
+                self._unpack()
+            except self._zstandard.ZstdError as problem:
+                raise ValueError(cause_words(problem)) from None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _unpack(self) -> None:
+        if self._frame is None:
+            self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+        self._ready = memoryview(self._frame.decompress(self._packed))
+        self._packed = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = None
+
+
+def json_rows(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file, one a line. Raises LoaderError, naming the line, for anything else."""
+    for number, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            raise LoaderError(f"{path}, line {number} is empty: each line is one JSON object")
+        try:
+            row = json.loads(line)
+        except ValueError as problem:
+            raise LoaderError(f"{path}, line {number} is not JSON: {problem}") from None
+        except RecursionError as problem:
+            raise LoaderError(
+                f"{path}, line {number} is nested too deeply: {problem}; leave the line out, or write it flatter"
+            ) from None
+        if not isinstance(row, dict):
+            raise LoaderError(f"{path}, line {number} is no JSON object")
+        yield row
+
+
+def json_columns(paths: Sequence[str]) -> dict[str, str]:
+    """Tell the columns from the first rows of the first file. Raises LoaderError if they do not agree."""
+    rows = list(islice(json_rows(paths[0]), ROWS_LOOKED_AT))
+    if not rows:
+        raise LoaderError(f"{paths[0]} has no row to tell the columns from: name them with --columns")
+    columns: dict[str, str] = {}
+    for name in rows[0]:
+        if not all(name in row for row in rows):
+            raise LoaderError(
+                f"{paths[0]}: {name} is missing in some rows: name the columns that all rows have with --columns"
+            )
+        kinds = {type(row[name]) for row in rows}
+        if type(None) in kinds:
+            raise LoaderError(
+                f"{paths[0]}: {name} is null in some rows: use --columns {name}:json, with the other columns, if any"
+            )
+        columns[name] = (
+            "str"
+            if kinds == {str}
+            else "int"
+            if kinds == {int}
+            else "float64"
+            if kinds <= {int, float}
+            else "json"
+        )
+    return columns
+
+
+def parquet_columns(paths: Sequence[str]) -> dict[str, str]:
+    """Tell the columns from the schema of the first file.
+
+    Raises LoaderError, naming the column, for a type that no encoding fits by itself.
+    """
+    schema = _parquet_file(paths[0]).schema_arrow
+    return {field.name: _arrow_encoding(field, paths[0]) for field in schema}
+
+
+def value_converter(encoding: str) -> Convert:
+    """Return what makes of a value of JSON or Parquet one that a writer takes for this encoding."""
+    name, _, rest = encoding.partition(":")
+    if name == "ndarray":
+        dtype = rest.partition(":")[0]
+        dimensions = [int(axis) for axis in rest.partition(":")[2].split(",") if axis]
+        return lambda value: _array(value, dtype or None, dimensions)
+    if encoding in ("jpeg", "png", "bytes"):
+        # Data sets of images in Parquet hold {"bytes": ..., "path": ...}.
+        return lambda value: value["bytes"] if isinstance(value, dict) and "bytes" in value else value
+    if encoding == "str_decimal":
+        return lambda value: Decimal(str(value))
+    if encoding.startswith("float"):
+        return float
+    return _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _array(value: Any, dtype: str | None, dimensions: list[int]) -> Any:
+    found = np.asarray(value)
+    if dtype is not None and found.dtype.name != dtype:
+        exact = found.astype(dtype)
+        if found.dtype.kind in "iu" and not np.array_equal(exact, found):
+            raise EncodingError(f"numbers from {found.min()} to {found.max()} do not fit {dtype}")
+        found = exact
+    if not dimensions:
+        return found
+    if found.size != math.prod(dimensions):
+        raise EncodingError(
+            f"{found.size} numbers do not fill the shape {','.join(map(str, dimensions))}: name the shape that all "
+            f"rows have, or none, where they differ (ndarray:{found.dtype.name})"
+        )
+    return found.reshape(dimensions)
+
+
+def _nullable(columns: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name, encoding in columns.items() if encoding == "json")
+
+
+def _converted(
+    row: Mapping[str, Any], converts: Mapping[str, Convert], nullable: frozenset[str], where: str
+) -> dict[str, Any]:
+    sample: dict[str, Any] = {}
+    for name, convert in converts.items():
+        if name not in row:
+            raise LoaderError(
+                f"{where}: {name} is missing, and a sample needs all its columns: leave it out of --columns"
+            )
+        value = row[name]
+        if value is None and name not in nullable:
+            raise LoaderError(
+                f"{where}: {name} is null, which only json holds: use --columns {name}:json, with the other "
+                f"columns, if any"
+            )
+        try:
+            sample[name] = convert(value)
+        except (EncodingError, TypeError, ValueError, ArithmeticError) as problem:
+            raise LoaderError(f"{where}: {name}: {problem}") from None
+    return sample
+
+
+def _parquet_file(path: str) -> Any:
+    parquet = optional_module("pyarrow.parquet", why="Parquet")
+    arrow = optional_module("pyarrow", why="Parquet")
+    if not Path(path).is_file():
+        raise LoaderError(f"{path} is no file")
+    try:
+        return parquet.ParquetFile(path)
+    except (arrow.ArrowException, OSError) as problem:
+        raise LoaderError(f"{path} is no Parquet file: {problem}") from None
+
+
+def _arrow_encoding(field: Any, path: str) -> str:
+    kind = str(field.type)
+    plain = {
+        "string": "str",
+        "large_string": "str",
+        "string_view": "str",
+        "binary": "bytes",
+        "large_binary": "bytes",
+        "binary_view": "bytes",
+        "bool": "uint8",
+        "halffloat": "float16",
+        "float": "float32",
+        "double": "float64",
+        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    }
+    if kind in plain:
+        return plain[kind]
+    if kind.startswith("decimal"):
+        return "str_decimal"
+    inner = plain.get(str(field.type.value_type), "") if hasattr(field.type, "value_type") else ""
+    if inner in DTYPE_CODES and kind.startswith(("list", "large_list", "fixed_size_list")):
+        size = getattr(field.type, "list_size", None) if kind.startswith("fixed_size_list") else None
+        return f"ndarray:{inner}" + (f":{size}" if size else "")
+    raise LoaderError(
+        f"{path}: column {field.name} is {kind}, for which no encoding is certain: name one with --columns "
+        f"{field.name}:json, say, or leave the column out of --columns"
+    )

@@ -1,0 +1,268 @@
+"""What a run will ask of the bucket: shards in use, bytes a step, the first batch, and downloads by cache policy.
+
+    python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
+
+Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole at each step in
+which a sample of it is read and it is not cached. With a known order it stays while it is in use; where it finds no
+room, its samples come as their own bytes, which are the whole shard's in the end.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.base.optional_imports import optional_module
+from loader.base.sizes import parse_size
+from loader.errors import LoaderError
+from loader.hints.planned_reads import Ids, shard_uses
+from loader.mds.dataset import MDSDataset
+from loader.order import DEFAULT_SEED
+from loader.sampling.sampler import ElasticBatchSampler
+from loader.sampling.step_plan import Course
+from loader.tools.commands import progress_bar, say
+from loader.tools.simulated_caches import FirstCome, LeastRecent, shard_uses_by_step
+from loader.world import World
+
+POLICIES = ("LRU", "keep what came first", "known order")
+# A distant bucket, as the project's benchmarks have it.
+LATENCY_SECONDS = 0.04
+BYTES_A_SECOND = 80e6
+CONNECTIONS = 32
+EPOCHS = 3
+
+Figure = int | float | list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Life:
+    """When shards are in use. All arrays: (uses,), in the order of first; steps count over epochs."""
+
+    shard: Ids
+    first: Ids
+    last: Ids
+
+
+def lives(course: Course, ends: Ids, epochs: int) -> Life:
+    """Return each shard's time in use, once an epoch."""
+    with progress_bar(epochs, "epoch") as progress:
+        parts = []
+        for epoch in range(epochs):
+            parts.append(shard_uses(course, ends, epoch * course.steps, course.steps))
+            progress.update()
+    return Life(
+        np.concatenate([part.shard for part in parts]),
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.last for part in parts]),
+    )
+
+
+def downloads(course: Course, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int) -> dict[str, list[int]]:
+    """Return by policy the bytes downloaded in each epoch, with a cache of cache_bytes.
+
+    ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
+    """
+    least, first = LeastRecent(sizes, cache_bytes), FirstCome(sizes, cache_bytes)
+    life = lives(course, ends, epochs)
+    fits = in_use(life, sizes, epochs * course.steps)[1].max(initial=0) <= cache_bytes
+    fetched: dict[str, list[int]] = {policy: [0] * epochs for policy in POLICIES}
+    with progress_bar(epochs * course.steps * course.samples, "sample") as progress:
+        for epoch in range(epochs):
+            for uses in shard_uses_by_step(course, ends, epoch):
+                fetched[POLICIES[0]][epoch] += least.use(uses)
+                if not fits:
+                    fetched[POLICIES[1]][epoch] += first.use(uses)
+            progress.update(course.steps * course.samples)
+    for policy in POLICIES[1 if fits else 2 :]:
+        fetched[policy] = known_use_downloads(life, sizes, cache_bytes, policy, course.steps, epochs)
+    return fetched
+
+
+def known_use_downloads(
+    life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
+) -> list[int]:
+    """Return the bytes downloaded in each epoch of so many steps by a cache that knows when shards are in use.
+
+    sizes: (shards,) bytes. Of what is out of use, policy "keep what came first" drops the latest; "known order" what is
+    used again last, the newcomer as well: where shards have one size, no choice of what goes downloads less.
+    """
+    uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
+    following: dict[int, int] = {}
+    again = [0] * len(uses)
+    for number in reversed(range(len(uses))):
+        shard = uses[number][0]
+        again[number] = following.get(shard, 1 << 60)
+        # Not its step: at that of an epoch's beginning many come into use, one after the other.
+        following[shard] = number
+    shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
+    fetched = [0] * epochs
+    ending: list[tuple[int, int, int]] = []
+    for number, (shard, first, last) in enumerate(uses):
+        while ending and ending[0][0] < first:
+            _, done, next_use = heappop(ending)
+            shelf.put(done, next_use)
+        if not shelf.take(shard):
+            fetched[first // steps] += int(sizes[shard])
+        heappush(ending, (last, shard, again[number]))
+    return fetched
+
+
+class _Shelf:
+    """Shards that are out of use and kept; those in use have their room first."""
+
+    def __init__(self, policy: str, sizes: list[int], room: int) -> None:
+        self._policy, self._sizes, self._room = policy, sizes, room
+        self._kept: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._used = 0
+
+    def take(self, shard: int) -> bool:
+        """A shard comes into use; return whether it was here."""
+        is_here = self._kept.pop(shard, None) is not None
+        if not is_here:
+            self._used += self._sizes[shard]
+            self._shrink()
+        return is_here
+
+    def put(self, shard: int, next_use: int) -> None:
+        """A shard is out of use."""
+        self._kept[shard] = next_use
+        heappush(self._heap, (-next_use, shard))
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self._used > self._room and self._kept:
+            shard = self._victim()
+            del self._kept[shard]
+            self._used -= self._sizes[shard]
+
+    def _victim(self) -> int:
+        if self._policy == POLICIES[1]:
+            return next(reversed(self._kept))
+        while True:
+            next_use, shard = heappop(self._heap)
+            if self._kept.get(shard) == -next_use:
+                return shard
+
+
+def in_use(life: Life, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
+    """Return (steps,) how many shards are in use at each step of the first epoch, and their bytes."""
+    mine = life.first < steps
+    counts, nbytes = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
+    for total, weights in ((counts, np.ones(int(mine.sum()), np.int64)), (nbytes, sizes[life.shard[mine]])):
+        np.add.at(total, life.first[mine], weights)
+        np.add.at(total, np.minimum(life.last[mine] + 1, steps), -weights)
+    return np.cumsum(counts)[:-1], np.cumsum(nbytes)[:-1]
+
+
+def report(
+    dataset: MDSDataset, sampler: ElasticBatchSampler, cache_bytes: int, epochs: int
+) -> tuple[dict[str, Figure], Ids]:
+    """Return all figures of a run on one machine, and (steps,) the shards in use in its first epoch."""
+    course, index = sampler.course, dataset.index
+    ends: Ids = np.cumsum(index.samples)
+    sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
+    life = lives(course, ends, 1)
+    counts, nbytes = in_use(life, sizes, course.steps)
+    first = life.shard[life.first == 0]
+    per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
+    rounds = -(-first.size // CONNECTIONS)
+    figures: dict[str, Figure] = {
+        "steps an epoch": course.steps,
+        "bytes a step": round(per_sample * course.samples),
+        "dataset bytes": int(sizes.sum()),
+        "shards in use, mean": float(counts.mean()),
+        "shards in use, most": int(counts.max()),
+        "bytes in use, most": int(nbytes.max()),
+        "first batch, shards": int(first.size),
+        "first batch, seconds by whole shards": rounds
+        * (LATENCY_SECONDS + float(sizes[first].max(initial=0)) / BYTES_A_SECOND),
+        "first batch, seconds by exact bytes": -(-course.samples // CONNECTIONS)
+        * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
+        **{
+            f"bytes an epoch, {policy}": each
+            for policy, each in downloads(course, ends, sizes, cache_bytes, epochs).items()
+        },
+    }
+    return figures, counts
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("dataset", type=Path, help="directory that holds index.json")
+    parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
+    parser.add_argument("--cache-bytes", required=True, help="of each machine: 500GB, 1GiB, 500e9")
+    parser.add_argument("--order", default="py1e", help="the sampler's (default: py1e)")
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help=f"the sampler's (default: {DEFAULT_SEED})"
+    )
+    parser.add_argument("--canonical-nodes", type=int, help="the sampler's (default: the order's own)")
+    parser.add_argument("--block-size", type=int, default=0, help="samples (default: the order's own)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"how many (default: {EPOCHS})")
+    parser.add_argument("--nodes", type=int, default=1, help="machines; the first one's share is shown")
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="of each machine (default: 1)")
+    parser.add_argument("--png", type=Path, help="draw shards in use and downloads into this file")
+
+
+def run_simulate(options: Any) -> int:
+    """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
+    if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
+        raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
+    try:
+        cache_bytes = parse_size(options.cache_bytes)
+    except ValueError as problem:
+        raise LoaderError(f"--cache-bytes {problem}") from None
+    dataset = MDSDataset(options.dataset)
+    sampler = ElasticBatchSampler(
+        dataset,
+        global_batch_size=options.global_batch_size,
+        order=options.order,
+        seed=options.seed,
+        canonical_nodes=options.canonical_nodes,
+        block_size=options.block_size,
+        world=World(0, options.nodes * options.ranks_per_node, options.ranks_per_node),
+    )
+    figures, counts = report(dataset, sampler, cache_bytes, options.epochs)
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        say(f"{name:<{width}}  {_words(value)}")
+    most = figures["bytes in use, most"]
+    if isinstance(most, int) and most > cache_bytes:
+        say(
+            f"warning: up to {most:,} bytes are in use at one time, and the cache has {cache_bytes:,}. Without hints, "
+            "shards come again and again; these figures count them whole, and the daemon may fetch parts. With hints, "
+            "samples without room come as their own bytes. Make the cache larger, or have fewer shards in use, by a "
+            "smaller --canonical-nodes or --block-size.",
+            error=True,
+        )
+    if options.png is not None:
+        draw(counts, figures, options.png)
+        say(f"see {options.png}")
+    return 0
+
+
+def _words(value: Figure) -> str:
+    if isinstance(value, list):
+        return "  ".join(map(_words, value))
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
+
+
+def draw(counts: Ids, figures: Mapping[str, Figure], path: Path) -> None:
+    """Draw the shards in use over the first epoch, and the downloads of each epoch by policy, as PNG."""
+    figure = optional_module("matplotlib.figure", why="a picture").Figure(
+        figsize=(9, 4), layout="constrained"
+    )
+    left, right = figure.subplots(1, 2)
+    left.plot(counts)
+    left.set(title="shards in use", xlabel="step of the first epoch", ylim=(0, None))
+    for policy in POLICIES:
+        bytes_an_epoch = np.array(figures[f"bytes an epoch, {policy}"])
+        right.plot(bytes_an_epoch / 1e9, marker="o", label=policy)
+    right.set(title="GB downloaded", xlabel="epoch", ylim=(0, None))
+    right.xaxis.get_major_locator().set_params(integer=True)
+    right.legend()
+    figure.savefig(path, format="png")

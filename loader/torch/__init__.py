@@ -1,0 +1,1 @@
+"""torch: the threaded loader, collation, the API of StreamingDataset."""

@@ -1,0 +1,153 @@
+"""Samples into a batch: one block of memory for all its numbers, however many columns they are.
+
+`collate` is a DataLoader's `collate_fn`. What a worker process sends is then one tensor, whose shared memory
+the training process maps once, with a short description; there it is a plain dict again, of views into it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+
+from loader.errors import LoaderError
+from loader.mds.record_table import Table
+
+# Columns begin at multiples of a cache line, so every dtype is aligned in the block.
+ALIGN_BYTES = 64
+
+
+class Ragged(NamedTuple):
+    """Arrays of different lengths, one after the other.
+
+    values: (all lengths together, ...). offsets: (samples + 1,) int64; sample i has values[offsets[i] :
+    offsets[i + 1]].
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    def rows(self) -> list[torch.Tensor]:
+        """Return the array of each sample, as views."""
+        return list(torch.split(self.values, torch.diff(self.offsets).tolist()))
+
+    def padded(self, fill: float = 0) -> torch.Tensor:
+        """Return (samples, longest, ...), each sample filled up at its end."""
+        return torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill)
+
+
+class _Place(NamedTuple):
+    """Where an array lies in the block."""
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _RaggedPlace(NamedTuple):
+    values: _Place
+    offsets: _Place
+
+
+class _Parcel:
+    """What a worker returns: it pickles as one tensor, and arrives as a dict."""
+
+    def __init__(self, block: torch.Tensor, layout: dict[str, Any]) -> None:
+        self._block, self._layout = block, layout
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack, (self._block, self._layout)
+
+
+class _Block:
+    """Gives arrays their places, then puts them into one buffer."""
+
+    def __init__(self) -> None:
+        self._arrays: list[tuple[_Place, list[NDArray[Any]]]] = []
+        self._bytes = 0
+
+    def place(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _Place:
+        """Reserve room for the arrays, one after the other, as one of this shape."""
+        place = _Place(self._bytes, arrays[0].dtype.name, shape)
+        self._arrays.append((place, arrays))
+        size = arrays[0].itemsize * int(np.prod(shape))
+        self._bytes += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+        return place
+
+    def filled(self) -> torch.Tensor:
+        """Return the buffer with every array in it."""
+        buffer = np.empty(self._bytes, np.uint8)
+        for place, arrays in self._arrays:
+            count = int(np.prod(place.shape))
+            target = buffer[place.start : place.start + count * np.dtype(place.dtype).itemsize].view(
+                place.dtype
+            )
+            np.concatenate([array.reshape(-1) for array in arrays], out=target)
+        return torch.from_numpy(buffer)
+
+
+def collate(samples: Sequence[dict[str, Any]]) -> Any:
+    """Return a dict of columns; a DataLoader's `collate_fn`.
+
+    Numbers become a tensor (samples,); arrays of one shape a tensor (samples, ...); arrays that differ in
+    their first axis alone a Ragged; everything else (text, bytes, JSON, images, arrays of different kinds, integers
+    that no integer tensor holds together) a list. Raises LoaderError if the samples differ in their columns.
+    """
+    if not samples:
+        return {}
+    block = _Block()
+    layout: dict[str, Any] = {}
+    if isinstance(samples, Table) and get_worker_info() is None:
+        return {name: torch.from_numpy(column) for name, column in samples.columns.items()}
+    if isinstance(samples, Table):
+        for name, column in samples.columns.items():
+            layout[name] = block.place([column], column.shape)
+        return _Parcel(block.filled(), layout)
+    names = samples[0].keys()
+    for sample in samples:
+        if sample.keys() != names:
+            raise LoaderError(
+                f"a batch has samples with the columns {', '.join(names)} and with {', '.join(sample)}: take "
+                f"them from one stream at a time, or collate them yourself"
+            )
+    for name in names:
+        layout[name] = _column([sample[name] for sample in samples], block)
+    buffer = block.filled()
+    return _unpack(buffer, layout) if get_worker_info() is None else _Parcel(buffer, layout)
+
+
+def _column(values: list[Any], block: _Block) -> Any:
+    first = values[0]
+    if isinstance(first, (int, float, np.number, np.bool_)):
+        column = np.array(values)
+        if column.dtype.kind == "f" and all(isinstance(value, (int, np.integer)) for value in values):
+            return values  # numpy takes floats for what no integer type holds, and rounds
+        return block.place([column], column.shape) if column.dtype.kind in "iufb" else values
+    if not isinstance(first, np.ndarray) or not all(
+        isinstance(value, np.ndarray) and value.dtype == first.dtype and value.shape[1:] == first.shape[1:]
+        for value in values
+    ):
+        return values
+    lengths = [len(value) for value in values]
+    if len(set(lengths)) == 1:
+        return block.place(values, (len(values), *first.shape))
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    shape = (int(offsets[-1]), *first.shape[1:])
+    return _RaggedPlace(block.place(values, shape), block.place([offsets], offsets.shape))
+
+
+def _unpack(block: torch.Tensor, layout: dict[str, Any]) -> dict[str, Any]:
+    def view(place: _Place) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, place.dtype)
+        stop = place.start + dtype.itemsize * int(np.prod(place.shape))
+        return block[place.start : stop].view(dtype).view(place.shape)
+
+    batch: dict[str, Any] = {}
+    for name, found in layout.items():
+        if isinstance(found, _RaggedPlace):
+            batch[name] = Ragged(view(found.values), view(found.offsets))
+        else:
+            batch[name] = view(found) if isinstance(found, _Place) else found
+    return batch

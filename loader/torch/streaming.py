@@ -1,0 +1,442 @@
+"""StreamingDataset's face: the same arguments, the same ids in the same order for each rank and worker.
+
+    from loader.streaming import StreamingDataset, StreamingDataLoader
+
+    dataset = StreamingDataset(local="/data/train", shuffle=True, batch_size=8)
+    loader = StreamingDataLoader(dataset, batch_size=8, num_workers=2)
+
+For code that is written for MosaicML streaming 0.13; its state dicts go both ways. `local` is a directory that has
+everything, such as a mount: what downloads, and says how, is not this class's business, and is accepted and
+ignored. A subclass may define `get_item` or `__getitem__`, as there: then samples are read one by one.
+"""
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from loader.base.argument_checks import optional_whole, sample_count, whole_number
+from loader.errors import ArgumentError, LoaderError, StateError
+from loader.hints.client import Hints
+from loader.mds import stream
+from loader.mds.dataset import MDSDataset
+from loader.mds.record_table import Sample
+from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES
+from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
+from loader.order.state import check_is_state, count_of
+from loader.sampling.sampler import ElasticBatchSampler
+from loader.sampling.worker_epochs import Epochs, Position, Progress
+from loader.torch.streaming_attributes import StreamingNumbers
+from loader.world import World
+
+_IGNORED = {
+    "download_retry", "download_timeout", "keep_zip", "predownload", "cache_limit", "stream_name", "stream_config",
+}  # fmt: skip
+
+
+def Stream(
+    *,
+    local: str,
+    remote: str | None = None,
+    split: str | None = None,
+    proportion: float | None = None,
+    repeat: float | None = None,
+    choose: int | None = None,
+    validate_hash: str | None = None,
+    **ignored: Any,
+) -> stream.Stream:
+    """Return a stream by StreamingDataset's names. Raises LoaderError for one that would have to be downloaded."""
+    _check_ignored(ignored)
+    _check_remote(remote, local)
+    return stream.Stream(local, split, proportion, repeat, choose, validate_hash is not None)
+
+
+class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
+    """Iterates over this rank's and worker's samples; each iteration is an epoch.
+
+    Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Unlike there, an epoch
+    is resumed between two global batches only; a shard that cannot be read is an error at once; and device_per_stream
+    ends when no batch is left for one of the ranks. hints: as in loader.fast.Loader; the process that made the
+    dataset gives them, not its workers. decompressed_cache_bytes: as in MDSDataset. cache_folder: for unpacked shards
+    as there, and for stored orders as in ElasticBatchSampler. batch_size: without it, single samples can be read, but
+    an iteration is an error, as there.
+    Raises LoaderError for what this class does not do (ArgumentError, a ValueError as there, for streams together
+    with local or remote, or none of them), OrderError for settings that cannot work.
+    """
+
+    def __init__(  # noqa: PLR0913 -- StreamingDataset's, by name
+        self,
+        *,
+        streams: Sequence[stream.Stream] | None = None,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        validate_hash: str | None = None,
+        epoch_size: int | str | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: str = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = "py1e",
+        shuffle_seed: int = DEFAULT_SEED,
+        shuffle_block_size: int | None = None,
+        batching_method: str = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        hints: bool = True,
+        decompressed_cache_bytes: int | str = DECOMPRESSED_CACHE_BYTES,
+        cache_folder: str | Path | None = None,
+        **ignored: Any,
+    ) -> None:
+        _check_ignored(ignored)
+        if bool(streams) == (bool(remote) or bool(local)):
+            raise ArgumentError("give either local, a directory with the dataset, or streams")
+        _check_remote(remote, local)
+        if partition_algo != "relaxed":
+            raise LoaderError(f"partition_algo {partition_algo!r} is not there; the default is relaxed")
+        if shuffle_algo == "native":
+            # Nor would ranks agree on an epoch's end, which it does not fill up.
+            raise LoaderError(
+                "shuffle_algo 'native' is none of StreamingDataset's, whose states could not tell it from these: use "
+                "it with MDSDataset and ElasticBatchSampler"
+            )
+        self.batch_size = optional_whole(batch_size, "batch_size", "samples")
+        self.replication = replication
+        self.num_canonical_nodes = optional_whole(num_canonical_nodes, "num_canonical_nodes")
+        self.shuffle, self.shuffle_algo = shuffle, shuffle_algo
+        self.shuffle_seed = whole_number(shuffle_seed, "shuffle_seed")
+        self.sampling_method = sampling_method
+        self.sampling_granularity = whole_number(sampling_granularity, "sampling_granularity")
+        self.epoch_seed_change = shuffle and sampling_method == "balanced"
+        self.batching_method, self.partition_algo = batching_method, partition_algo
+        self.allow_unsafe_types = allow_unsafe_types
+        self.cache_limit = ignored.get("cache_limit")
+        self.predownload = ignored.get("predownload") or (8 * self.batch_size if self.batch_size else 64)
+        self.initial_physical_nodes: int | None = None
+        self.streams = list(streams) if streams else [stream.Stream(str(local), split)]
+        self._samples = MDSDataset(
+            self.streams,
+            split,
+            allow_pickle=allow_unsafe_types,
+            check_hashes=validate_hash is not None,
+            decompressed_cache_bytes=decompressed_cache_bytes,
+            cache_folder=cache_folder,
+        )
+        self._cache_folder = cache_folder
+        self._world = _world(replication)
+        self._order: dict[str, Any] = {
+            "order": shuffle_algo if shuffle else SEQUENTIAL,
+            "block_size": optional_whole(shuffle_block_size, "shuffle_block_size", "samples") or 0,
+            "epoch_size": sample_count(epoch_size or None, "epoch_size"),
+            "batching": batching_method,
+            "sampling": sampling_method,
+            "granularity": self.sampling_granularity,
+            "tail_layout": (self._world.nodes, self._world.ranks_per_node),
+        }
+        self._spreads = shuffle_algo in ("py1s", "py2s")
+        self._epochs = Epochs()
+        self._reading: _Reading | None = None  # this process's iteration, if it has begun
+        self._resumed: _Reading | None = None  # where a process was put by its own state, until it has begun
+        self._has_read = False
+        # What cannot work is an error here, not in a worker.
+        self.epoch_size = self._sampler().course.tracks.samples()
+        self.length = math.ceil(self.epoch_size / self._world.ranks)
+        self._hints: Hints | None = None
+        self._gives_hints = hints and get_worker_info() is None
+        self._give_hints()
+
+    def __iter__(self) -> Iterator[Sample]:
+        if not self.batch_size:
+            raise ArgumentError(
+                "batch_size is missing: pass StreamingDataset the samples that a rank takes a step, as many as its "
+                "DataLoader's batch_size; the order of samples depends on it"
+            )
+        self._reading = None
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Sample]:
+        number, workers, generation = _worker()
+        resumed, self._resumed = self._resumed, None
+        again = None if resumed is None else resumed.epoch
+        epoch, position = self._epochs.begin(number, generation, again=again)
+        self._adopt(position)
+        self.num_canonical_nodes = self._rows
+        sampler = self._sampler()
+        sampler.set_epoch(epoch)
+        start = position.samples if position is not None and position.epoch == epoch else 0
+        self._reading = reading = resumed or _Reading(epoch, start)
+        self._has_read = True
+        if start:
+            sampler.load_state_dict(self._as_state(epoch, start))
+            if sampler.epoch != epoch:
+                return  # it was saved at the end of its epoch
+        self._epochs.tell(number, *sampler.place)
+        known = reading.handed_out
+        for batch, ids in enumerate(sampler):
+            if batch % workers != number:
+                continue
+            if known >= len(ids):
+                known -= len(ids)
+                continue
+            self._epochs.tell(number, *sampler.place)
+            for sample in self._read(ids[known:]):
+                reading.handed_out += 1
+                yield sample
+            known = 0
+        self._epochs.tell(number, *sampler.place)
+        reading.is_over = True
+
+    def _read(self, ids: list[int]) -> Iterable[Sample]:
+        if self._reads_batches:
+            return self._samples.__getitems__(ids)
+        return map(self.__getitem__, ids)
+
+    @property
+    def _reads_batches(self) -> bool:
+        """Whether no subclass has its own way to make a sample."""
+        mine, base = type(self), StreamingDataset
+        return mine.__getitem__ is base.__getitem__ and mine.get_item is base.get_item
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hints": None, "_gives_hints": False}
+
+    def __len__(self) -> int:
+        """Samples of an epoch that each rank reads."""
+        return self.length
+
+    @property
+    def shuffle_block_size(self) -> int:
+        """How far the shuffle moves samples: what was given, or what follows from the canonical nodes."""
+        return self._spec.block_size
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epochs.next
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._epochs.move(Position(epoch, 0, self._rows, self.shuffle_seed, self.initial_physical_nodes))
+        self._reading = self._resumed = None
+
+    def get_item(self, sample_id: int, retry: int = 0) -> Any:
+        """Return a sample of the dataset, 0 <= sample_id < size: what a subclass changes for all ways to read."""
+        return self._samples[sample_id]
+
+    def __getitem__(self, which: Any) -> Any:
+        """Return a sample of the dataset, or several for a slice, a list or an array. Negative ids count from the end.
+
+        Raises IndexError for an id out of range.
+        """
+        if isinstance(which, slice) and self._reads_batches:
+            return self._samples[which]
+        if isinstance(which, slice):
+            return [self.get_item(number) for number in range(*which.indices(self.size))]
+        if isinstance(which, list) or (isinstance(which, np.ndarray) and which.ndim):
+            return [self[each] for each in which]
+        return self.get_item(which + self.size if -self.size <= which < 0 else which)
+
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- theirs
+        """Return StreamingDataset's state. num_samples: that all ranks have consumed; None: see below.
+
+        from_beginning: counted from the epoch's beginning, not from where this run resumed it. None is for loaders
+        that ask for the state where the samples are read, torchdata's StatefulDataLoader: what this process handed
+        out; such a state goes on only with the same numbers of ranks and workers. Raises StateError if others read.
+        """
+        if num_samples is None:
+            return self._own_state()
+        num_samples = whole_number(num_samples, "num_samples")
+        epoch, position = self._epochs.next - 1, self._epochs.position()
+        self._adopt(position)
+        offset = 0
+        if position is not None and position.epoch >= epoch:
+            epoch, offset = position.epoch, position.samples
+        return self._full_state(epoch, num_samples if from_beginning else offset + num_samples)
+
+    def _own_state(self) -> dict[str, Any]:
+        """Where this process's iteration is, or the next one begins."""
+        number, workers, generation = _worker()
+        reading = self._reading or self._resumed
+        if reading is None or (reading.is_over and generation is None):
+            if generation is None and not self._has_read and self._epochs.told() is not None:
+                raise StateError(
+                    "the workers of a DataLoader read, and how much of it the loop has consumed is not known here: "
+                    "pass num_samples, ask a StreamingDataLoader, or torchdata's StatefulDataLoader"
+                )
+            position = self._epochs.position()
+            self._adopt(position)
+            epoch = self._epochs.coming(number, generation)
+            start = position.samples if position is not None and position.epoch == epoch else 0
+            reading = _Reading(epoch, start)
+        layout = [number, workers, self._world.ranks, self.batch_size]
+        return {
+            **self._full_state(reading.epoch, reading.start),
+            "handed_out": reading.handed_out,
+            "handed_out_by": layout,
+        }
+
+    def load_state_dict(self, obj: Mapping[str, Any]) -> None:
+        """Continue where a state was taken, here or by StreamingDataset, with its seed and canonical nodes.
+
+        Raises StateError if the state does not fit, and OrderError; the dataset stays where it was.
+        """
+        check_is_state(obj, "StreamingDataset")
+        number, workers, generation = _worker()
+        handed_out = obj.get("handed_out", 0)
+        layout = [number, workers, self._world.ranks, self.batch_size]
+        if handed_out and obj.get("handed_out_by") != layout:
+            raise StateError(
+                f"the state tells of {handed_out} samples that worker, workers, ranks, batch_size = "
+                f"{obj.get('handed_out_by')} handed out, and cannot go on with {layout}; states that can are those of "
+                f"StreamingDataLoader"
+            )
+        was = self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes
+        order = self._rows, self.shuffle_seed
+        try:
+            nodes = count_of(obj, "initial_physical_nodes") if obj.get("initial_physical_nodes") else None
+            position = Position(
+                obj["epoch"], obj["sample_in_epoch"], _count_in(obj, "num_canonical_nodes"),
+                _count_in(obj, "shuffle_seed"), nodes,
+            )  # fmt: skip
+            self._adopt(position)
+            self._sampler().load_state_dict(self._as_state(position.epoch, position.samples))
+        except KeyError as missing:
+            raise LoaderError(f"this is no state of a StreamingDataset: it lacks {missing}") from None
+        except LoaderError:
+            self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
+            raise
+        position = replace(position, epoch=max(position.epoch, 0))  # -1: none has begun
+        if generation is None:
+            self._epochs.move(position)
+        else:
+            self._epochs.join(position)
+        self._reading = None
+        self._resumed = (
+            _Reading(position.epoch, position.samples, handed_out) if "handed_out" in obj else None
+        )
+        if (self._rows, self.shuffle_seed) != order:
+            self._give_hints()
+
+    def _give_hints(self) -> None:
+        """Give hints by the order as it is now."""
+        if self._hints is not None:
+            self._hints.close()
+        if self._gives_hints and self.batch_size and get_worker_info() is None:
+            progress = Progress(self._sampler().course, self._epochs)
+            self._hints = Hints(self._samples, progress)
+            weakref.finalize(self, self._hints.close)
+
+    @property
+    def _rows(self) -> int:
+        return self.num_canonical_nodes or self._world.nodes * (64 if self._spreads else 1)
+
+    def _as_state(self, epoch: int, samples: int) -> dict[str, Any]:
+        return {
+            "epoch": epoch,
+            "sample_in_epoch": samples,
+            "num_canonical_nodes": self._rows,
+            "shuffle_seed": self.shuffle_seed,
+        }
+
+    def _full_state(self, epoch: int, samples: int) -> dict[str, Any]:
+        nodes = self._world.nodes if self.initial_physical_nodes is None else self.initial_physical_nodes
+        return {**self._as_state(epoch, samples), "initial_physical_nodes": nodes}
+
+    def _adopt(self, position: Position | None) -> None:
+        if position is not None:
+            self.num_canonical_nodes, self.shuffle_seed = position.canonical_nodes, position.seed
+            self.initial_physical_nodes = position.initial_nodes
+
+    @property
+    def _spec(self) -> OrderSpec:
+        return OrderSpec(seed=self.shuffle_seed, canonical_nodes=self._rows, **self._order)
+
+    def _sampler(self) -> ElasticBatchSampler:
+        spec = self._spec
+        return ElasticBatchSampler(
+            self._samples,
+            global_batch_size=(self.batch_size or 1) * self._world.ranks,
+            order=spec,
+            world=self._world,
+            drop_last=spec.batching != "random",
+            cache_folder=self._cache_folder,
+        )
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """A DataLoader that counts what it has delivered, as StreamingDataset's own does, for its state."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_samples_yielded = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator is what it returns
+        self.num_samples_yielded = 0
+        for batch in super().__iter__():
+            self.num_samples_yielded += _samples_in(batch)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the dataset's state after what this loader has delivered; None for another dataset."""
+        dataset = self.dataset
+        if not isinstance(dataset, StreamingDataset):
+            return None
+        ranks = _world(dataset.replication).ranks
+        return dataset.state_dict(self.num_samples_yielded * ranks, from_beginning=False)
+
+    def load_state_dict(self, obj: Mapping[str, Any]) -> None:
+        """Continue where a state was taken."""
+        if isinstance(self.dataset, StreamingDataset):
+            self.dataset.load_state_dict(obj)
+            self.num_samples_yielded = 0
+
+
+@dataclass(slots=True)
+class _Reading:
+    """An iteration of one process. start: samples of the epoch before it, of all ranks; handed_out: by this process."""
+
+    epoch: int
+    start: int
+    handed_out: int = 0
+    is_over: bool = False
+
+
+def _worker() -> tuple[int, int, int | None]:
+    """(number of this worker, workers, the seed that they share); (0, 1, None) where there are none."""
+    info = get_worker_info()
+    return (0, 1, None) if info is None else (info.id, info.num_workers, info.seed - info.id)
+
+
+def _world(replication: int | None) -> World:
+    return World.detect(replication=1 if replication is None else replication)
+
+
+def _check_remote(remote: str | None, local: str | None) -> None:
+    if remote is not None and remote != local:
+        raise LoaderError(
+            f"remote {remote!r}: nothing is downloaded here. Mount the bucket, and give its directory as local"
+        )
+
+
+def _check_ignored(ignored: Mapping[str, Any]) -> None:
+    unknown = sorted(set(ignored) - _IGNORED)
+    if unknown:
+        raise LoaderError(f"unknown arguments: {', '.join(unknown)}")
+
+
+def _count_in(state: Mapping[str, Any], name: str) -> int:
+    """Return a count that a state holds. Raises KeyError where it does not, StateError for what is none."""
+    return count_of({name: state[name]}, name)
+
+
+def _samples_in(batch: Any) -> int:
+    if isinstance(batch, Mapping):
+        return len(next(iter(batch.values())))
+    return len(batch) if hasattr(batch, "shape") else len(batch[0])

@@ -1,0 +1,77 @@
+"""What StreamingDataset tells of its shards and streams, by its names: for trainers and subclasses that read them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.mds.dataset import MDSDataset
+from loader.mds.stream import Stream
+
+
+class StreamingNumbers:
+    """Counts and offsets of the dataset `_samples`, whose streams are `streams`. All arrays are int64."""
+
+    _samples: MDSDataset
+    streams: Sequence[Stream]
+
+    @property
+    def size(self) -> int:
+        """Samples of the dataset."""
+        return len(self._samples)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the dataset."""
+        return len(self._samples)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the dataset."""
+        return int(self.samples_per_shard.size)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of the dataset."""
+        return len(self.streams)
+
+    @property
+    def samples_per_shard(self) -> NDArray[np.int64]:
+        """(shards,) samples of each."""
+        return self._samples.shard_sizes
+
+    @property
+    def sample_offset_per_shard(self) -> NDArray[np.int64]:
+        """(shards,) the id of each one's first sample."""
+        return _before_each(self.samples_per_shard)
+
+    @property
+    def shards_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) shards of each."""
+        return np.array(self._samples.shards_per_stream, np.int64)
+
+    @property
+    def shard_offset_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) the number of each one's first shard."""
+        return _before_each(self.shards_per_stream)
+
+    @property
+    def samples_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) samples of each."""
+        parts = np.split(self.samples_per_shard, self.shard_offset_per_stream[1:])
+        return np.array([part.sum() for part in parts], np.int64)
+
+    @property
+    def sample_offset_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) the id of each one's first sample."""
+        return _before_each(self.samples_per_stream)
+
+    @property
+    def stream_per_shard(self) -> NDArray[np.int64]:
+        """(shards,) the stream of each."""
+        return np.repeat(np.arange(self.num_streams, dtype=np.int64), self.shards_per_stream)
+
+
+def _before_each(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.cumsum(counts) - counts
+    return found

@@ -1,0 +1,89 @@
+"""What is fetched before anybody has it open: the reader who comes finds it, or waits for the same GET."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.engine.cache.block_cache import Wanted
+from fusecache.model.errors import ObjectMissing
+from fusecache.model.objects import KIB, MIB, Extent, ObjectId
+from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes, until
+
+
+async def test_what_was_prefetched_is_read_without_another_get(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    contents = [some_bytes(100 * KIB + number, number) for number in range(20)]
+    objects = [bucket.put(f"file{number}", data) for number, data in enumerate(contents)]
+    async with running_cache(bucket.watched, tmp_path / "cache", buffer_bytes=128 * MIB) as cache:
+        cache.prefetch(
+            [Wanted(each, len(data), len(data)) for each, data in zip(objects, contents, strict=True)]
+        )
+        await until(lambda: cache.statistics().bytes_by_cause["readahead"] == sum(map(len, contents)))
+        for each, data in zip(objects, contents, strict=True):
+            assert await read_all(cache, each, len(data)) == data
+        assert len(bucket.watched.extents) == len(objects)
+        assert cache.statistics().bytes_by_cause["demand"] == 0
+
+
+async def test_a_reader_that_comes_meanwhile_waits_for_the_same_get(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    data = some_bytes(100 * KIB)
+    file = bucket.put("file", data)
+    go_on = threading.Event()
+    bucket.watched.on_progress = lambda extent, received: go_on.wait(10) and None
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache, trio.open_nursery() as nursery:
+        cache.prefetch([Wanted(file, len(data), len(data))])
+        await until(lambda: len(bucket.watched.extents) == 1)
+        read = trio.Event()
+
+        async def reader() -> None:
+            assert await read_all(cache, file, len(data)) == data
+            read.set()
+
+        nursery.start_soon(reader)
+        await until(lambda: cache.statistics().misses == 1)
+        go_on.set()
+        await read.wait()
+        assert bucket.watched.extents == [Extent(0, len(data))]
+
+
+async def test_what_is_on_disk_is_prefetched_from_there(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    data = some_bytes(300 * KIB)
+    file = bucket.put("file", data)
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache:
+        await read_all(cache, file, len(data))
+        await until(lambda: cache.statistics().used_bytes >= len(data))
+    asked = len(bucket.watched.extents)
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache:
+        cache.prefetch([Wanted(file, len(data), len(data))])
+        await until(lambda: cache.statistics().buffers_in_use > 0)
+        assert await read_all(cache, file, len(data)) == data
+    assert len(bucket.watched.extents) == asked
+
+
+async def test_an_object_that_is_gone_fails_its_reader_only(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    data = some_bytes(10 * KIB)
+    file = bucket.put("file", data)
+    gone = ObjectId("gone", "etag")
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache:
+        cache.prefetch([Wanted(gone, 5, 5), Wanted(file, len(data), len(data))])
+        await until(lambda: cache.statistics().bytes_by_cause["readahead"] == len(data))
+        assert await read_all(cache, file, len(data)) == data
+        with pytest.raises(ObjectMissing):
+            await read_all(cache, gone, 5)
+
+
+async def test_a_guess_at_another_size_than_an_open_file_has_is_ignored(tmp_path: Path) -> None:
+    bucket = new_bucket()
+    data = some_bytes(10 * KIB)
+    file = bucket.put("file", data)
+    async with running_cache(bucket.watched, tmp_path / "cache") as cache:
+        handle = cache.open(file, len(data))
+        cache.prefetch([Wanted(file, len(data) + 1, len(data) + 1)])
+        assert await cache.read(handle, 0, len(data)) == data
+        cache.close(handle)
+    assert bucket.watched.extents == [Extent(0, len(data))]

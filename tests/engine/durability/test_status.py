@@ -1,0 +1,227 @@
+"""What `status` and `sync` say of the queue: counted where it will be, with its cause, and no longer than it is so."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.engine.namespace.nodes import DirectoryHandle
+from fusecache.engine.write.enospc_log import REMEMBERED_SECONDS
+from fusecache.model.errors import AccessDenied, NoSpace, NotFound, Unavailable
+from fusecache.model.objects import MIB
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.node import Bucket, User, running_node
+
+DENIED = AccessDenied("InvalidAccessKeyId (403)")
+
+
+async def listed(user: User, path: str) -> None:
+    """List a directory to its end, and hold it as the kernel does."""
+    directory = await user.fs.resolve(path)
+    directory.lookups += 1
+    handle = DirectoryHandle(directory)
+    while await user.fs.names.reader.next_entries(handle, 100):
+        pass
+
+
+# ---- where it is counted
+
+
+@pytest.mark.parametrize("size", [2 * MIB, 9 * MIB], ids=["whole", "parts"])
+async def test_what_uploads_under_an_old_name_is_counted_under_the_path_that_it_will_have(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int
+) -> None:
+    stuck = [Fault(Unavailable("no answer"), method, "a/*", times=None) for method in ("put", "complete*")]
+    store = FaultyStore(bucket, *stuck)
+    async with running_node(store, cache) as user:
+        await user.mkdir("a")
+        for name in ("one", "two"):
+            await user.write(f"a/{name}", bytes(size))
+        await trio.sleep(30)
+        await user.rename("a", "b")
+        await user.rename("b", "c")
+        there = await user.fs.looking.look("c")
+        assert there["state"].startswith("uploading:")
+        assert there["pending_bytes"] == 2 * size
+        assert there["oldest_pending_seconds"] >= 30
+        assert sorted(each["path"] for each in there["uploading"]) == ["c/one", "c/two"]
+        file = await user.fs.looking.look("c/one")
+        assert (file["pending_bytes"], [each["path"] for each in file["uploading"]]) == (size, ["c/one"])
+        whole = user.fs.statistics()
+        assert sorted(each["path"] for each in whole["uploading"]) == ["c/one", "c/two"]
+        assert whole["pending_bytes"] == 2 * size
+        store.heal()
+        assert await user.drained() == "durable"
+        assert (await user.fs.looking.look("c"))["pending_files"] == 0
+    assert {"c/one", "c/two"} <= set(bucket.shows())
+
+
+async def test_changes_of_names_are_told_from_files_and_removals_that_are_put_off_from_both(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, delete_delay=600) as user:
+        await user.mkdir("old")
+        for name in ("one", "two"):
+            await user.write(f"old/{name}", b"1")
+        assert await user.drained() == "durable"
+        for name in ("one", "two"):
+            await user.unlink(f"old/{name}")
+        await trio.sleep(60)
+        for said in (user.fs.statistics(), await user.fs.looking.look("old")):
+            assert (said["pending_files"], said["put_off_files"], said["pending_contents"]) == (2, 2, 0)
+            assert 530 <= said["put_off_seconds"] <= 541
+            assert said["oldest_pending_seconds"] == 0
+        assert user.fs.looking.line(user.fs.pending()) == "2 removals put off"
+        bucket.takes_nothing = True
+        await user.mkdir("new")
+        await user.write("new/file", bytes(5))
+        said = user.fs.looking.progress(await user.fs.looking.count("new"))
+        assert (said["pending_files"], said["pending_contents"], said["put_off_files"]) == (2, 1, 0)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+
+
+async def test_a_bucket_that_takes_next_to_nothing_has_no_pace(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("tiny", b"123")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("large", bytes(MIB))
+        await trio.sleep(1)
+        said = user.fs.statistics()
+        assert said["pending_bytes"] == MIB
+        assert (said["upload_bytes_per_second"], said["seconds_left"]) == (0, None)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+
+
+# ---- no room
+
+
+async def test_a_file_that_found_no_room_is_told_until_one_of_its_size_does(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
+        bucket.takes_nothing = True
+        await user.mkdir("run")
+        await user.write("run/first", bytes(24 * MIB))
+        handle = await user.open("run/model")
+        await user.fs.contents.write(handle, 0, bytes(8 * MIB))
+        with pytest.raises(NoSpace):
+            await user.fs.contents.write(handle, 24 * MIB, bytes(8 * MIB))
+        assert (await user.fs.looking.look("run/model"))["state"] == "error:no-space"
+        with pytest.raises(NoSpace):
+            await user.close(handle)
+        for said in (user.fs.statistics(), await user.fs.looking.look("run")):
+            shortages = said["shortages"]
+            assert (shortages["files"], shortages["path"]) == (1, "run/model")
+            assert shortages["bytes"] == 32 * MIB
+            assert shortages["cause"]
+        assert (await user.fs.looking.look("run/model"))["state"] == "error:no-space"
+        assert (await user.fs.looking.look("run/first"))["shortages"] == {"files": 0}
+        with pytest.raises(NotFound):
+            await user.fs.looking.look("run/mode")
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        await user.write("small", b"1")
+        assert user.fs.statistics()["shortages"]["files"] == 1
+        await user.write("other", bytes(32 * MIB))
+        assert user.fs.statistics()["shortages"] == {"files": 0}
+        assert await user.drained() == "durable"
+
+
+async def test_a_file_that_found_no_room_is_forgotten_after_a_while(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
+        handle = await user.open("model")
+        with pytest.raises(NoSpace):
+            await user.fs.contents.truncate(handle.node, 120 * MIB)
+        await user.fs.contents.release(handle)
+        assert user.fs.statistics()["shortages"]["bytes"] == 120 * MIB
+        await trio.sleep(REMEMBERED_SECONDS - 1)
+        assert user.fs.statistics()["shortages"]["files"] == 1
+        await trio.sleep(2)
+        assert user.fs.statistics()["shortages"] == {"files": 0}
+
+
+# ---- refused keys
+
+
+async def refuse(user: User, store: FaultyStore) -> None:
+    """Have the keys refused for a while, with three files that were tried meanwhile."""
+    await listed(user, "run")
+    store.script(Fault(DENIED, "*", times=None))
+    for number in range(3):
+        await user.write(f"run/{number}", b"1")
+    for _ in range(20):
+        await trio.sleep(2)
+        await user.fs.resolve("run/file")
+    assert user.fs.statistics()["refused_seconds"] > 20
+
+
+@pytest.mark.parametrize("keys", ["the same", "others"])
+async def test_a_publication_ends_the_refusal_of_the_keys_at_once_unless_they_are_others(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, keys: str
+) -> None:
+    bucket.memory.put_bytes("run/file", b"1")
+    store = FaultyStore(bucket)
+    async with running_node(store, cache, writes_by_other_keys=keys == "others") as user:
+        await refuse(user, store)
+        store.heal()
+        store.script(Fault(DENIED, "list_page", times=None))
+        assert await user.drained() == "durable"
+        assert (user.fs.statistics()["refused_seconds"] > 0) is (keys == "others")
+
+
+async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("run/file", b"1")
+    store = FaultyStore(bucket)
+    async with running_node(store, cache, keys_from="environment") as user:
+        await refuse(user, store)
+        await user.write("run/new", b"2")
+        for path in ("run/new", "run/1", "run"):
+            assert await user.fs.path_state(path) == "error:auth-failed"
+        assert await user.fs.path_state("run/file") == "clean"
+        waiting = user.fs.statistics()["waiting"]
+        assert waiting
+        assert all("unmount --force" in each["way_out"] for each in waiting)
+        store.heal()
+        assert await user.drained() == "durable"
+
+
+async def test_a_single_file_that_is_refused_is_no_error_of_the_others(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(DENIED, "put", "secret", times=None))
+    async with running_node(store, cache) as user:
+        await user.write("secret", b"1")
+        await trio.sleep(20)
+        await user.write("free", b"1")
+        await trio.sleep(5)
+        await user.write("next", b"1")
+        assert await user.fs.path_state("next") == "queued"
+        assert await user.fs.path_state("secret") == "error:auth-failed"
+        store.heal()
+        assert await user.drained() == "durable"
+
+
+# ---- symlinks
+
+
+async def test_a_symlink_has_a_state_of_its_own(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.symlink("step-1", "best")
+        there = await user.fs.looking.look("best")
+        assert (there["state"], there["link_to"], there["pending_contents"]) == ("queued", "step-1", 0)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert await user.fs.path_state("best") == "clean"

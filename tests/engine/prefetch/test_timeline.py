@@ -1,0 +1,423 @@
+"""Merged hints: when is what read next, compared with a list of everything that was said."""
+
+import tracemalloc
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fusecache.engine.prefetch import timeline as module
+from fusecache.engine.prefetch.timeline import Timeline, index_plan
+from fusecache.model.errors import NotPermitted
+from fusecache.model.hints import TO_THE_END, decode_plan, encode_plan
+from fusecache.model.objects import MIB
+from fusecache.policy.cache.prefetch_horizon import SILENT_SECONDS
+
+FILES = ["a", "b/c", "b/d", "e"]
+PLACES = st.integers(0, 9)
+
+
+@dataclass(frozen=True)
+class Said:
+    window: int
+    path: str
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def plan(window: int, step: int, rows: list[Said], *, is_exact: bool = False) -> bytes:
+    rows = sorted(rows, key=lambda row: row.first)
+    return encode_plan(
+        window=window,
+        step=step,
+        paths=FILES,
+        path=[FILES.index(row.path) for row in rows],
+        start=[row.start for row in rows],
+        length=[row.stop - row.start for row in rows],
+        first=[row.first for row in rows],
+        span=[row.last - row.first for row in rows],
+        is_exact=is_exact,
+    )
+
+
+def take(timeline: Timeline, job: str, message: bytes, now: float) -> None:
+    timeline.add(job, index_plan(decode_plan(message)), now)
+
+
+class Jobs(RuleBasedStateMachine):
+    """Two jobs say things; a list remembers all of it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.timeline = Timeline()
+        self.said: dict[str, list[Said]] = {}
+        self.steps: dict[str, int] = {}
+        self.now = 0.0
+
+    @rule(
+        job=st.sampled_from("xy"),
+        window=st.integers(0, 3),
+        step=st.integers(0, 30),
+        rows=st.lists(
+            st.tuples(st.sampled_from(FILES), PLACES, PLACES, st.integers(0, 40), st.integers(0, 5))
+        ),
+    )
+    def plan(self, job: str, window: int, step: int, rows: list[tuple[str, int, int, int, int]]) -> None:
+        new = [
+            Said(window, path, start, start + size + 1, first, first + span)
+            for path, start, size, first, span in rows
+        ]
+        take(self.timeline, job, plan(window, step, new), self.now)
+        self.said[job] = [each for each in self.said.get(job, []) if each.window < window] + new
+        self._come_to(job, step)
+
+    @rule(job=st.sampled_from("xy"), step=st.integers(0, 50), seconds=st.floats(0, 10))
+    def cursor(self, job: str, step: int, seconds: float) -> None:
+        self.now += seconds
+        assert self.timeline.move(job, step, self.now) == (job in self.said)
+        if job in self.said:
+            self._come_to(job, step)
+
+    def _come_to(self, job: str, step: int) -> None:
+        # Windows that lie behind the job as a whole are gone, also if it goes back later.
+        self.steps[job] = step
+        windows = {each.window for each in self.said[job]}
+        dead = {w for w in windows if max(e.last for e in self.said[job] if e.window == w) < step}
+        self.said[job] = [each for each in self.said[job] if each.window not in dead]
+
+    @rule(job=st.sampled_from("xy"))
+    def forget(self, job: str) -> None:
+        assert self.timeline.forget(job) == (job in self.said)
+        self.said.pop(job, None)
+
+    @invariant()
+    def next_uses_are_those_that_were_said(self) -> None:
+        for path in [*FILES, "nobody's"]:
+            for start in range(0, 20, 3):
+                expected = [
+                    max(0, each.first - self.steps[job]) * self.timeline.jobs[job].pace.seconds
+                    for job, rows in self.said.items()
+                    for each in rows
+                    if each.path == path
+                    and each.last >= self.steps[job]
+                    and each.start < start + 3
+                    and start < each.stop
+                ]
+                assert self.timeline.next_use(path, start, start + 3) == min(expected, default=None)
+
+    @invariant()
+    def fronts_go_through_what_is_not_over(self) -> None:
+        for job, rows in self.said.items():
+            left = sorted((each.window, each.first) for each in rows if each.last >= self.steps[job])
+            front = self.timeline.jobs[job].front(is_exact=False)
+            assert (front is None) == (not left)
+            if front is not None:
+                assert (front.window.plan.window, front.first) == left[0]
+
+
+Jobs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestJobs = Jobs.TestCase
+
+
+def whole(count: int, window: int = 0) -> bytes:
+    """A plan that reads so many files, one a step."""
+    return encode_plan(
+        window=window,
+        step=0,
+        paths=[f"train/shard.{number:07d}.mds" for number in range(count)],
+        path=range(count),
+        start=[0] * count,
+        length=[TO_THE_END] * count,
+        first=range(count),
+        span=[0] * count,
+    )
+
+
+def test_a_million_extents_take_less_than_200_mb(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.MOST_EXTENTS == 1_000_000
+    timeline, count = Timeline(), 50_000
+    message = whole(count)
+    tracemalloc.start()
+    take(timeline, "job", message, 0.0)
+    current, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert current * module.MOST_EXTENTS / count < 200e6
+    monkeypatch.setattr(module, "MOST_EXTENTS", count)
+    with pytest.raises(NotPermitted, match="too many"):
+        take(timeline, "other", whole(1), 0.0)
+    assert list(timeline.jobs) == ["job"]
+    take(timeline, "job", message, 0.0)  # the same window again
+    with pytest.raises(NotPermitted, match="too many"):
+        take(timeline, "job", whole(1, window=1), 0.0)
+
+
+@pytest.mark.parametrize("length", [20, 200, 4000])
+def test_paths_that_no_extent_names_take_no_more_memory_than_extents(length: int) -> None:
+    """Nor do windows that name nothing at all: memory is bounded whatever is said."""
+    timeline = Timeline()
+    paths = [f"{number:0{length}d}" for number in range(200_000 // length)]
+    message = encode_plan(window=0, step=0, paths=paths, path=[], start=[], length=[], first=[], span=[])
+    tracemalloc.start()
+    plan = decode_plan(message)
+    indexed = index_plan(plan)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    timeline.add("job", indexed, 0.0)
+    share = timeline.jobs["job"].weight / module.MOST_EXTENTS
+    assert share >= len(paths) / module.MOST_EXTENTS
+    assert held <= 250e6 * share
+    fitting = min(module.MOST_WINDOWS, int(1 / share))
+    for window in range(1, fitting):
+        timeline.add("job", replace(indexed, plan=replace(plan, window=window)), 0.0)
+    with pytest.raises(NotPermitted, match="all jobs together"):
+        timeline.add("job", replace(indexed, plan=replace(plan, window=fitting)), 0.0)
+
+
+def test_windows_are_bounded_over_all_jobs() -> None:
+    """Whoever reads a file asks each of them, be it named there or not."""
+    timeline = Timeline()
+    for window in range(module.MOST_WINDOWS // 2):
+        for job in ("one", "two"):
+            take(timeline, job, plan(window, 0, [Said(window, "a", 0, 1, 10 + window, 10 + window)]), 0.0)
+    with pytest.raises(NotPermitted, match="all jobs together"):
+        take(timeline, "one", plan(window + 1, 0, []), 0.0)
+    with pytest.raises(NotPermitted, match="all jobs together"):
+        take(timeline, "three", plan(0, 0, []), 0.0)
+    assert list(timeline.jobs) == ["one", "two"]
+    take(timeline, "one", plan(window, 0, []), 0.0)  # in the place of another
+    timeline.move("two", 12, 1.0)
+    take(timeline, "three", plan(0, 0, []), 1.0)
+
+
+def test_a_plan_takes_the_place_of_its_window_and_of_later_ones() -> None:
+    timeline = Timeline()
+    for window in range(3):
+        take(timeline, "job", plan(window, 0, [Said(window, "a", 0, 1, 10 * window, 10 * window)]), 0.0)
+    take(timeline, "job", plan(1, 0, [Said(1, "e", 0, 1, 15, 15)]), 0.0)
+    assert [window.plan.window for window in timeline.jobs["job"].windows] == [0, 1]
+    assert timeline.next_use("a", 0, 1) == 0.0
+    timeline.move("job", 1, 1.0)
+    assert timeline.next_use("a", 0, 1) is None
+
+
+def test_the_soonest_of_all_jobs_counts_each_at_its_pace() -> None:
+    timeline = Timeline()
+    take(timeline, "fast", plan(0, 0, [Said(0, "a", 0, 1, 100, 100)]), 0.0)
+    take(timeline, "slow", plan(0, 0, [Said(0, "a", 0, 1, 20, 20), Said(0, "e", 0, 1, 30, 30)]), 0.0)
+    for second in range(1, 11):
+        timeline.move("fast", second * 8, float(second))
+        timeline.move("slow", second, float(second))
+    assert timeline.next_use("a", 0, 1) == pytest.approx((100 - 80) / 8)
+    assert timeline.next_use("e", 0, 1) == pytest.approx(20)
+
+
+def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    for number in (0, 1, 2, 3, 60, 4, 5, 6, 7, 8, 9):
+        timeline.note_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
+    assert timeline.jobs["job"].step == 3
+    timeline.move("job", 20, 30.0)
+    for number in range(50, 60):
+        timeline.note_read(f"train/shard.{number:07d}.mds", 5, 1, 31.0, has_waited=False)
+    assert timeline.jobs["job"].step == 20  # it says itself where it is
+
+
+def test_a_silent_job_is_forgotten_and_one_that_reads_is_not() -> None:
+    timeline = Timeline()
+    for job in ("silent", "reading"):
+        take(timeline, job, plan(0, 0, [Said(0, "a" if job == "reading" else "e", 0, 1, 1, 1)]), 0.0)
+    timeline.note_read("a", 0, 1, SILENT_SECONDS - 1, has_waited=True)
+    assert timeline.forget_silent(SILENT_SECONDS) == ["silent"]
+    assert timeline.forgotten == 1
+    assert timeline.next_use("e", 0, 1) is None
+    assert timeline.jobs["reading"].missed_bytes == 1
+
+
+def test_a_job_that_says_where_it_is_is_not_kept_by_what_others_read_of_the_same_files() -> None:
+    timeline = Timeline()
+    for job in ("killed", "alive"):
+        take(timeline, job, whole(100), 0.0)
+        timeline.move(job, 0, 1.0)
+    for number in range(50):
+        now = 1.0 + 20 * number
+        timeline.move("alive", number, now)
+        timeline.note_read(f"train/shard.{number:07d}.mds", 0, 4096, now, has_waited=False)
+        if (now - 1.0) < SILENT_SECONDS:
+            assert timeline.forget_silent(now) == []
+        elif "killed" in timeline.jobs:
+            assert timeline.forget_silent(now) == ["killed"]
+    assert list(timeline.jobs) == ["alive"]
+    # A new plan is a word of its own.
+    take(timeline, "alive", whole(100, window=1), 2000.0)
+    assert timeline.forget_silent(2000.0 + SILENT_SECONDS - 1) == []
+
+
+def test_a_job_that_has_ended_is_moved_by_nobody_and_goes_on_when_it_speaks_again() -> None:
+    timeline = Timeline()
+    take(timeline, "job", plan(0, 0, [Said(0, "a", 0, 10, step, step) for step in range(20)]), 0.0)
+    timeline.move("job", 1, 1.0)
+    timeline.end("job", 2.0)
+    for now in range(10, 30):
+        assert not timeline.note_read("a", 0, 10, float(now), has_waited=False)
+    assert timeline.jobs["job"].step == 1
+    assert not timeline.running()
+    assert not timeline.names("a")
+    assert timeline.next_use("a", 0, 10) is not None  # it may be started again
+    assert timeline.move("job", 2, 40.0)
+    assert [job.step for job in timeline.running()] == [2]
+    timeline.end("job", 41.0)
+    take(timeline, "job", plan(0, 0, [Said(0, "a", 0, 10, 0, 0)]), 42.0)
+    assert len(timeline.running()) == 1
+
+
+def test_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_JOBS", 2)
+    timeline = Timeline()
+    for job in ("a", "b"):
+        take(timeline, job, whole(1), 0.0)
+    with pytest.raises(NotPermitted):
+        take(timeline, "c", whole(1), 0.0)
+    take(timeline, "a", whole(2), 0.0)
+    assert timeline.jobs["a"].extents == 2
+
+
+def test_of_many_small_extents_of_one_file_the_next_is_found() -> None:
+    timeline, count = Timeline(), 5000
+    take(
+        timeline,
+        "job",
+        encode_plan(
+            window=0,
+            step=0,
+            paths=["a"],
+            path=[0] * count,
+            start=[number * 10 for number in range(count)],
+            length=[10] * count,
+            first=range(count),
+            span=[0] * count,
+        ),
+        0.0,
+    )
+    timeline.move("job", 4000, 0.0)
+    assert timeline.next_use("a", 40_000, 40_010) == 0.0
+    assert timeline.next_use("a", 41_000, 41_010) == pytest.approx(10.0)
+    assert timeline.next_use("a", 0, 10) is None
+
+
+def exact(rows: list[tuple[int, int]], *, first: list[int] | None = None) -> module.Window:
+    """An exact plan of (start, length) in one file, one a step."""
+    return index_plan(
+        decode_plan(
+            encode_plan(
+                window=0,
+                step=0,
+                is_exact=True,
+                paths=["a"],
+                path=[0] * len(rows),
+                start=[start for start, _ in rows],
+                length=[length for _, length in rows],
+                first=range(len(rows)) if first is None else first,
+                span=[0] * len(rows),
+            )
+        )
+    )
+
+
+def test_extents_that_lie_over_each_other_cost_a_reader_little() -> None:
+    window = exact([(number, 1 << 40) for number in range(5000)])
+    for start in (0, 2500, 1 << 30):
+        found = list(window.steps_of("a", 0, start, start + 4096))
+        assert 0 < len(found) <= 1000
+
+
+@pytest.mark.parametrize("place", [0, 2500, 4999])
+def test_small_extents_beside_a_large_one_are_found(place: int) -> None:
+    window = exact([(0, 1 << 20), *((number * 100, 100) for number in range(5000))])
+    assert 1 + place in window.steps_of("a", 0, place * 100 + 10, place * 100 + 20)
+
+
+def test_what_lies_behind_a_job_is_gone_through_by_and_by() -> None:
+    timeline, count = Timeline(), 5000
+    timeline.add("job", exact([(0, 1)] * count, first=[0] * (count - 1) + [9]), 0.0)
+    timeline.move("job", 5, 1.0)
+    job = timeline.jobs["job"]
+    (window,) = job.windows
+    calls = 0
+    while (front := job.front(is_exact=True)) is not None and front.last < job.step:
+        window.front += 1
+        calls += 1
+        assert window.front <= calls * 1000
+    assert calls > 0
+    assert front is None  # the last one's turn has not come
+    window.read_to = 9
+    front = job.front(is_exact=True)
+    assert front is not None
+    assert front.row == count - 1
+
+
+EXTENTS = st.builds(
+    lambda path, start, length, first, span: Said(0, path, start, start + length, first, first + span),
+    st.sampled_from(FILES),
+    st.integers(0, 40),
+    st.integers(1, 12),
+    st.integers(0, 6),
+    st.integers(0, 3),
+)
+
+
+@given(
+    said=st.lists(EXTENTS, min_size=1, max_size=30),
+    is_exact=st.booleans(),
+    step=st.integers(0, 10),
+    start=st.integers(0, 50),
+    length=st.integers(1, 20),
+)
+def test_all_extents_that_hold_a_read_are_found_and_no_others(
+    said: list[Said], *, is_exact: bool, step: int, start: int, length: int
+) -> None:
+    window = index_plan(decode_plan(plan(0, 0, said, is_exact=is_exact)))
+    stop = start + length
+    for path in [*FILES, "none"]:
+        wanted = [
+            row.first
+            for row in said
+            if row.path == path and row.start < stop and start < row.stop and row.last >= step
+        ]
+        assert sorted(window.steps_of(path, step, start, stop)) == sorted(wanted)
+
+
+def test_of_samples_in_the_same_pages_the_soonest_is_meant() -> None:
+    """Who reads pages at the borders of a sample reads a bit of its neighbours, too, whose turn may be far off."""
+    timeline = Timeline()
+    rows = [Said(0, "a", 0, 5000, 40, 40), Said(0, "a", 5000, 9000, 3, 3), Said(0, "a", 9000, 14000, 60, 60)]
+    take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
+    job = timeline.jobs["job"]
+    assert timeline.exact_use("a", 4096, 12288) == (job, 3)
+    timeline.note_read("a", 4096, 8192, 1.0, has_waited=True)
+    assert job.windows[0].read_to == 3
+    assert timeline.exact_use("a", 14000, 15000) is None
+    assert timeline.exact_use("b/c", 0, 15000) is None
+
+
+def test_who_reads_whole_files_is_not_taken_for_who_reads_samples() -> None:
+    """Else the exact bytes of all steps would be near, and come before the files that hold them."""
+    timeline, sample = Timeline(), 4096
+    rows = [Said(0, "a", step * MIB, step * MIB + sample, step, step) for step in range(64)]
+    take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
+    window = timeline.jobs["job"].windows[0]
+    timeline.move("job", 0, 0.5)
+    for step in reversed(range(64)):
+        timeline.note_read("a", step * MIB, MIB, 1.0, has_waited=False)
+    timeline.note_read("a", 63 * MIB, sample, 1.0, has_waited=False)  # its last piece
+    assert window.read_to == -1
+    for step in (2, 4, 15):  # by several workers
+        timeline.note_read("a", step * MIB, 32 * sample, 1.0, has_waited=False)
+        assert window.read_to == step
+    timeline.move("job", 30, 2.0)  # pages had all until there
+    timeline.note_read("a", 46 * MIB, sample, 3.0, has_waited=False)
+    assert window.read_to == 46

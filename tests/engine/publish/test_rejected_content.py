@@ -1,0 +1,406 @@
+"""Content that the bucket refuses for good while its name goes on: written again, renamed, removed, or at a restart."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.model.errors import NoSpace, Refused
+from tests.support.node import Bucket, User, photograph, running_node
+
+
+class Refusing:
+    """A bucket that takes no PUT of some keys."""
+
+    def __init__(self, bucket: Bucket, *keys: str) -> None:
+        self._bucket = bucket
+        self.keys = set(keys)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._bucket, name)
+        if name != "put":
+            return call
+
+        def put(key: str, *args: Any, **options: Any) -> Any:
+            if key in self.keys:
+                raise Refused("locked")
+            return call(key, *args, **options)
+
+        return put
+
+
+def slow_requests(user: User, seconds: float) -> None:
+    """Have publishing requests be under way for so long."""
+    publisher: Any = user.fs.publisher
+    send = publisher._offload.publish
+
+    async def publish(call: Callable[..., Any], *args: object) -> Any:
+        await trio.sleep(seconds)
+        return await send(call, *args)
+
+    publisher._offload.publish = publish
+
+
+async def refused(user: User) -> list[tuple[str, int]]:
+    """Return path and bytes of what `fusecache recover` lists as refused."""
+    things = (await user.fs.recovering.listing())["things"]
+    return [(thing["path"], thing["bytes"]) for thing in things if thing["kind"] == "refused"]
+
+
+async def bring_back(user: User) -> str:
+    """Offer the one refused file again; return its path."""
+    (thing,) = (await user.fs.recovering.listing())["things"]
+    return await user.fs.recovering.bring_back(thing["id"], "")
+
+
+def queued(cache: Path) -> int:
+    """Return how many changes of names a journal holds."""
+    with lmdb.open(str(cache / "journal"), max_dbs=8, readonly=True) as env:
+        operations = env.open_db(b"operations")
+        with env.begin(db=operations) as txn:
+            return int(txn.stat(operations)["entries"])
+
+
+async def nothing_is_staged(user: User, cache: Path) -> None:
+    """Fail unless the bucket has everything, and staging is empty a moment later."""
+    assert await user.drained() == "durable"
+    await trio.sleep(5)
+    assert list((cache / "staging").iterdir()) == []
+
+
+# ---- written again before the refusal came
+
+
+@pytest.mark.parametrize("newer_is", ["being written", "closed"])
+@pytest.mark.parametrize("end", ["published", "unlinked"])
+async def test_newer_content_ends_what_was_refused_after_it_was_begun(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, newer_is: str, end: str
+) -> None:
+    store = Refusing(bucket, "f")
+    async with running_node(store, cache) as user:
+        slow_requests(user, 3)
+        await user.write("f", b"2")
+        await trio.sleep(2.5)  # the request is under way
+        handle = await user.open("f")
+        await user.fs.contents.write(handle, 0, b"newer")
+        if newer_is == "closed":
+            await user.close(handle)
+        await trio.sleep(2)
+        assert await refused(user) == [("f", 1)]
+        store.keys.clear()
+        if newer_is == "being written":
+            await trio.sleep(5)
+            await user.close(handle)
+        assert await user.drained() == "durable"
+        assert await refused(user) == []
+        if end == "unlinked":
+            await user.unlink("f")
+        await nothing_is_staged(user, cache)
+    async with running_node(bucket, cache) as user:
+        assert (await user.tree(), await user.drained()) == (bucket.shows(), "durable")
+    assert bucket.shows() == ({"f": b"newer"} if end == "published" else {})
+
+
+async def test_what_is_refused_after_it_was_taken_and_the_node_ended_is_known_to_be_there(
+    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    later = tmp_path / "later"
+    bucket.die_at(0, "after", lambda: photograph(cache, later))
+    async with running_node(bucket, cache) as user:
+        await user.write("f", b"bytes")
+        await trio.sleep(3)
+    bucket.come_back()
+    async with running_node(Refusing(bucket, "f"), later) as user:
+        assert await user.drained() == "durable"
+        assert await refused(user) == []
+        await user.rename("f", "g")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"g": b"bytes"}
+
+
+@pytest.mark.parametrize("end", ["unlinked", "replaced"])
+async def test_a_refused_file_that_goes_while_it_is_open_stays_gone_after_a_crash(
+    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock, end: str
+) -> None:
+    async with running_node(Refusing(bucket, "f"), cache) as user:
+        await user.write("f", b"2")
+        assert await user.drained() == "error"
+        await user.write("other", b"1")
+        reader = user.fs.contents.open(await user.fs.resolve("f"), writable=False, pid=0)
+        writer = await user.open("f", truncate=False)
+        await user.fs.contents.write(writer, 1, b"+")
+        await user.fs.contents.read(reader, 0, 1)
+        await (user.unlink("f") if end == "unlinked" else user.rename("other", "f"))
+        photograph(cache, tmp_path / "crash")
+        await user.fs.contents.release(reader)
+        await user.fs.contents.release(writer)
+    bucket.memory = Bucket().memory
+    async with running_node(bucket, tmp_path / "crash") as user:
+        expected = {"other" if end == "unlinked" else "f": b"1"}
+        assert (await user.drained(), await user.tree(), await refused(user)) == ("durable", expected, [])
+
+
+async def test_a_refused_file_whose_newer_writer_found_no_room_shows_again(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = Refusing(bucket, "f")
+    async with running_node(store, cache) as user:
+        await user.write("f", b"2")
+        assert await user.drained() == "error"
+        handle = await user.open("f", truncate=False)
+        await user.fs.contents.write(handle, 1, b"more")
+        generation = handle.node.generation
+        assert generation is not None
+        user.fs.contents._fail(generation, NoSpace("full"))
+        with pytest.raises(NoSpace):
+            await user.close(handle)
+        assert (await user.read("f"), await refused(user)) == (b"2", [("f", 1)])
+        store.keys.clear()
+        assert await bring_back(user) == "f"
+        await nothing_is_staged(user, cache)
+    assert bucket.shows() == {"f": b"2"}
+
+
+# ---- renamed after the refusal
+
+
+@pytest.mark.parametrize("crash", ["before the rename is published", "after it"])
+async def test_a_refused_file_that_was_renamed_stays_before_its_older_version_after_a_crash(
+    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock, crash: str
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("a", b"1")
+        assert await user.drained() == "durable"
+    async with running_node(Refusing(bucket, "a"), cache) as user:
+        await user.write("a", b"22")
+        assert await user.drained() == "error"
+        bucket.takes_nothing = crash.startswith("before")
+        await user.rename("a", "b")
+        await trio.sleep(5)
+        photograph(cache, tmp_path / "crash")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "crash") as user:
+        assert (await user.tree(), await refused(user)) == ({"b": b"22"}, [("b", 2)])
+        assert await user.drained() == "error"
+        assert bucket.shows() == {"b": b"1"}
+    async with running_node(bucket, tmp_path / "crash") as user:
+        assert await bring_back(user) == "b"
+        await nothing_is_staged(user, tmp_path / "crash")
+        assert await user.tree() == {"b": b"22"}
+    assert bucket.shows() == {"b": b"22"}
+
+
+@pytest.mark.parametrize("way_on", ["renamed", "written again"])
+async def test_refused_content_that_took_the_place_of_a_removal_knows_what_the_bucket_shows(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, way_on: str
+) -> None:
+    store = Refusing(bucket)
+    async with running_node(store, cache) as user:
+        await user.write("a", b"1")
+        assert await user.drained() == "durable"
+        store.keys.add("a")
+        await user.unlink("a")
+        await user.write("a", b"22")
+        assert await user.drained() == "error"
+        assert bucket.shows() == {"a": b"1"}
+        store.keys.clear()
+        if way_on == "renamed":
+            await user.rename("a", "b")
+            assert await user.tree() == {"b": b"22"}
+            assert await bring_back(user) == "b"
+        else:
+            await user.write("a", b"22")
+        await nothing_is_staged(user, cache)
+        assert user.fs.publisher.conflicts == []
+    assert bucket.shows() == {"b" if way_on == "renamed" else "a": b"22"}
+
+
+# ---- renamed while the request was under way
+
+
+@pytest.mark.parametrize("start", ["nothing", "an older version", "another client's", "another target"])
+@pytest.mark.parametrize("moves", [["b"], ["b", "c"]])
+async def test_a_rename_behind_refused_content_moves_what_is_ours_and_nothing_else(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, start: str, moves: list[str]
+) -> None:
+    async with running_node(bucket, cache) as user:
+        if start == "an older version":
+            await user.write("a", b"1")
+        elif start == "another target":
+            await user.write("b", b"target")
+        assert await user.drained() == "durable"
+    async with running_node(Refusing(bucket, "a"), cache) as user:
+        slow_requests(user, 3)
+        await user.write("a", b"22")
+        await trio.sleep(2.5)
+        for before, now in zip(["a", *moves], moves, strict=False):
+            await user.rename(before, now)
+        if start == "another client's":
+            bucket.memory.put_bytes("a", b"theirs")
+        await trio.sleep(60)
+        last = moves[-1]
+        shown = {
+            "nothing": {},
+            "an older version": {last: b"1"},
+            "another client's": {"a": b"theirs"},
+            "another target": {"b": b"target"},
+        }[start]
+        assert (bucket.shows(), user.fs.publisher.conflicts) == (shown, [])
+        assert (await user.read(last), await refused(user)) == (b"22", [(last, 2)])
+    async with running_node(bucket, cache) as user:
+        assert await user.tree() == {**shown, last: b"22"}
+        assert await bring_back(user) == last
+        assert await user.drained() == "durable"
+        assert user.fs.publisher.conflicts == []
+    assert bucket.shows() == {**shown, last: b"22"}
+
+
+async def test_newer_content_under_the_new_name_is_published_although_the_old_was_refused(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(Refusing(bucket, "a"), cache) as user:
+        slow_requests(user, 3)
+        await user.write("a", b"22")
+        await trio.sleep(2.5)
+        await user.rename("a", "b")
+        await user.write("b", b"newer")
+        bucket.memory.put_bytes("a", b"theirs")
+        await nothing_is_staged(user, cache)
+        assert (user.fs.publisher.conflicts, await refused(user)) == ([], [])
+    assert bucket.shows() == {"a": b"theirs", "b": b"newer"}
+
+
+@pytest.mark.parametrize("start", ["nothing", "another target"])
+async def test_after_a_power_cut_a_rename_behind_lost_content_moves_nothing(
+    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock, start: str
+) -> None:
+    at_first = {"b": b"target"} if start == "another target" else {}
+    for key, data in at_first.items():
+        bucket.memory.put_bytes(key, data)
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("a", b"22")
+        await trio.sleep(2.5)  # the request is under way
+        await user.rename("a", "b")
+        await user.rename("b", "c")
+        await user.write("c", b"333")
+        await trio.sleep(0.1)
+        photograph(cache, tmp_path / "crash")
+        bucket.is_cut_off = True
+    staged = sorted((tmp_path / "crash" / "staging").iterdir())
+    assert len(staged) == 2
+    staged[0].unlink()
+    bucket.come_back()
+    bucket.memory.put_bytes("a", b"theirs")
+    async with running_node(bucket, tmp_path / "crash") as user:
+        assert (await user.drained(), user.fs.publisher.conflicts) == ("durable", [])
+        assert await user.tree() == {**at_first, "a": b"theirs", "c": b"333"}
+    assert bucket.shows() == {**at_first, "a": b"theirs", "c": b"333"}
+    assert queued(tmp_path / "crash") == 0
+
+
+# ---- renamed before it was published
+
+
+async def moved_and_refused(bucket: Bucket, user: User, store: Refusing) -> None:
+    """Publish `a`, write it again, and rename it to `b` where the bucket refuses it."""
+    await user.write("a", b"1")
+    assert await user.drained() == "durable"
+    bucket.takes_nothing = True
+    await user.write("a", b"22")
+    await user.rename("a", "b")
+    store.keys.add("b")
+    bucket.come_back()
+    assert await user.drained() == "error"
+    await trio.sleep(60)
+    assert bucket.shows() == {"a": b"1"}
+    assert await user.tree() == {"b": b"22"}
+
+
+@pytest.mark.parametrize("when", ["at once", "after a restart"])
+@pytest.mark.parametrize("way_out", ["offered again", "renamed first", "written again", "unlinked"])
+async def test_the_old_object_stays_until_what_replaced_it_under_another_name_is_published(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, way_out: str, when: str
+) -> None:
+    store = Refusing(bucket)
+    expected = {"b": b"22"}
+
+    async def go_on(user: User) -> None:
+        nonlocal expected
+        assert await user.tree() == {"b": b"22"}
+        (thing,) = (await user.fs.recovering.listing())["things"]
+        assert thing["words"].endswith("; the bucket keeps its older version as a")
+        store.keys.clear()
+        match way_out:
+            case "offered again":
+                await bring_back(user)
+            case "renamed first":
+                await user.rename("b", "c")
+                await bring_back(user)
+                expected = {"c": b"22"}
+            case "written again":
+                await user.write("b", b"333")
+                expected = {"b": b"333"}
+            case "unlinked":
+                await user.unlink("b")
+                expected = {}
+        await nothing_is_staged(user, cache)
+        assert await user.tree() == expected
+
+    async with running_node(store, cache) as user:
+        await moved_and_refused(bucket, user, store)
+        if when == "at once":
+            await go_on(user)
+    if when == "after a restart":
+        async with running_node(store, cache) as user:
+            await go_on(user)
+    assert bucket.shows() == expected
+    assert all(state for state in bucket.states[:-1])
+    assert queued(cache) == 0
+
+
+@pytest.mark.parametrize("when", ["at once", "after a restart"])
+async def test_a_name_whose_old_object_stays_can_be_written_anew(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, when: str
+) -> None:
+    store = Refusing(bucket)
+
+    async def go_on(user: User) -> None:
+        await user.write("a", b"new")
+        assert await user.drained() == "error"
+        assert user.fs.publisher.conflicts == []
+        assert bucket.shows() == {"a": b"new"}
+        store.keys.clear()
+        assert await bring_back(user) == "b"
+        await nothing_is_staged(user, cache)
+        await trio.sleep(60)
+        assert await user.tree() == {"a": b"new", "b": b"22"}
+
+    async with running_node(store, cache) as user:
+        await moved_and_refused(bucket, user, store)
+        if when == "at once":
+            await go_on(user)
+    if when == "after a restart":
+        async with running_node(store, cache) as user:
+            await go_on(user)
+    assert bucket.shows() == {"a": b"new", "b": b"22"}
+
+
+async def test_letting_a_refused_file_go_shows_the_old_object_under_its_old_name(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = Refusing(bucket)
+    async with running_node(store, cache) as user:
+        await moved_and_refused(bucket, user, store)
+        (thing,) = (await user.fs.recovering.listing())["things"]
+        await user.fs.recovering.delete(thing["id"])
+        await nothing_is_staged(user, cache)
+        await trio.sleep(5)
+        assert await user.tree() == {"a": b"1"}
+    assert bucket.shows() == {"a": b"1"}
+    assert queued(cache) == 0

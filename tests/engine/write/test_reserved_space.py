@@ -1,0 +1,126 @@
+"""Reserved room: what all files hold is what the ledger says, whatever grows, is cut, closed or removed meanwhile."""
+
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.engine.namespace.nodes import Generation, Node
+from fusecache.engine.runtime.offload import InlineOffload
+from fusecache.model.errors import FusecacheError, NotFound
+from fusecache.model.objects import MIB
+from fusecache.model.states import FileState
+from tests.support.node import Bucket, User, running_node
+
+CACHE = 24 * MIB
+NAMES = ("a", "b", "c")
+STEPS = 25
+
+
+class SlowDisk(InlineOffload):
+    """Each call that may block takes a while, another each time: whatever can overtake another does."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    async def disk(self, call, *args):
+        await trio.sleep(self._random.choice((0.0, 0.001, 0.02)))
+        return call(*args)
+
+    rows = network = upload = disk
+
+
+def watched(user: User) -> list[Generation]:
+    """Return a list that every generation of the node is added to."""
+    made: list[Generation] = []
+    make = user.fs.contents._new_generation
+
+    def make_and_note(node: Node) -> Generation:
+        made.append(make(node))
+        return made[-1]
+
+    user.fs.contents._new_generation = make_and_note
+    return made
+
+
+def check(user: User, made: list[Generation]) -> None:
+    """No file holds more than was granted, or less than it needs."""
+    held = [generation.reserved for generation in made]
+    assert min(held, default=0) >= 0
+    assert sum(held) <= user.fs.cache.statistics().staging_bytes
+    for generation in made:
+        if generation.state in {FileState.OPEN, FileState.FLUSHED, FileState.SEALED}:
+            assert generation.reserved >= generation.size, generation
+
+
+async def write_and_close(user: User, chance: random.Random, name: str, written: list[int]) -> None:
+    """Do as a program does that writes here and there, for which there may be no room."""
+    handle = await user.open(name, truncate=chance.random() < 0.3)
+    contents = user.fs.contents
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(chance.randrange(1, 4)):
+                offset, length = chance.randrange(4 * MIB), chance.choice((1, 70_000, MIB))
+
+                async def write(offset: int = offset, length: int = length) -> None:
+                    with suppress(FusecacheError):
+                        written.append(await contents.write(handle, offset, bytes(length)))
+
+                nursery.start_soon(write)
+            if chance.random() < 0.5:
+                await trio.sleep(chance.choice((0, 0.001, 0.01)))
+                await contents.flush(handle)
+        if chance.random() < 0.3:
+            await contents.truncate(handle.node, chance.randrange(6 * MIB))
+        await contents.flush(handle)
+    finally:
+        await contents.release(handle)
+
+
+async def one_step(user: User, chance: random.Random, written: list[int]) -> None:
+    name = chance.choice(NAMES)
+    try:
+        match chance.randrange(6):
+            case 0:
+                await user.unlink(name)
+            case 1:
+                await user.rename(name, chance.choice(NAMES))
+            case 2:
+                await user.read("clean")
+            case _:
+                await write_and_close(user, chance, name, written)
+    except* (FusecacheError, NotFound):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_nothing_is_reserved_twice_or_given_back_twice(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    bucket.memory.put_bytes("clean", bytes(12 * MIB))
+    written: list[int] = []
+    async with running_node(
+        bucket, cache, cache_bytes=CACHE, buffer_bytes=24 * MIB, offload=SlowDisk(seed)
+    ) as user:
+        made = watched(user)
+        await user.read("clean")
+
+        async def program() -> None:
+            for _ in range(STEPS):
+                await one_step(user, chance, written)
+                check(user, made)
+
+        bucket.takes_nothing = chance.random() < 0.5
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(program)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+        held = sum(each.reserved for each in made if each.state is FileState.ORPHAN)
+        assert user.fs.cache.statistics().staging_bytes == held
+    assert written

@@ -1,0 +1,216 @@
+"""Mounts made by the real command line, and what tests ask of them."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusecache.mount.control_client import ask, find_mount
+from tests.support.s3_buckets import Bucket
+
+FUSECACHE = Path(sys.executable).parent / "fusecache"
+SYNC_SECONDS = 60.0
+COMMAND_SECONDS = 60.0
+# What a line of the daemon's log looks like when a person should look; a traceback has no level.
+ALARM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) |^Traceback")
+# Depends on the machine, not on the daemon.
+HARMLESS = re.compile(r"kernel settings refused")
+_POLL_SECONDS = 0.02
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+    """Return the condition's value once it is true. Fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(_POLL_SECONDS)
+
+
+def run(
+    *command: str | Path, check: bool = True, seconds: float = COMMAND_SECONDS, **more: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program; fails the test with its words if it fails and `check` is set."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        **{"stdin": subprocess.DEVNULL, **more},
+    )
+    assert not check or done.returncode == 0, (
+        f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    )
+    return done
+
+
+def run_python(program: str, *arguments: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a program text in an interpreter of its own."""
+    return run(sys.executable, "-c", program, *arguments, **more)
+
+
+def mounted_at(path: Path) -> bool:
+    """Return whether anything is mounted there; never asks the mount itself."""
+    return f" {path} " in Path("/proc/self/mountinfo").read_text()
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+class Mount:
+    """One mount: its directory `path`, its daemon, its cache directory and log."""
+
+    def __init__(self, bucket: Bucket, path: Path, cache: Path) -> None:
+        self.bucket = bucket
+        self.path = path
+        self.cache = cache
+        self.log_path = cache / "fusecache.log"
+        self.pid = 0
+        self._read_to = 0
+
+    def command(self, *flags: str) -> list[str | Path]:
+        """Return the words of the command line that mounts it."""
+        return [
+            FUSECACHE,
+            "mount",
+            self.bucket.source,
+            self.path,
+            "--cache-dir",
+            self.cache,
+            "--endpoint-url",
+            self.bucket.service.endpoint_url,
+            *flags,
+        ]
+
+    def start(self, *flags: str, umask: int = -1) -> str:
+        """Mount; returns when it answers, with what the command said."""
+        self._read_to = self.log_path.stat().st_size if self.log_path.exists() else 0
+        done = run(*self.command(*flags), env=self.bucket.service.environment(), umask=umask)
+        self.pid = self.status()["pid"]
+        return done.stderr
+
+    def status(self, path: str = "") -> dict[str, Any]:
+        """Return what the daemon says of itself, or of one path."""
+        mount, _ = find_mount(self.path, os.environ)
+        return ask(mount, "status", path).status
+
+    def sync(self, path: str = "") -> None:
+        """Return when the bucket has what was closed at or below `path`."""
+        mount, _ = find_mount(self.path, os.environ)
+        answer = ask(mount, "sync", path, timeout_seconds=SYNC_SECONDS)
+        assert answer.result == "durable", f"{answer.result}: {answer.message}; log:\n{self.log()}"
+
+    def is_alive(self) -> bool:
+        """Return whether the daemon's process is there; one that only waits to be collected is not."""
+        return self.pid != 0 and is_running(self.pid)
+
+    def log(self) -> str:
+        """Return the daemon's log since this mount was started."""
+        if not self.log_path.exists():
+            return ""
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def new_alarms(self) -> list[str]:
+        """Return the lines of the log, since the last call, that a person should look at."""
+        if not self.log_path.exists():
+            return []
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
+            file.seek(self._read_to)
+            text = file.read()
+            self._read_to = file.tell()
+        lines = text.splitlines()
+        return [
+            "\n".join(lines[index : index + 30]) if line.startswith("Traceback") else line
+            for index, line in enumerate(lines)
+            if ALARM.search(line) and not HARMLESS.search(line)
+        ]
+
+    def unmount(self, *flags: str) -> str:
+        """Upload what is left, unmount, and see the daemon end; return what the command said."""
+        done = run(FUSECACHE, "unmount", self.path, *flags)
+        wait_until(lambda: not self.is_alive(), f"the end of daemon {self.pid}")
+        assert not mounted_at(self.path)
+        self.pid = 0
+        return done.stderr
+
+    def kill(self) -> None:
+        """End the daemon with SIGKILL, and clear the dead mount away."""
+        os.kill(self.pid, 9)
+        wait_until(lambda: not self.is_alive(), f"the end of daemon {self.pid}")
+        self.pid = 0
+        self.detach()
+
+    def detach(self) -> None:
+        """Take the mount away, whatever state it is in."""
+        if mounted_at(self.path):
+            run("fusermount3", "-u", "-z", self.path)
+
+    def remove(self) -> list[str]:
+        """End it for good, whatever state it is in; return what went wrong on the way."""
+        wrong = []
+        if self.is_alive():
+            done = run(FUSECACHE, "unmount", self.path, "--timeout", "30", check=False)
+            if done.returncode:
+                wrong.append(f"unmount failed: {done.stderr}")
+        self.detach()
+        if self.is_alive():
+            wrong.append(f"daemon {self.pid} was left; log:\n{self.log()[-3000:]}")
+            os.kill(self.pid, 9)
+            wait_until(lambda: not self.is_alive(), f"the end of daemon {self.pid}")
+        self.pid = 0
+        return wrong
+
+
+def read_newest(path: Path) -> bytes | None:
+    """Return a file's bytes; None if it is not there, or was replaced in the bucket since it was last looked at."""
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        if exc.errno in (errno.ESTALE, errno.ENOENT):
+            return None
+        raise
+
+
+def tree_of(root: Path) -> dict[str, bytes | str | None]:
+    """Return everything below `root`: bytes of files, targets of symlinks, None for directories."""
+    found: dict[str, bytes | str | None] = {}
+    for folder, folders, files in os.walk(root):
+        for name in [*folders, *files]:
+            path = Path(folder) / name
+            place = path.relative_to(root).as_posix()
+            if path.is_symlink():
+                found[place] = os.readlink(path)
+            else:
+                found[place] = None if path.is_dir() else path.read_bytes()
+    return found
+
+
+def pattern(size: int, seed: int = 1) -> bytes:
+    """Return `size` bytes in which every place differs from its neighbours, the same for the same seed."""
+    import numpy
+
+    return numpy.random.Generator(numpy.random.PCG64(seed)).bytes(size)
+
+
+def remove_all(paths: Sequence[Path]) -> None:
+    """Remove directories that no mount uses any more."""
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,112 @@
+"""How far ahead, whose turn, at what pace."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusecache.model.objects import GIB, MIB
+from fusecache.policy.cache.eviction import Candidate, choose_victims
+from fusecache.policy.cache.prefetch_horizon import (
+    LEAD_BYTES_MAX,
+    LEAD_SHARE_MOST,
+    SECONDS_A_STEP,
+    Front,
+    Pace,
+    choose_front,
+    lead_bytes,
+    may_replace,
+    observe_step,
+    stalls,
+    step_of_reads,
+)
+
+fronts = st.lists(
+    st.builds(Front, st.floats(0, 1e6), st.integers(1, 8 * MIB), st.integers(0, GIB)), max_size=6
+)
+
+
+@given(fronts, st.integers(0, GIB), st.integers(-GIB, GIB))
+def test_the_soonest_of_those_with_room_is_fetched(fronts: list[Front], lead: int, free: int) -> None:
+    chosen = choose_front(fronts, lead=lead, free_bytes=free)
+    allowed = [front for front in fronts if front.nbytes <= free or may_replace(front, lead)]
+    if chosen is None:
+        assert not allowed
+    else:
+        assert fronts[chosen] in allowed
+        assert fronts[chosen].seconds == min(front.seconds for front in allowed)
+
+
+def test_a_job_that_is_far_ahead_holds_up_no_other() -> None:
+    ahead, behind = Front(1.0, MIB, 100 * MIB), Front(50.0, MIB, 0)
+    assert choose_front([ahead, behind], lead=10 * MIB, free_bytes=0) == 1
+
+
+def test_something_is_fetched_however_small_the_lead_is() -> None:
+    assert choose_front([Front(5.0, 8 * MIB, 0)], lead=0, free_bytes=0) == 0
+    assert choose_front([Front(5.0, 8 * MIB, 1)], lead=0, free_bytes=0) is None
+
+
+@given(st.integers(0, 1 << 50), st.floats(0, 1e12), st.integers(0, 64))
+def test_the_lead_is_a_bounded_part_of_the_room_shared_by_all(room: int, rate: float, jobs: int) -> None:
+    lead = lead_bytes(room, rate, jobs)
+    assert 0 <= lead * max(1, jobs) <= min(room // LEAD_SHARE_MOST, LEAD_BYTES_MAX)
+    assert lead_bytes(room, rate, jobs) >= lead_bytes(room, 0, jobs)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.none() | st.floats(0, 100)), min_size=1, max_size=30),
+    st.floats(0, 100),
+    st.integers(1, 40 * MIB),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_used_sooner_never_goes_for_what_is_fetched(
+    cached: list[tuple[int, float | None]], incoming: float, need: int, rng: random.Random
+) -> None:
+    uses = {(number, block): use for block, (number, use) in enumerate(cached)}
+    sample = [Candidate(number, block, MIB, rng.randrange(1000)) for number, block in uses]
+    victims = choose_victims(
+        sample,
+        need,
+        clock=1000,
+        next_use=lambda each: uses[each.file_number, each.block],
+        used_no_later_than=incoming,
+    )
+    gone = [uses[each.file_number, each.block] for each in victims]
+    assert all(use is None or use > incoming for use in gone)
+    # The farthest goes first, and those of which nobody said anything before them.
+    left = [uses[each.file_number, each.block] for each in sample if each not in victims]
+    if any(use is not None for use in gone):
+        assert None not in left
+        worst = max(use for use in left if use is not None) if left else 0.0
+        assert worst <= min(use for use in gone if use is not None) or worst <= incoming
+
+
+def test_a_pace_is_learned_and_a_pause_is_no_pace() -> None:
+    pace = Pace()
+    assert pace.seconds == SECONDS_A_STEP
+    for step in range(20):
+        pace = observe_step(pace, step * 10, step * 5.0)
+    assert abs(pace.seconds - 0.5) < 1e-6
+    after_pause = observe_step(pace, 191, 95.0 + 600)
+    assert after_pause.seconds < 0.7
+    slower = after_pause
+    for step in range(40):
+        slower = observe_step(slower, 192 + step, 700.0 + step * 10)
+    assert abs(slower.seconds - 10) < 1
+
+
+def test_a_job_that_goes_back_keeps_its_pace() -> None:
+    pace = observe_step(observe_step(Pace(), 100, 10.0), 40, 11.0)
+    assert pace.seconds == 0.1
+    assert (pace.step, pace.since) == (40, 11.0)
+
+
+def test_stalls_are_the_fetches_that_end_after_their_deadline() -> None:
+    assert stalls([(1.0, 10), (1.5, 10), (10.0, 10)], bytes_per_second=10) == 1
+    assert stalls([(1.0, 10)], bytes_per_second=0) == 0
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1))
+def test_reads_never_put_a_job_ahead_of_any_of_them(steps: list[int]) -> None:
+    assert step_of_reads(steps) == min(steps)

@@ -1,0 +1,397 @@
+"""Whatever is queued, replaced, stuck or set aside: nothing overtakes what it must not, and everything is published."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fusecache.model.objects import MIB
+from fusecache.policy.writeback.publish_order import (
+    BEHIND_BYTES,
+    SMALL_BYTES,
+    Change,
+    Gate,
+    PublishOrder,
+    Role,
+)
+
+KEYS = ("a", "b", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/g/a", "d/", "d/e/", "f/", "f/g/")
+SIZES = (0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5 * MIB, 9 * MIB)
+
+
+# ---- the rules again, one pair at a time
+
+
+@dataclass
+class Queued:
+    """One change as the reference knows it. behind: the directory whose large files it waits for."""
+
+    change: Change
+    aside: bool = False
+    behind: str | None = None
+
+
+@dataclass
+class Reference:
+    """The rules as sentences about two changes; slow, and small enough to be read."""
+
+    queued: dict[int, Queued] = field(default_factory=dict)
+
+    def holds(self, older: Queued, younger: Queued) -> bool:
+        """Return whether the older change must be published before the younger one."""
+        first, second = older.change, younger.change
+        if {key.rstrip("/") for key in first.keys} & {key.rstrip("/") for key in second.keys}:
+            return True
+        if second.role is Role.REMOVAL and first.role in {Role.NEW, Role.POINT}:
+            if not older.aside:
+                return True
+            if _folders(second) & _folders(first)[:1]:
+                return True
+        if second.role is Role.END and first.role in {Role.REMOVAL, Role.END}:
+            own = second.keys[0].rstrip("/")
+            if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
+                return True
+        if older.aside or first.role is Role.END:
+            return older.aside and self._must_go_before(first, second)
+        if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
+            return True
+        if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
+            return True
+        beside = _Folders([] if younger.behind is None else [younger.behind])
+        return first.size > SMALL_BYTES and self._lies_in(first, beside)
+
+    def _must_go_before(self, first: Change, second: Change) -> bool:
+        """Return whether a removal says that what is written anew beside it was there."""
+        is_told = first.role is Role.REMOVAL and first.tells and second.role in {Role.NEW, Role.POINT}
+        is_file = not second.keys[-1].endswith("/")
+        return is_told and is_file and _folders(second)[-1] == _folders(first)[0]
+
+    def _is_wanted_after(self, end: Change) -> bool:
+        """Return whether something else is to have the name that an END gives up."""
+        name = end.keys[0].rstrip("/")
+        return any(
+            number > end.sequence and name in {key.rstrip("/") for key in each.change.keys}
+            for number, each in self.queued.items()
+        )
+
+    def _lies_in(self, change: Change, folders: "_Folders") -> bool:
+        return any(_is_in(folder, above) for folder in _folders(change) for above in folders)
+
+    def blockers(self, sequence: int) -> list[int]:
+        """Return what stands before a change."""
+        younger = self.queued[sequence]
+        return [
+            number
+            for number, older in self.queued.items()
+            if number < sequence and self.holds(older, younger)
+        ]
+
+    def free(self) -> set[int]:
+        """Return what may be published."""
+        return {
+            number for number, each in self.queued.items() if not each.aside and not self.blockers(number)
+        }
+
+
+class _Folders(list[str]):
+    def __and__(self, other: list[str]) -> set[str]:
+        return set(self) & set(other)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(index)
+        return _Folders(found) if isinstance(index, slice) else found
+
+
+def _folders(change: Change) -> _Folders:
+    return _Folders(key.rstrip("/").rpartition("/")[0] for key in change.keys)
+
+
+def _is_in(folder: str, above: str) -> bool:
+    return not above or folder == above or folder.startswith(above + "/")
+
+
+@st.composite
+def changes(draw: st.DrawFn, sequence: int) -> Change:
+    """Any change, as the queue makes them: only files have bytes, only renames two keys, only markers end in '/'."""
+    role = draw(st.sampled_from([Role.NEW, Role.NEW, Role.NEW, Role.POINT, Role.REMOVAL, Role.END]))
+    files = [key for key in KEYS if not key.endswith("/")]
+    if role is Role.END:
+        return Change(sequence, (draw(st.sampled_from([key for key in KEYS if key.endswith("/")])),), role)
+    if role is Role.REMOVAL:
+        return Change(sequence, (draw(st.sampled_from(files)),), role, tells=draw(st.booleans()))
+    if role is Role.POINT and draw(st.booleans()):
+        old, new = draw(st.lists(st.sampled_from(files), min_size=2, max_size=2, unique=True))
+        return Change(sequence, (old, new), role)
+    key = draw(st.sampled_from(KEYS if role is Role.NEW else files))
+    size = 0 if key.endswith("/") else draw(st.sampled_from(SIZES))
+    return Change(sequence, (key,), role, size)
+
+
+class Queue(RuleBasedStateMachine):
+    """Random life of a queue; after each step what is free is what the reference says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = PublishOrder("p/")
+        self.reference = Reference()
+        self.given: set[int] = set()
+        self.next = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.next = 0
+
+    @rule(data=st.data(), aside=st.sampled_from([False, False, False, True]))
+    def add(self, data: st.DataObject, *, aside: bool) -> None:
+        self.next += 1
+        self._add(data.draw(changes(self.next)), aside=aside)
+
+    def _add(self, change: Change, *, aside: bool) -> None:
+        keys = tuple("p/" + key for key in change.keys)
+        queued = Queued(change, aside=aside)
+        self.reference.queued[change.sequence] = queued
+        if not aside:
+            self._find_behind(queued)
+        self.order.add(Change(change.sequence, keys, change.role, change.size, change.tells), aside=aside)
+
+    def _find_behind(self, queued: Queued) -> None:
+        change = queued.change
+        if change.role is not Role.NEW or change.keys[0].endswith("/") or change.size > SMALL_BYTES:
+            return
+        folder = _folders(change)[0]
+        parent = folder.rpartition("/")[0]
+        beside = parent if parent else folder
+        others = (each for each in self.reference.queued.values() if each is not queued and not each.aside)
+        lying = (each.change.size for each in others if any(_is_in(f, beside) for f in _folders(each.change)))
+        if sum(lying) >= BEHIND_BYTES:
+            queued.behind = beside
+
+    @precondition(lambda self: self.reference.queued)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        self._take_all()
+        free = sorted(self.reference.free())
+        if free:
+            self._remove(data.draw(st.sampled_from(free)))
+
+    @precondition(lambda self: self.reference.queued)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        """It was removed, or refused, before its turn came."""
+        self._remove(data.draw(st.sampled_from(sorted(self.reference.queued))))
+
+    @precondition(lambda self: self.reference.queued)
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        """Newer content takes the place of older."""
+        sequence = data.draw(st.sampled_from(sorted(self.reference.queued)))
+        change = data.draw(changes(sequence))
+        self._remove(sequence)
+        self._add(change, aside=False)
+
+    def _remove(self, sequence: int) -> None:
+        del self.reference.queued[sequence]
+        self.given.discard(sequence)
+        self.order.remove(sequence)
+
+    @precondition(lambda self: any(each.aside for each in self.reference.queued.values()))
+    @rule(data=st.data())
+    def bring_back(self, data: st.DataObject) -> None:
+        aside = [number for number, each in self.reference.queued.items() if each.aside]
+        sequence = data.draw(st.sampled_from(sorted(aside)))
+        self.reference.queued[sequence].aside = False
+        self._find_behind(self.reference.queued[sequence])
+        self.order.bring_back(sequence)
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.given)))
+        self.given.discard(sequence)
+        self.order.give_back(sequence)
+
+    @invariant()
+    def what_is_free_is_given_out_once(self) -> None:
+        self._take_all()
+        assert self.reference.free() <= self.given
+
+    def _take_all(self) -> None:
+        while (sequence := self.order.next_free()) is not None:
+            assert sequence not in self.given
+            assert sequence in self.reference.free()
+            self.given.add(sequence)
+
+    @invariant()
+    def what_stands_before_a_change_is_older(self) -> None:
+        for sequence, queued in self.reference.queued.items():
+            blockers = self.reference.blockers(sequence)
+            assert self.order.is_free(sequence) == (not blockers and not queued.aside)
+            first = self.order.waits_for(sequence)
+            assert first is None or first in blockers
+            assert (first is None) == (not blockers or queued.aside)
+
+    def teardown(self) -> None:
+        """All is published in the end."""
+        for sequence in sorted(self.reference.queued):
+            if self.reference.queued[sequence].aside:
+                self.reference.queued[sequence].aside = False
+                self.order.bring_back(sequence)
+        for _ in range(len(self.reference.queued)):
+            while self.order.next_free() is not None:
+                pass
+            free = self.reference.free()
+            assert free
+            self._remove(max(free))
+        assert len(self.order) == 0
+
+
+TestQueue = Queue.TestCase
+
+
+# ---- what is stuck
+
+
+def _published(order: PublishOrder) -> list[int]:
+    found = []
+    while (sequence := order.next_free()) is not None:
+        found.append(sequence)
+    return found
+
+
+def _order(*queued: Change) -> PublishOrder:
+    order = PublishOrder()
+    for change in queued:
+        order.add(change)
+    return order
+
+
+def test_a_stuck_write_elsewhere_holds_a_removal_but_nobody_behind_it() -> None:
+    order = _order(
+        Change(1, ("other/stuck",), Role.NEW),
+        Change(2, ("run/old",), Role.REMOVAL),
+        Change(3, ("run/model",), Role.POINT),
+        Change(4, ("run/new",), Role.NEW),
+    )
+    assert _published(order) == [1]  # the removal waits for it, and what is behind the removal waits with it
+    order.note_stuck(1)
+    assert _published(order) == [3]
+    order.remove(3)
+    assert _published(order) == [4]
+    order.remove(4)
+    assert order.waits_for(2) == 1
+    order.remove(1)
+    assert _published(order) == [2]
+
+
+def test_a_stuck_write_elsewhere_frees_nothing_behind_the_removal_of_a_name_that_tells_of_others() -> None:
+    order = _order(
+        Change(1, ("other/stuck",), Role.NEW),
+        Change(2, ("jobs/run/.metadata",), Role.REMOVAL, tells=True),
+        Change(3, ("jobs/latest",), Role.POINT),
+        Change(4, ("jobs/run/shard",), Role.POINT),
+    )
+    assert _published(order) == [1]
+    order.note_stuck(1)
+    assert _published(order) == [3]
+    order.remove(3)
+    assert _published(order) == []
+    order.remove(1)
+    assert _published(order) == [2]
+
+
+def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
+    order = _order(
+        Change(1, ("a/d/stuck",), Role.NEW),
+        Change(2, ("a/latest",), Role.POINT),
+        Change(3, ("b/latest",), Role.POINT),
+        Change(4, ("a/x/latest",), Role.POINT),
+    )
+    order.note_stuck(1)
+    assert _published(order) == [
+        1,
+        3,
+    ]
+    assert order.waits_for(2) == 1
+    assert order.waits_for(4) == 2
+
+
+def test_a_small_file_waits_for_large_ones_beside_its_directory_and_no_other_for_it() -> None:
+    order = _order(
+        Change(1, ("run/data/shard",), Role.NEW, 5 * MIB),
+        Change(2, ("run/data/shard2",), Role.NEW, 5 * MIB),
+        Change(3, ("run/meta/manifest",), Role.NEW, 100),
+        Change(4, ("run/data/shard3",), Role.NEW, 5 * MIB),
+        Change(5, ("elsewhere/manifest",), Role.NEW, 100),
+    )
+    assert _published(order) == [1, 2, 4, 5]
+    order.remove(2)
+    assert _published(order) == []
+    order.remove(1)
+    assert _published(order) == [3]
+
+
+def test_ten_thousand_small_files_do_not_wait_for_each_other() -> None:
+    order = _order(*(Change(number, (f"d/{number}",), Role.NEW, 4096) for number in range(10_000)))
+    assert len(_published(order)) == 10_000
+
+
+def test_one_sequence_is_queued_once() -> None:
+    order = _order(Change(1, ("a",), Role.NEW))
+    with pytest.raises(ValueError, match="twice"):
+        order.add(Change(1, ("b",), Role.NEW))
+
+
+# ---- what it costs
+
+
+@pytest.mark.parametrize("role", [Role.NEW, Role.POINT, Role.REMOVAL, Role.END])
+@pytest.mark.parametrize("behind", [0, 1], ids=["alone", "behind a stuck one"])
+def test_each_event_looks_at_few_changes_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch, role: Role, behind: int
+) -> None:
+    looks = 0
+    look = PublishOrder._gate_before
+
+    def counted(self: PublishOrder, entry: object) -> Gate | None:
+        nonlocal looks
+        looks += 1
+        return look(self, entry)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PublishOrder, "_gate_before", counted)
+    number = 3000
+    order = PublishOrder()
+    if behind:
+        order.add(Change(0, ("d/first",), Role.POINT))
+    for sequence in range(1, number + 1):
+        key = f"d/{sequence % 7}/{sequence}" + ("/" if role is Role.END else "")
+        order.add(Change(sequence, (key,), role))
+    if behind:
+        assert order.next_free() == 0
+        order.remove(0)
+    published = 0
+    while (free := order.next_free()) is not None:
+        order.remove(free)
+        published += 1
+    assert published == number
+    assert looks <= 6 * number
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "wait"]), st.integers(0, 20)), max_size=200))
+def test_a_gate_frees_each_waiter_when_nothing_smaller_is_left(events: list[tuple[str, int]]) -> None:
+    gate, members, waiting = Gate(), set[int](), list[int]()
+    for word, number in events:
+        if word == "add":
+            gate.add(number)
+            members.add(number)
+        elif word == "discard":
+            gate.discard(number)
+            members.discard(number)
+        else:
+            gate.wait(number, range(21), 1000)
+            waiting.append(number)
+        assert gate.lowest == min(members, default=float("inf"))
+        freed = [each for each in waiting if each <= min(members, default=float("inf"))]
+        assert sorted(gate.freed()) == sorted(freed)
+        waiting = [each for each in waiting if each not in freed]

@@ -1,0 +1,213 @@
+"""Several readers and one writer as one store, and the scripted failures they are tested with."""
+
+import pytest
+
+from fusecache.model.errors import (
+    AccessDenied,
+    ObjectChanged,
+    ObjectMissing,
+    ReadOnly,
+    RemoteError,
+    Unavailable,
+)
+from fusecache.model.objects import KIB, Extent, ObjectId
+from fusecache.remote import read_write_split
+from fusecache.remote.protocol.headers import multipart_etag
+from fusecache.remote.protocol.responses import error_of_answer
+from fusecache.remote.read_write_split import Remote
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.memory_store import MemoryStore
+
+DATA = bytes(range(256)) * 4 * KIB  # 1 MiB
+DOWN = Unavailable("down")
+
+
+@pytest.fixture
+def bucket() -> MemoryStore:
+    """A bucket with one object."""
+    store = MemoryStore()
+    store.put_bytes("a", DATA)
+    return store
+
+
+def read(remote: Remote, object_id: ObjectId) -> tuple[bytes, list[int]]:
+    buffer = bytearray(len(DATA))
+    reports: list[int] = []
+    remote.get_into(object_id, Extent(0, len(DATA)), memoryview(buffer), reports.append)
+    return bytes(buffer), reports
+
+
+def test_a_read_that_breaks_off_goes_on_with_the_next_reader(bucket: MemoryStore) -> None:
+    first = FaultyStore(bucket, Fault(DOWN, "get_into", deliver_bytes=300 * KIB))
+    data, reports = read(Remote([first, bucket], None), bucket.head("a").object_id)
+    assert data == DATA
+    assert reports == sorted(set(reports))
+    assert bucket.statistics().bytes_read == len(DATA)  # no byte twice
+
+
+def test_a_reader_that_is_down_is_not_asked_first_again(bucket: MemoryStore) -> None:
+    first = FaultyStore(bucket, Fault(DOWN, times=None))
+    remote = Remote([first, bucket], None)
+    for _ in range(3):
+        remote.head("a")
+    assert len(first.calls()) == 1
+
+
+def test_an_object_that_one_reader_lacks_does_not_discredit_it(bucket: MemoryStore) -> None:
+    first = FaultyStore(MemoryStore())
+    remote = Remote([first, bucket], None)
+    for _ in range(3):
+        assert remote.head("a").size == len(DATA)
+    assert len(first.calls()) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (ObjectMissing("1"), ObjectMissing("2"), "1"),
+        (ObjectMissing("1"), Unavailable("2"), "2"),
+        (AccessDenied("1"), ObjectMissing("2"), "1"),
+        (AccessDenied("1"), Unavailable("2"), "2"),
+        (ObjectChanged("1"), ObjectMissing("2"), "1"),
+    ],
+)
+def test_missing_is_said_only_if_every_reader_says_so(
+    bucket: MemoryStore, first: RemoteError, second: RemoteError, told: str
+) -> None:
+    remote = Remote([FaultyStore(bucket, Fault(first)), FaultyStore(bucket, Fault(second))], None)
+    with pytest.raises(RemoteError) as error:
+        remote.head("a")
+    assert str(error.value) == told
+
+
+def test_a_listing_goes_on_where_it_began(bucket: MemoryStore) -> None:
+    for name in "bcd":
+        bucket.put_bytes(name, b"x")
+    down_first = FaultyStore(bucket, Fault(DOWN, "list_page"))
+    remote = Remote([down_first, bucket], None)
+    page = remote.list_page("", limit=2)
+    rest = remote.list_page("", limit=2, token=page.next_token)
+    assert [item.key for item in page.objects + rest.objects] == ["a", "b", "c", "d"]
+    assert len(down_first.calls("list_page")) == 1
+    assert rest.next_token is None
+
+
+def test_without_a_writer_nothing_is_written(bucket: MemoryStore) -> None:
+    remote = Remote([bucket], None)
+    assert not remote.is_writable
+    with pytest.raises(ReadOnly):
+        remote.delete("a")
+    assert list(bucket.contents()) == ["a"]
+
+
+def test_a_writer_takes_every_write(bucket: MemoryStore) -> None:
+    reader = FaultyStore(bucket)
+    remote = Remote([reader], bucket)
+    remote.copy(bucket.head("a").object_id, "b")
+    remote.delete("a")
+    remote.probe_write("")
+    assert list(bucket.contents()) == ["b"]
+    assert bucket.uploads() == ()
+    assert reader.calls() == ()
+
+
+# ---- scripted failures
+
+
+def test_an_answer_can_be_lost_after_its_effect(bucket: MemoryStore) -> None:
+    store = FaultyStore(bucket, Fault(DOWN, "delete", key="a*", after_effect=True))
+    with pytest.raises(Unavailable):
+        store.delete("a")
+    assert bucket.contents() == {}
+    store.delete("a")
+
+
+def test_a_script_skips_fires_and_ends(bucket: MemoryStore) -> None:
+    store = FaultyStore(bucket, Fault(DOWN, "head", skip=1, times=2))
+    outcomes = []
+    for _ in range(5):
+        try:
+            outcomes.append(store.head("a").size)
+        except Unavailable:
+            outcomes.append(-1)
+    size = len(DATA)
+    assert outcomes == [size, -1, -1, size, size]
+    assert [call.error for call in store.calls("head")] == [None, DOWN, DOWN, None, None]
+
+
+# ---- answers
+
+
+def test_what_the_table_does_not_know_is_worth_another_try_only_if_it_is_the_server_s() -> None:
+    def kind(status: int, code: str = "Strange", message: str = "") -> str:
+        return type(error_of_answer("GET x", code=code, status=status, message=message)).__name__
+
+    assert kind(400) == "Refused"
+    assert kind(502) == "Unavailable"
+    assert kind(0) == "Unavailable"
+    assert kind(307) == "Refused"
+    assert kind(400, "IncompleteBody") == "Unavailable"
+    assert kind(400, "InvalidArgument", "Credential access key has length 20, should be 32") == "AccessDenied"
+    assert kind(400, "InvalidArgument", "part number") == "Refused"
+    assert kind(404, "NoSuchUpload") == "UploadLost"
+    assert kind(404, "404") == "ObjectMissing"
+
+
+def test_an_answer_s_error_names_request_cause_and_way_out() -> None:
+    error = error_of_answer("PUT s3://b/k", code="AccessDenied", status=403, message="no")
+    assert str(error).startswith("PUT s3://b/k: AccessDenied (403): no; check the keys")
+
+
+def test_the_etag_of_an_upload_follows_from_its_parts() -> None:
+    # As Ceph's HEAD tells it for one part of 100 times `x`.
+    assert multipart_etag(["aed563ecafb4bcc5654c597a421547b2"]) == "bccb8986cc6b395e4f045d410c776698-1"
+
+
+# ---- since when the keys are refused
+
+DENIED = AccessDenied("403")
+
+
+@pytest.mark.case(30)
+def test_refused_keys_are_noted_until_something_is_granted(
+    bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(read_write_split.time, "monotonic", lambda: clock[0])
+    store = FaultyStore(bucket)
+    remote = Remote([store], store)
+    for method, denial, call in (
+        ("head", remote.reads_denied, lambda: remote.head("a")),
+        ("delete", remote.writes_denied, lambda: remote.delete("b")),
+    ):
+        call()
+        assert denial.seconds() == 0
+        store.script(Fault(DENIED, method), Fault(DOWN, method), Fault(DENIED, method))
+        for _ in range(3):
+            with pytest.raises(RemoteError):
+                call()
+            clock[0] += 45
+        assert denial.seconds() == 135
+        call()
+        assert denial.seconds() == 0
+
+
+def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> None:
+    store = FaultyStore(bucket, Fault(DENIED, "head"))
+    remote = Remote([store], None)
+    with pytest.raises(AccessDenied):
+        remote.head("a")
+    assert remote.reads_denied.seconds() > 0
+    with pytest.raises(ObjectMissing):
+        remote.head("missing")
+    assert remote.reads_denied.seconds() == 0
+
+
+def test_a_write_that_is_granted_tells_of_the_reads_if_the_keys_are_the_same(bucket: MemoryStore) -> None:
+    for has_other_keys in (False, True):
+        store = FaultyStore(bucket, Fault(DENIED, "head"))
+        remote = Remote([store], FaultyStore(bucket) if has_other_keys else store)
+        with pytest.raises(AccessDenied):
+            remote.head("a")
+        remote.delete("b")
+        assert (remote.reads_denied.seconds() > 0) is has_other_keys
