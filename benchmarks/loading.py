@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.processes import drop_pages
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from loader.order import OrderCache, OrderSpec, StreamTable, Tracks, batch_plan
+from loader.order import EpochOrders, OrderFiles, OrderSpec, StreamTable, batch_plan
 
 CONTEXT = 2048
 # Seeded once for all libraries' files: about 100 KB, as JPEGs differ in size.
@@ -339,7 +339,7 @@ def order(name: str, samples: int, shard_samples: int) -> dict[str, Any]:
     spec = OrderSpec(name)
     before, used = _peak_bytes(), time.process_time()
     table = StreamTable.of(sizes, [sizes.size], spec)
-    plan = batch_plan(Tracks(table, spec), World(), 512, drop_last=True)
+    plan = batch_plan(EpochOrders(table, spec), World(), 512, drop_last=True)
     first = plan.batch(0, 0, 0)
     seconds = time.process_time() - used
     again = time.process_time()
@@ -361,8 +361,8 @@ def machine_order(samples: int, shard_samples: int, folder: str) -> dict[str, An
     spec = OrderSpec("py1e")
     began = time.monotonic()
     table = StreamTable.of(sizes, [sizes.size], spec)
-    tracks = Tracks(table, spec, OrderCache(Path(folder), "benchmark"))
-    plan = batch_plan(tracks, World(0, 8, 8), 512, drop_last=True)
+    epoch_orders = EpochOrders(table, spec, OrderFiles(Path(folder), "benchmark"))
+    plan = batch_plan(epoch_orders, World(0, 8, 8), 512, drop_last=True)
     plan.batch(0, 0, 0)
     seconds = time.monotonic() - began
     for number in range(plan.batches(0, drop_last=True)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loader.order import OrderSpec, StreamTable, Tracks, batch_plan
+from loader.order import EpochOrders, OrderSpec, StreamTable, batch_plan
 from loader.world import World
 
 SHARDS, SHARD_SAMPLES = 16, 12
@@ -27,7 +27,7 @@ PANELS = (
 def columns(order: str) -> list[list[list[int]]]:
     """The shards of each sample: global batches, of nodes, of samples."""
     spec = OrderSpec(order, canonical_nodes=ROWS, block_size=BLOCK)
-    tracks = Tracks(StreamTable.of(SIZES, [SHARDS], spec), spec)
+    tracks = EpochOrders(StreamTable.of(SIZES, [SHARDS], spec), spec)
     plans = [batch_plan(tracks, World(node, NODES, 1), GLOBAL_BATCH, drop_last=True) for node in range(NODES)]
     return [
         [(plan.batch(0, 0, step) // SHARD_SAMPLES).tolist() for plan in plans]

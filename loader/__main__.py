@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loader.errors import LoaderError, cause_words
+from loader.errors import LoaderError, cause_text
 from loader.mds.merge import merge
 from loader.tools.commands import count_text, list_shards, say, show_samples, show_stats, verify
 from loader.tools.convert import add_convert, run_convert
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None  # nor shall the interpreter's end complain
         return 0
     except OSError as problem:  # no space, no permission
-        say(f"{problem.filename or options.command}: {problem.strerror or cause_words(problem)}", error=True)
+        say(f"{problem.filename or options.command}: {problem.strerror or cause_text(problem)}", error=True)
         return 1
 
 

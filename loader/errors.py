@@ -44,7 +44,7 @@ class StateError(LoaderError):
     """A saved position does not belong to this dataset or order, or cannot be told."""
 
 
-def cause_words(problem: BaseException) -> str:
+def cause_text(problem: BaseException) -> str:
     """Return the first line of what an error says, or of its cause if it says nothing, or else its kind; never ""."""
     told = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__
     return told.splitlines()[0]

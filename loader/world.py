@@ -130,8 +130,8 @@ class World:
         here = range(rank - local_rank, rank - local_rank + ranks_per_node)
         found: set[int] = set()
         if mesh is not None:
-            dp_rank, dp_size = _place_in(mesh)
-            found = _found_in(mesh, here)
+            dp_rank, dp_size = _position_in(mesh)
+            found = _detected_in(mesh, here)
         elif replication != 1:
             if replication < 1 or ranks % replication:
                 raise OrderError(f"{ranks} ranks do not divide into {replication} consecutive ones each")
@@ -142,7 +142,7 @@ class World:
         if dp_size < 1 or ranks % dp_size:
             raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
         if replication == 1 and mesh is None:
-            found = _found_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
+            found = _detected_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
         place = Machine(number, local_rank, sorted(found) if found else range(dp_size))
         if replication != 1:
             # StreamingDataset's nodes keep their number of ranks, and become fewer; not to divide is to be one.
@@ -164,7 +164,7 @@ class World:
             )
 
 
-def _place_in(mesh: Mesh) -> tuple[int, int]:
+def _position_in(mesh: Mesh) -> tuple[int, int]:
     """(rank, ranks) within a mesh, counted along its last dimension first."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -175,7 +175,7 @@ def _place_in(mesh: Mesh) -> tuple[int, int]:
     return rank, math.prod(mesh.shape)
 
 
-def _found_in(mesh: Any, ranks: Sequence[int]) -> set[int]:
+def _detected_in(mesh: Any, ranks: Sequence[int]) -> set[int]:
     """The data-parallel ranks that these ranks are, by the mesh that `mesh` is cut out of; empty if nobody knows."""
     root = _root_of(mesh) if hasattr(mesh, "mesh") else None
     if root is None:
@@ -197,7 +197,7 @@ def _root_of(mesh: Any) -> Any:
     return keeper.get_root_mesh(mesh) if hasattr(keeper, "get_root_mesh") else None
 
 
-def _found_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
+def _detected_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
     """The data-parallel ranks that these ranks may be, where `rank` is known to be dp_rank; empty if no rule fits.
 
     Ranks are numbered with so many peers next to each other (tensor parallel), then by dp_rank, then all other peers

@@ -10,8 +10,8 @@ from typing import Any
 from fusecache.cli.status_text import warm_text
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
-from fusecache.mount.control_client import Mount, ask, converse
-from fusecache.mount.launch import mount_of_this_node, reach
+from fusecache.mount.control_client import Mount, ask, request_stream
+from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 from fusecache.mount.progress import StepView, show_check, show_warm_up
 
 
@@ -21,7 +21,7 @@ def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     for mount, paths in _by_mount(arguments.paths).items():
         request = {"command": "warm", "paths": paths, "wait": arguments.wait}
         with StepView(sys.stderr, verb="warming") as view:
-            row = converse(
+            row = request_stream(
                 mount,
                 request,
                 on_report=lambda row: show_warm_up(view, row["warm"]) if arguments.wait else None,
@@ -49,7 +49,7 @@ def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Drop what is cached of paths; return the exit status."""
     freed = left = 0
     for mount, paths in _by_mount(arguments.paths).items():
-        facts = _facts(mount, converse(mount, {"command": "evict", "paths": paths}), "evict")
+        facts = _facts(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
         freed += facts["freed_bytes"]
         left += facts["left_bytes"]
     _tell(f"freed {size_text(freed)}" + (f"; {size_text(left)} stay, as they are in use" if left else ""))
@@ -58,10 +58,10 @@ def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Verify what is cached; return the exit status: 0 nothing found, 1 something found."""
-    mount, inner = reach(arguments.path or mount_of_this_node(Path.cwd()))
+    mount, inner = resolve_in_mount(arguments.path or mount_of_this_node(Path.cwd()))
     cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
     with StepView(sys.stderr, verb="checking") as view:
-        row = converse(
+        row = request_stream(
             mount,
             {"command": "check", "paths": [inner]},
             on_report=lambda row: show_check(view, row["check"], cached_bytes),
@@ -102,7 +102,7 @@ def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
     """Return the mounts of paths, with the paths inside each."""
     found: dict[Mount, list[str]] = {}
     for path in paths:
-        mount, inner = reach(path)
+        mount, inner = resolve_in_mount(path)
         found.setdefault(mount, []).append(inner)
     return found
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.cli import cache_commands
-from fusecache.cli.recover import recover, wanted
+from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.status import status_of
 from fusecache.cli.status_text import status_view
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
@@ -32,10 +32,10 @@ from fusecache.mount.launch import (
     clear_dead,
     detach_and_wait,
     drain,
-    last_words,
+    log_tail,
     mount_of_this_node,
     mount_state,
-    reach,
+    resolve_in_mount,
     start_in_background,
 )
 from fusecache.mount.leftover_text import left_texts
@@ -201,7 +201,7 @@ def _add_recover(commands: Any) -> None:
         "place", nargs="?", help="a mount, or a cache directory without one [the only mount]"
     )
     recover.add_argument(
-        "--restore", nargs="+", type=wanted, action="extend", default=[], metavar="ID",
+        "--restore", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
         help="make it a file again, as NAME.recovered-1; a refused one is uploaded again; "
         "several: 3 4 or 3,4; all: all but conflicts",
     )  # fmt: skip
@@ -211,7 +211,7 @@ def _add_recover(commands: Any) -> None:
         help="where it comes back, from the working directory or absolute; outside the mount: a copy",
     )
     recover.add_argument(
-        "--delete", nargs="+", type=wanted, action="extend", default=[], metavar="ID",
+        "--delete", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
         help="free its room; several: 3 4 or 3,4; all: all that is listed",
     )  # fmt: skip
     recover.add_argument("--yes", action="store_true", help="really delete")
@@ -269,7 +269,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if state is not MountState.LIVE:
         raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
     if arguments.force:
-        answer = last_words(mountpoint)
+        answer = log_tail(mountpoint)
         if answer.progress.pending_files:
             _say(
                 f"{pending_text(answer.progress)} not in the bucket yet; kept in the journal for the next mount"
@@ -277,7 +277,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
             drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show)
-        answer = last_words(mountpoint)
+        answer = log_tail(mountpoint)
     if not detach_and_wait(mountpoint, forced=arguments.force):
         _say(f"{mountpoint} is unmounted; its daemon is still ending")
     for line in left_texts(answer.status):
@@ -302,7 +302,7 @@ def _config_path(arguments: argparse.Namespace) -> Path | None:
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mount, inner = reach(arguments.path)
+    mount, inner = resolve_in_mount(arguments.path)
     with ProgressView(sys.stderr, verb="uploading") as view:
         answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show)
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from fusecache.model.errors import AlreadyExists, FusecacheError, MountError, NotFound
 from fusecache.model.format_text import count_text, size_text
-from fusecache.mount.control_client import Mount, converse
-from fusecache.mount.launch import mount_of_this_node, reach
+from fusecache.mount.control_client import Mount, request_stream
+from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 from fusecache.mount.mount_table import check_answers, root_of
 
 _COPY_BYTES = 16 << 20
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 Wanted = tuple[int | str, ...]
 
 
-def wanted(text: str) -> Wanted:
+def parse_ids(text: str) -> Wanted:
     """Return what a word of --restore or --delete names: `3`, `3,4` or `all`. Raises ArgumentTypeError."""
     if text == ALL:
         return (ALL,)
@@ -39,7 +39,7 @@ def wanted(text: str) -> Wanted:
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
-class Source(Protocol):
+class EntrySource(Protocol):
     """Where things are listed and removed."""
 
     def listing(self) -> Row:
@@ -65,12 +65,12 @@ class LiveMount:
         """Remove one for good; return the bytes freed."""
         return int(self._ask("delete", "freed_bytes", id=number))
 
-    def bring_back(self, number: int, path: str) -> str:
+    def restore(self, number: int, path: str) -> str:
         """Make one a file of the mount again; return its path inside."""
         return str(self._ask("bring-back", "path", id=number, paths=[path]))
 
     def _ask(self, command: str, fact: str, **words: Any) -> Any:
-        row = converse(self.mount, {"command": command, **words})
+        row = request_stream(self.mount, {"command": command, **words})
         if row.get("result") != "ok":
             raise MountError(str(row.get("message") or row.get("result")))
         return row[fact]
@@ -95,16 +95,16 @@ def recover(
     # A mount whose daemon is gone answers nothing, and `reach` says what to do about it.
     directory = Path(place) if place is not None and root_of(place) is None else None
     if directory is not None and (directory / "fusecache.json").exists():
-        from fusecache.engine.recovery.offline import ColdCache  # the other commands do without the engine
+        from fusecache.engine.recovery.offline import OfflineCache  # the other commands do without the engine
 
-        with ColdCache(directory) as cache:
+        with OfflineCache(directory) as cache:
             return _run(cache, to_restore, to, to_delete, confirmed=confirmed, as_json=as_json)
-    mount, _ = reach(place if place is not None else mount_of_this_node(Path.cwd()))
+    mount, _ = resolve_in_mount(place if place is not None else mount_of_this_node(Path.cwd()))
     return _run(LiveMount(mount), to_restore, to, to_delete, confirmed=confirmed, as_json=as_json)
 
 
 def _run(
-    source: Source,
+    source: EntrySource,
     restore: Sequence[int | str],
     to: str | None,
     delete: Sequence[int | str],
@@ -132,7 +132,7 @@ def _run(
             _tell(f"{number}: would {_loss_of(row)}")
     if to_delete and not confirmed:
         raise MountError("nothing was removed: say it again with --yes")
-    older = found["count"] - len(found["things"])
+    older = found["count"] - len(found["entries"])
     if older and ALL in (*restore, *delete):
         raise MountError(
             f"{count_text(older, 'older thing')} were not listed and are still there: say it again"
@@ -147,7 +147,7 @@ def _numbers(named: Sequence[int | str], found: Row, *, left_out: Collection[str
         if isinstance(each, int):
             numbers.append(each)
             continue
-        meant = [row["id"] for row in found["things"] if row["kind"] not in left_out]
+        meant = [row["id"] for row in found["entries"] if row["kind"] not in left_out]
         if not meant:
             _tell("nothing on the list to do this with")
         numbers += meant
@@ -163,26 +163,26 @@ def _try(call: Any) -> bool:
     return True
 
 
-def _restore(source: Source, found: Row, number: int, to: str | None) -> str:
+def _restore(source: EntrySource, found: Row, number: int, to: str | None) -> str:
     row = _row_of(found, number)
     name = row["path"].rpartition("/")[2] or f"file-{number}"
     target = None if to is None else Path(to) / name if os.path.isdir(to) else Path(to)
     if isinstance(source, LiveMount):
         inner = "" if target is None else _inside(source.mount, target)
         if inner is not None:
-            return f"{number}: {source.mount.root / source.bring_back(number, inner)}"
+            return f"{number}: {source.mount.root / source.restore(number, inner)}"
     if target is None:
         raise MountError(f"{number}: nothing is mounted: say where its bytes go with --to PATH")
-    if not row["place"]:
+    if not row["local_path"]:
         raise NotFound(f"{number}: there are no bytes of it on this disk")
-    copy_out(Path(row["place"]), target)
+    copy_out(Path(row["local_path"]), target)
     return f"{number}: {target}: a copy, {size_text(row['bytes'])}; the original stays on the list"
 
 
 def _inside(mount: Mount, target: Path) -> str | None:
     """Return a path inside the mount, or None if it is not in it."""
     with suppress(MountError):
-        other, inner = reach(target.parent)
+        other, inner = resolve_in_mount(target.parent)
         if other.root == mount.root:
             return f"{inner}/{target.name}".lstrip("/")
     return None
@@ -210,7 +210,7 @@ def copy_out(source: Path, target: Path) -> None:
         ) from exc
 
 
-def _delete(source: Source, row: Row) -> str:
+def _delete(source: EntrySource, row: Row) -> str:
     number = int(row["id"])
     freed = source.delete(number)
     if row["kind"] != "conflict":
@@ -228,7 +228,7 @@ def _loss_of(row: Row) -> str:
 
 
 def _row_of(found: Row, number: int) -> Row:
-    row = next((row for row in found["things"] if row["id"] == number), None)
+    row = next((row for row in found["entries"] if row["id"] == number), None)
     if row is None:
         raise NotFound(f"{number}: there is no such thing; `fusecache recover` lists them")
     return dict(row)
@@ -239,24 +239,24 @@ def _row_of(found: Row, number: int) -> Row:
 
 def listing_text(found: Row, *, is_mounted: bool) -> str:
     """Return a listing for people: two lines a thing, the newest last, then what can be done."""
-    things = found["things"]
+    things = found["entries"]
     if not things:
         return "nothing was left behind\n"
     lines = []
     for row in things:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["when"])) if row["when"] else "some time"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "some time"
         lines.append(
             f"{row['id']:>6}  {row['kind']:<8} {size_text(row['bytes']):>10}  {when}  {_name_of(row)}"
         )
-        lines.append(f"        {_words_of(row)}")
+        lines.append(f"        {_message_of(row)}")
     if found["count"] > len(things):
         lines.append(f"and {count_text(found['count'] - len(things), 'older thing')}")
     here = f", {size_text(found['bytes'])} on this disk" if found["bytes"] else ""
     lines.append(count_text(found["count"], "thing") + here)
-    return "\n".join([*lines, *_ways_out(things, is_mounted=is_mounted)]) + "\n"
+    return "\n".join([*lines, *_remedies(things, is_mounted=is_mounted)]) + "\n"
 
 
-def _ways_out(things: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
+def _remedies(things: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
     """Yield what can be done about the things of a listing; nobody shall remove what only waits for its upload."""
     waiting = sum(row["kind"] == "waiting" for row in things)
     if waiting:
@@ -286,13 +286,13 @@ def _name_of(row: Row) -> str:
     return str(row["path"] or "(name not known)")
 
 
-def _words_of(row: Row) -> str:
+def _message_of(row: Row) -> str:
     """Return why a thing is on the list, and where its bytes are."""
     if row["kind"] == "conflict":
         ours = f"ours is {row['kept_as']}" if row["kept_as"] else "our change was given up"
         settled = ", and ours was written again since" if row["settled"] else ""
         return f"another client changed it first{settled}; {ours}"
-    return "; ".join(filter(None, (row["words"], row["place"] or "its bytes are gone")))
+    return "; ".join(filter(None, (row["message"], row["local_path"] or "its bytes are gone")))
 
 
 def _tell(text: str) -> None:

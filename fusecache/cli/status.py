@@ -5,7 +5,7 @@ from typing import Any
 
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import Mount, ask
-from fusecache.mount.launch import reach
+from fusecache.mount.launch import resolve_in_mount
 
 
 def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -13,12 +13,12 @@ def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Where the target has none, the symlink's own with the reason as `target_error`. Raises MountError.
     """
-    mount, inner = reach(path, follows=False)
+    mount, inner = resolve_in_mount(path, follows=False)
     own = _ask(path, mount, inner)
     if "link_to" not in own.get("there", {}):
         return own
     try:
-        target = _ask(path, *reach(path))
+        target = _ask(path, *resolve_in_mount(path))
     except MountError as exc:
         return {**own, "target_error": str(exc)}
     return {**target, "link": {name: own[name] for name in ("path", "state", "there")}}

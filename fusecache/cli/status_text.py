@@ -120,7 +120,7 @@ def _there(there: Mapping[str, Any]) -> str:
 
 def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
     """Yield how much is not in the bucket yet, and what waits on purpose beside that."""
-    put_off = pending.get("put_off_files", 0)
+    put_off = pending.get("deferred_files", 0)
     changes = pending.get("pending_files", 0) - put_off
     if changes:
         text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
@@ -128,7 +128,7 @@ def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
     if put_off:
         yield (
             f"{count_text(put_off, 'removal')} put off, by delete_delay or as somebody here has the file open, "
-            f"for {seconds_text(pending['put_off_seconds'])} more at most"
+            f"for {seconds_text(pending['deferred_seconds'])} more at most"
         )
 
 
@@ -278,7 +278,7 @@ def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iter
     yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
     yield from _waiting_lines(status, there)
     for each in there.get("failed", ())[:_MOST_LINES]:
-        yield f"{each['path']}: {each['cause']}" + (f": {each['way_out']}" if each["way_out"] else "")
+        yield f"{each['path']}: {each['cause']}" + (f": {each['way_out']}" if each["remedy"] else "")
     yield from _conflict_lines(there)
 
 
@@ -386,7 +386,7 @@ def _waiting_lines(status: Mapping[str, Any], pending: Mapping[str, Any]) -> Ite
     said = list(_bucket_texts(status))
     for each in waiting[:_MOST_LINES]:
         # Of keys that are refused it is said above how they are renewed.
-        is_new = each["way_out"] and not any(line.endswith(each["way_out"]) for line in said)
+        is_new = each["remedy"] and not any(line.endswith(each["remedy"]) for line in said)
         yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if is_new else "")
     if status.get("waiting_for") and not waiting and pending.get("pending_files"):
         yield f"uploads wait: {status['waiting_for']}"

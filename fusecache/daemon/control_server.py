@@ -19,11 +19,11 @@ from typing import Any
 
 import trio
 
-from fusecache.engine.admin.inspector import Check
-from fusecache.engine.admin.warmup import WarmState
+from fusecache.engine.admin.inspector import ScrubProgress
+from fusecache.engine.admin.warmup import WarmupState
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.prefetch.hint_service import job_of
-from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.model.errors import FusecacheError, NotPermitted
 from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
 from fusecache.model.objects import MIB
@@ -60,7 +60,7 @@ class ControlServer:
         self._path = path
         self._facts = facts
         self._on_abandon = on_abandon
-        self._on_carry_on = on_carry_on
+        self._on_resume = on_carry_on
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; the socket is removed at the end."""
@@ -110,16 +110,16 @@ class ControlServer:
                     with self._fs.publisher.draining():
                         await self._wait(stream, "", timeout, drains=True)
                 case "abandon" | "carry-on":
-                    (self._on_abandon if command == "abandon" else self._on_carry_on)()
+                    (self._on_abandon if command == "abandon" else self._on_resume)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case "hint":
                     await self._hint(stream, request, rest)
                 case _:
-                    await self._keep_house(stream, request)
+                    await self._cache_command(stream, request)
         except FusecacheError as exc:
             await self._send(stream, _done("error", str(exc)))
 
-    async def _keep_house(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
+    async def _cache_command(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
         command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]
         match command:
             case "warm":
@@ -129,17 +129,17 @@ class ControlServer:
             case "check":
                 await self._check(stream, paths[0])
             case "recover":
-                await self._send(stream, {**_done("ok"), "recover": await self._fs.recovering.listing()})
+                await self._send(stream, {**_done("ok"), "recover": await self._fs.quarantine.listing()})
             case "bring-back" | "delete" if self._fs.options.read_only:
                 raise NotPermitted(
                     f"{request['id']}: this mount is read-only: unmount it and mount with writing, or copy the file "
                     "elsewhere with --restore ID --to PATH"
                 )
             case "bring-back":
-                path = await self._fs.recovering.bring_back(int(request["id"]), paths[0])
+                path = await self._fs.quarantine.restore(int(request["id"]), paths[0])
                 await self._send(stream, {**_done("ok"), "path": path})
             case "delete":
-                freed = await self._fs.recovering.delete(int(request["id"]))
+                freed = await self._fs.quarantine.delete(int(request["id"]))
                 await self._send(stream, {**_done("ok"), "freed_bytes": freed})
             case _:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
@@ -153,18 +153,18 @@ class ControlServer:
         while len(data) < size and (piece := await stream.receive_some(MIB)):
             data += piece
         if size:
-            await self._fs.hinting.take(file, data)
+            await self._fs.hints.receive(file, data)
         else:
-            self._fs.hinting.forget(job_of(file)[0])
+            self._fs.hints.forget(job_of(file)[0])
         await self._send(stream, _done("ok"))
 
     async def _status(self, stream: trio.SocketStream, path: str) -> None:
-        pending = await self._fs.looking.count()
+        pending = await self._fs.status.count()
         status = {**self._facts(), **self._fs.statistics(pending)}
         if path:
             # A name that was never seen is asked for, and the bucket may be silent.
             async with self._reporting(stream, lambda: self._pending(path)):
-                there = await self._fs.looking.look(path)
+                there = await self._fs.status.path_status(path)
             # `state` is the path's then, and the mount's without one.
             status = {**status, "path": path, "state": there["state"], "there": there}
         await self._send(stream, {**await self._pending(path), **_done("ok"), "status": status})
@@ -176,8 +176,8 @@ class ControlServer:
 
         drains: before an unmount a conflict is no obstacle: both versions are in the bucket.
         """
-        if path and not drains and not (await self._fs.looking.count(path)).files:
-            await self._fs.look_up(path)  # a name with a mistake in it is not durable
+        if path and not drains and not (await self._fs.status.count(path)).files:
+            await self._fs.lookup_path(path)  # a name with a mistake in it is not durable
         async with self._reporting(stream, lambda: self._pending(path)):
             ended = await self._fs.wait_durable(path, seconds)
         result = "durable" if drains and ended.result == "conflict" else ended.result
@@ -185,9 +185,9 @@ class ControlServer:
 
     async def _warm(self, stream: trio.SocketStream, paths: list[str], *, stays: bool) -> None:
         """Begin a warm-up. If the asker stays, it hears of it until the end, and its going ends the warm-up."""
-        job = self._fs.warmer.start(paths)
+        job = self._fs.warmup.start(paths)
         try:
-            async with self._reporting(stream, _later(lambda: {"warm": job.facts()})):
+            async with self._reporting(stream, _later(lambda: {"warm": job.as_dict()})):
                 if stays:
                     await job.ended.wait()
                 else:
@@ -197,9 +197,9 @@ class ControlServer:
             if stays:
                 job.scope.cancel()
             raise
-        failed = job.state in (WarmState.FAILED, WarmState.STOPPED)
-        message = job.message or ("the warm-up was stopped" if job.state is WarmState.STOPPED else "")
-        await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.facts()})
+        failed = job.state in (WarmupState.FAILED, WarmupState.STOPPED)
+        message = job.message or ("the warm-up was stopped" if job.state is WarmupState.STOPPED else "")
+        await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.as_dict()})
 
     async def _evict(self, stream: trio.SocketStream, paths: list[str]) -> None:
         async with self._reporting(stream, _later(dict)):
@@ -207,10 +207,10 @@ class ControlServer:
         await self._send(stream, {**_done("ok"), "evict": asdict(dropped)})
 
     async def _check(self, stream: trio.SocketStream, path: str) -> None:
-        check = Check()
-        async with self._reporting(stream, _later(lambda: {"check": check.facts()})):
+        check = ScrubProgress()
+        async with self._reporting(stream, _later(lambda: {"check": check.as_dict()})):
             await self._fs.inspector.check(path, check)
-        await self._send(stream, {**_done("ok"), "check": check.facts()})
+        await self._send(stream, {**_done("ok"), "check": check.as_dict()})
 
     @asynccontextmanager
     async def _reporting(
@@ -226,7 +226,7 @@ class ControlServer:
                 await self._send(stream, row)
                 await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _LONGEST_PAUSE_SECONDS))
 
-        with one_failure():
+        with unwrap_single_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run, name="control-report")
                 yield
@@ -234,7 +234,7 @@ class ControlServer:
 
     async def _pending(self, path: str) -> dict[str, Any]:
         """Return how much is owed at or below a path, how long it may take, and what holds it up."""
-        return self._fs.looking.progress(await self._fs.looking.count(path))
+        return self._fs.status.progress(await self._fs.status.count(path))
 
     async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
         await stream.send_all(json.dumps(row).encode() + b"\n")

@@ -29,7 +29,7 @@ from fusecache.daemon.sd_notify import notify
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.file_system import EngineOptions, FileSystem
 from fusecache.engine.namespace.tree import Ownership
-from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
@@ -39,7 +39,7 @@ from fusecache.model.errors import AccessDenied, FusecacheError, MountError, Una
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport, choose_endpoint
-from fusecache.remote.read_write_split import Remote
+from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.s3.store import S3Store
 
 log = logging.getLogger(__name__)
@@ -85,10 +85,10 @@ def _begin_log(level: str) -> None:
     )
     for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
-    logging.getLogger("pyfuse3").addFilter(_is_news)
+    logging.getLogger("pyfuse3").addFilter(_is_relevant)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     """Return whether a line of pyfuse3's says more than that the kernel, being unmounted, awaits no answer."""
     return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()
 
@@ -101,12 +101,12 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     )
     remote = _connect(options, endpoint)
     identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
-    with StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint), one_failure():
+    with StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint), unwrap_single_error():
         return trio.run(_Daemon(options, remote, ready).run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
 
-def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
+def _connect(options: MountOptions, endpoint: Endpoint) -> ReadWriteSplit:
     """Make the stores and show that they may do what the mount will ask of them."""
     transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS)
     reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
@@ -119,7 +119,7 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
             "and is there a way to it (network, proxy, firewall)?"
         ) from exc
     if options.read_only:
-        return Remote([reader], None)
+        return ReadWriteSplit([reader], None)
     writer = reader
     if options.write_profile is not None:
         writer = S3Store(options.bucket, endpoint, profile=options.write_profile, transport=transport)
@@ -130,7 +130,7 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> Remote:
             f"{options.source}: these credentials may read but not write ({exc}); "
             f"mount with --read-only, or give a key that may write"
         ) from exc
-    return Remote([reader], writer)
+    return ReadWriteSplit([reader], writer)
 
 
 def _keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
@@ -145,7 +145,7 @@ def _keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
 
 
 class _Daemon:
-    def __init__(self, options: MountOptions, remote: Remote, ready: Callable[[str], None]) -> None:
+    def __init__(self, options: MountOptions, remote: ReadWriteSplit, ready: Callable[[str], None]) -> None:
         self._options = options
         self._remote = remote
         self._ready = ready
@@ -215,7 +215,7 @@ class _Daemon:
             socket_path,
             lambda: {**facts, "state": self._state(filesystem)},
             on_abandon=self._abandon,
-            on_carry_on=self._carry_on,
+            on_carry_on=self._resume,
         )
         statistics: Callable[[], dict[str, Any]] = server.status
         operations = Operations(
@@ -223,7 +223,7 @@ class _Daemon:
             ControlDirectory(
                 socket_path,
                 statistics,
-                HintFiles(filesystem.hinting, ownership.uid, ownership.gid),
+                HintFiles(filesystem.hints, ownership.uid, ownership.gid),
                 ownership.uid,
                 ownership.gid,
             ),
@@ -243,14 +243,14 @@ class _Daemon:
                     filesystem.end_waiting()
                     await self._drain(filesystem)
                     offload.abandon_reads()
-                    if self._is_in_a_hurry():
+                    if self._must_stop_now():
                         # As a kill would: what a request did that nobody heard of is found out by the next mount.
                         offload.abandon_writes()
                     nursery.cancel_scope.cancel()
             finally:
                 # Only when no handler runs any more: one that replied through a closed session would crash.
                 self._unmount()
-            return self._say_what_is_left(filesystem)
+            return self._report_pending(filesystem)
 
     def _mount(self, operations: Operations) -> None:
         options = self._options
@@ -288,7 +288,7 @@ class _Daemon:
             log.warning(
                 "kernel settings refused, large reads and many at once are slower: %s; to have them: %s",
                 ", ".join(settings.refused),
-                settings.way_out,
+                settings.remedy,
             )
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
@@ -296,10 +296,10 @@ class _Daemon:
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
         if short:
             log.warning("%s", short)
-        recovered = filesystem.recovered
+        recovered = filesystem.replayed
         found = found_text(
             self._options.mountpoint,
-            changes=len(recovered.generations) + len(recovered.operations),
+            changes=len(recovered.versions) + len(recovered.operations),
             orphans=recovered.orphans,
             suspects=recovered.suspects,
         )
@@ -308,7 +308,7 @@ class _Daemon:
     async def _report(self, filesystem: FileSystem) -> None:
         while True:
             await trio.sleep(STATUS_SECONDS)
-            notify(STATUS=filesystem.looking.line(filesystem.pending()))
+            notify(STATUS=filesystem.status.line(filesystem.pending()))
 
     async def _renew_credentials(self, filesystem: FileSystem) -> None:
         """While the bucket refuses our keys, read them again from where they came from: somebody may mend them."""
@@ -334,23 +334,23 @@ class _Daemon:
 
     def _denied_seconds(self, filesystem: FileSystem) -> float:
         # With nothing to be published nobody learns that writing is granted again: that is not known then.
-        writes = self._remote.writes_denied.seconds() if len(filesystem.owed) else 0.0
+        writes = self._remote.writes_denied.seconds() if len(filesystem.queue) else 0.0
         return max(self._remote.reads_denied.seconds(), writes)
 
     def _abandon(self) -> None:
         """Leave what is not uploaded to the next mount."""
         self._abandoned = True
 
-    def _carry_on(self) -> None:
+    def _resume(self) -> None:
         """The mount does not end after all."""
         self._abandoned = False
 
-    def _is_in_a_hurry(self) -> bool:
+    def _must_stop_now(self) -> bool:
         return self._abandoned or self._signals > 1
 
     async def _drain(self, filesystem: FileSystem) -> None:
         """Publish what is left, saying how far it is; a second signal leaves it to the next mount."""
-        if not len(filesystem.owed) or self._abandoned:
+        if not len(filesystem.queue) or self._abandoned:
             return
         notify(STOPPING=1, STATUS="uploading what is left")
 
@@ -358,7 +358,7 @@ class _Daemon:
             while True:
                 pending = filesystem.pending()
                 log.info("draining files=%d bytes=%d", pending.files, pending.bytes)
-                notify(STATUS=f"draining: {filesystem.looking.line(pending)}")
+                notify(STATUS=f"draining: {filesystem.status.line(pending)}")
                 await trio.sleep(1)
 
         async with trio.open_nursery() as nursery:
@@ -366,11 +366,11 @@ class _Daemon:
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
                 # Files are still closed meanwhile: the mount answers until the end.
-                while len(filesystem.owed):
+                while len(filesystem.queue):
                     await filesystem.wait_durable("", None)
             nursery.cancel_scope.cancel()
 
-    def _say_what_is_left(self, filesystem: FileSystem) -> int:
+    def _report_pending(self, filesystem: FileSystem) -> int:
         """Return the exit status: 0 if the bucket has everything, or nobody wanted to wait for it."""
         left = filesystem.pending()
         if not left.files:

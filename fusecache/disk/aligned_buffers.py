@@ -18,7 +18,7 @@ SMALL_SHARE = 16
 MIN_BUFFER_BYTES = 3 * LARGE_BYTES
 
 
-class BufferPool:
+class AlignedBuffers:
     """Memory in two sizes: `large` (8 MiB) and `small` (128 KiB) views, each aligned to a page."""
 
     def __init__(self, total_bytes: int) -> None:

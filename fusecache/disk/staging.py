@@ -232,18 +232,18 @@ class StagingDirectory:
         """Return the file of a generation that is in `staging/`, to be opened with its first use."""
         return StagingFile(self._place(generation), create=False, opens=False)
 
-    def move_aside(self, generation: int, folder: str) -> Path:
+    def quarantine(self, generation: int, folder: str) -> Path:
         """Move a generation's file to `orphans` or `suspect`; return where it is now."""
         target = self._aside[folder] / self._path(generation).name
         shutil.move(self._path(generation), target)
         return target
 
-    def bring_back(self, generation: int) -> StagingFile:
+    def restore(self, generation: int) -> StagingFile:
         """Move a generation's file back from where it was kept aside, for good, and open it.
 
         Raises LocalDiskError if it is not there.
         """
-        source = self.place_of(generation)
+        source = self.path_of(generation)
         if source is None:
             raise LocalDiskError(f"generation {generation}: its bytes are gone")
         try:
@@ -259,7 +259,7 @@ class StagingDirectory:
         """Remove a generation's file, if it is there."""
         self._path(generation).unlink(missing_ok=True)
 
-    def delete_aside(self, generation: int) -> None:
+    def delete_quarantined(self, generation: int) -> None:
         """Remove a generation's file from where it is kept aside, if it is there. Raises LocalDiskError."""
         for folder in self._aside.values():
             path = folder / self._path(generation).name
@@ -268,12 +268,12 @@ class StagingDirectory:
             except OSError as exc:
                 raise _model_error(exc, path) from exc
 
-    def place_of(self, generation: int) -> Path | None:
+    def path_of(self, generation: int) -> Path | None:
         """Return where a generation's file is kept aside, or None."""
         places = (folder / self._path(generation).name for folder in self._aside.values())
         return next((path for path in places if path.exists()), None)
 
-    def aside(self) -> dict[int, Path]:
+    def quarantined(self) -> dict[int, Path]:
         """Return the files that are kept aside, by generation."""
         return {
             int(path.name): path
@@ -298,7 +298,7 @@ class StagingDirectory:
             (int(name) for folder in folders for name in os.listdir(folder) if name.isdigit()), default=0
         )
 
-    def bytes_aside(self) -> int:
+    def quarantined_bytes(self) -> int:
         """Return the bytes that orphans and suspects hold."""
         return sum(path.stat().st_size for folder in self._aside.values() for path in folder.iterdir())
 

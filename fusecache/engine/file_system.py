@@ -15,33 +15,38 @@ import trio
 from fusecache.disk.dirty_pages import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
-from fusecache.engine.admin.pinning import Pins
-from fusecache.engine.admin.warmup import Warmer
+from fusecache.engine.admin.pinning import PinnedObjects
+from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.pending import Pending
-from fusecache.engine.durability.remote_fsync import Fsync
-from fusecache.engine.durability.status import Durability, Looking
-from fusecache.engine.namespace.lookup import Names
+from fusecache.engine.durability.remote_fsync import RemoteFsync
+from fusecache.engine.durability.status import Durability, QueueStatus
+from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Ownership, Tree
-from fusecache.engine.namespace_ops.operations import Changes
-from fusecache.engine.prefetch.hint_service import Hinting
-from fusecache.engine.prefetch.sibling_readahead import Siblings
-from fusecache.engine.publish.bucket_writer import Publishing
-from fusecache.engine.publish.multipart_uploader import PartUploads
+from fusecache.engine.namespace_ops.operations import NamespaceOps
+from fusecache.engine.prefetch.hint_service import HintService
+from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
+from fusecache.engine.publish.bucket_writer import BucketWriter
+from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
-from fusecache.engine.recovery.journal_replay import Recovered, Recovery, no_collections, rebuild
-from fusecache.engine.recovery.quarantine import Recovering
-from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.recovery.journal_replay import (
+    JournalReplay,
+    ReplayResult,
+    pause_garbage_collection,
+    rebuild_tree,
+)
+from fusecache.engine.recovery.quarantine import Quarantine
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.runtime.metadata_client import SILENT_SECONDS, Requests
+from fusecache.engine.runtime.metadata_client import SILENT_SECONDS, MetadataClient
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.backpressure import Backpressure
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.write.open_file_snapshots import Snapshots
-from fusecache.engine.writeback.conflict_log import Conflicts
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
+from fusecache.engine.writeback.conflict_log import ConflictLog
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
@@ -112,16 +117,16 @@ class FileSystem:
         self.journal = JournalWriter(
             self._journal_rows, offload, highest_in_use=self._staging.highest_number()
         )
-        self.owed = Owed(options.prefix, options.order_last)
+        self.queue = WritebackQueue(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
-        self._requests = requests = Requests(
+        self._metadata_client = requests = MetadataClient(
             store,
             offload,
             self.cache.limit,
             prefix=options.prefix,
             writes_by_other_keys=options.writes_by_other_keys,
         )
-        self.names = Names(
+        self.lookup = Lookup(
             self.tree,
             self._listings,
             requests,
@@ -129,87 +134,89 @@ class FileSystem:
             fresh_seconds=options.fresh_seconds,
             posix_metadata=options.posix_metadata,
         )
-        self.names.freshness.immutable = options.immutable
-        self.contents = Contents(
-            self.tree, self.cache, self._staging, self.journal, self.owed, offload, boot_id
+        self.lookup.ttl.immutable = options.immutable
+        self.file_io = FileIO(
+            self.tree, self.cache, self._staging, self.journal, self.queue, offload, boot_id
         )
-        self.contents.local_only = options.local_only
-        self.contents.temp_names = options.temp_names
-        self._siblings = Siblings(self.tree, self.names, self.cache)
-        self.contents.on_read = self._guess_next
-        self._uploads = PartUploads(
-            store, self.tree, self.journal, offload, self.cache, self.owed, options.temp_names
+        self.file_io.local_only = options.local_only
+        self.file_io.temp_names = options.temp_names
+        self._sibling_readahead = SiblingReadahead(self.tree, self.lookup, self.cache)
+        self.file_io.on_read = self._guess_next
+        self._uploader = MultipartUploader(
+            store, self.tree, self.journal, offload, self.cache, self.queue, options.temp_names
         )
-        self._preparer = Preparer(self._uploads, self.cache, self.journal, offload)
-        self.contents.on_dropped = self._preparer.dropped
-        self.contents.on_key_changed = self._preparer.restart
-        self.contents.on_grown = self._uploads.grow
+        self._preparer = Preparer(self._uploader, self.cache, self.journal, offload)
+        self.file_io.on_dropped = self._preparer.dropped
+        self.file_io.on_key_changed = self._preparer.restart
+        self.file_io.on_part_ready = self._uploader.on_growth
         self.publisher = Publisher(
             self.tree,
-            self.names,
-            self.contents,
-            self.owed,
+            self.lookup,
+            self.file_io,
+            self.queue,
             self.journal,
             self.cache,
             self._preparer,
-            Publishing(store, str(empty_file)),
+            BucketWriter(store, str(empty_file)),
             offload,
             self.cache.limit,
             settle_seconds=options.settle_seconds,
             temp_names=options.temp_names,
             delete_delay=options.delete_delay,
             last_wins=options.last_wins,
-            on_taken=requests.note_taken,
+            on_taken=requests.on_write_accepted,
         )
-        self._uploads.on_failing = self.publisher.note_failing
-        self._uploads.on_well = self.publisher.note_well
+        self._uploader.on_failing = self.publisher.on_failing
+        self._uploader.on_success = self.publisher.on_success
         requests.on_granted = self._end_pauses
-        self._pins = Pins(self.cache, requests, options.pin, self.tree.relative)
-        self.publisher.on_gone = self._pins.note_gone
-        self._fsync = Fsync(
+        self._pinned = PinnedObjects(self.cache, requests, options.pin, self.tree.relative)
+        self.publisher.on_gone = self._pinned.on_gone
+        self._remote_fsync = RemoteFsync(
             self.tree,
-            self.contents,
-            self.owed,
+            self.file_io,
+            self.queue,
             self.publisher,
             self.journal,
             store,
             is_remote=options.fsync_is_remote,
             settle_seconds=options.settle_seconds,
         )
-        self.fsync = self._fsync.fsync
-        self._backpressure = Backpressure(self.cache, self.owed, store)
-        self.contents.before_close = self._backpressure.before_close
-        self._snapshots = Snapshots(
+        self.fsync = self._remote_fsync.fsync
+        self._backpressure = Backpressure(self.cache, self.queue, store)
+        self.file_io.wait_for_space = self._backpressure.wait_for_space
+        self._snapshots = OpenFileSnapshots(
             self.tree,
-            self.contents,
-            self.owed,
+            self.file_io,
+            self.queue,
             self.cache,
             snapshot_seconds=options.snapshot_seconds,
         )
-        self.warmer = Warmer(self.tree, requests, self.cache, self.resolve)
-        self.hinting = Hinting(self.tree, self.names, self.cache, offload, self.resolve)
+        self.warmup = WarmupRunner(self.tree, requests, self.cache, self.resolve)
+        self.hints = HintService(self.tree, self.lookup, self.cache, offload, self.resolve)
         self.inspector = Inspector(self.tree, requests, self.cache, self.resolve)
         self._store = store
-        self.changes = Changes(self.tree, self.names, self.contents, self.owed, self.journal, requests)
+        self.namespace_ops = NamespaceOps(
+            self.tree, self.lookup, self.file_io, self.queue, self.journal, requests
+        )
         self._offload = offload
-        conflicts = Conflicts(self.journal)
+        conflicts = ConflictLog(self.journal)
         self._conflicts = conflicts
-        self.looking = Looking(
+        self.status = QueueStatus(
             self.tree,
-            self.owed,
-            self.contents,
+            self.queue,
+            self.file_io,
             self.publisher,
             conflicts,
             store,
-            self.look_up,
+            self.lookup_path,
             keys_from=options.keys_from,
         )
-        self.recovering = Recovering(
+        self.quarantine = Quarantine(
             self.tree,
-            self.names,
-            self.changes,
-            self.contents,
-            self.owed,
+            self.lookup,
+            self.namespace_ops,
+            self.file_io,
+            self.queue,
             self.journal,
             self.publisher,
             conflicts,
@@ -219,46 +226,48 @@ class FileSystem:
             boot_id,
             self.resolve,
         )
-        self._recovery = Recovery(self._journal_rows, self._staging, boot_id, self.owed.tells)
-        self.recovered = Recovered()
+        self._recovery = JournalReplay(
+            self._journal_rows, self._staging, boot_id, self.queue.is_commit_marker
+        )
+        self.replayed = ReplayResult()
         self._started = trio.current_time()
 
     def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
         """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
-        self.contents.on_name_lost = call
+        self.file_io.on_name_lost = call
         self.publisher.on_name_lost = call
 
     def _guess_next(self, node: Node, reader: int) -> None:
         """Somebody begins to read a file; what comes next is guessed unless a job has said it."""
-        if node.object is None or not self.hinting.names(node.object.object_id):
-            self._siblings.note_read(node, reader)
+        if node.object is None or not self.hints.names(node.object.object_id):
+            self._sibling_readahead.on_read(node, reader)
 
     def end_waiting(self) -> None:
         """The mount is about to end: whoever waits in a close or an fsync is answered now."""
-        self._fsync.end_waiting()
+        self._remote_fsync.end_waiting()
         self._backpressure.end_waiting()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Recover, then run all tasks while the body runs; ends with everything journaled and closed."""
         try:
-            with no_collections():
-                self.recovered = await self._offload.rows(self._recovery.read)
-                self.cache.restore_staging(self.recovered.staged_bytes)
-                rebuild(self.recovered, self.tree, self.owed, trio.current_time())
-            self.publisher.rejected += self.recovered.rejected
-            self.contents.take_local(self.recovered.local)
-            self.recovering.restore_rows(self.recovered)
+            with pause_garbage_collection():
+                self.replayed = await self._offload.rows(self._recovery.read)
+                self.cache.restore_staging(self.replayed.staged_bytes)
+                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
+            self.publisher.rejected += self.replayed.rejected
+            self.file_io.adopt_local_only(self.replayed.local)
+            self.quarantine.restore_rows(self.replayed)
             self._conflicts.restore(self._journal_rows.conflicts())
             self._check_publishable()
             if not self.options.read_only:
-                self.publisher.note_start(self.journal.highest)
+                self.publisher.on_start(self.journal.highest)
             # Whoever looks names up ends before the names do: else their last requests would find nobody.
             async with trio.open_nursery() as asked:
                 await asked.start(self.journal.run, name="journal")
                 await asked.start(self.cache.run, name="cache")
-                await asked.start(self.names.run, name="names")
-                with one_failure():
+                await asked.start(self.lookup.run, name="names")
+                with unwrap_single_error():
                     async with trio.open_nursery() as asking:
                         await self._start_asking(asking)
                         yield
@@ -270,19 +279,19 @@ class FileSystem:
             self._listings.close()
 
     async def _start_asking(self, nursery: trio.Nursery) -> None:
-        await nursery.start(self.warmer.run, name="warm")
-        await nursery.start(self.hinting.run, name="hints")
+        await nursery.start(self.warmup.run, name="warm")
+        await nursery.start(self.hints.run, name="hints")
         await nursery.start(self._preparer.run, name="prepare")
-        for key, upload_id in self.recovered.uploads:
-            self._uploads.abort(key, upload_id)
+        for key, upload_id in self.replayed.uploads:
+            self._uploader.abort(key, upload_id)
         await nursery.start(self.publisher.run, name="publish")
         await nursery.start(self._snapshots.run, name="snapshots")
-        await nursery.start(self._pins.run, name="pins")
-        await nursery.start(self.looking.run, name="looking")
+        await nursery.start(self._pinned.run, name="pins")
+        await nursery.start(self.status.run, name="looking")
 
     def _check_publishable(self) -> None:
         """Raise StateError if the bucket is owed something that this mount may not give it."""
-        if not self.options.read_only or not len(self.owed):
+        if not self.options.read_only or not len(self.queue):
             return
         pending = self.pending()
         raise StateError(
@@ -294,21 +303,21 @@ class FileSystem:
 
     async def try_again(self) -> None:
         """Look whether the bucket takes our keys, which may be others now, and have all that waits tried at once."""
-        await self._requests.try_keys()
+        await self._metadata_client.try_credentials()
         self._end_pauses()
 
     def _end_pauses(self) -> None:
         self.publisher.end_pauses()
-        self._uploads.end_pauses()
+        self._uploader.end_pauses()
 
     # ---- looking
 
-    async def look_up(self, path: str) -> Node:
+    async def lookup_path(self, path: str) -> Node:
         """Return the node at a path for who only looks, and does not wait for a bucket that is silent.
 
         Raises NotFound; if the bucket alone could tell, Unavailable after SILENT_SECONDS, or how it refuses the keys.
         """
-        patience = _SILENT_STILL_SECONDS if self._requests.is_struggling else SILENT_SECONDS
+        patience = _SILENT_STILL_SECONDS if self._metadata_client.is_unresponsive else SILENT_SECONDS
         try:
             return await self.resolve(path, patience_seconds=patience)
         except (Unavailable, AccessDenied, CredentialsMissing) as exc:
@@ -330,8 +339,8 @@ class FileSystem:
                 held.append(node)
                 if unusable_name(part) is not None:
                     raise NotFound(f"{path!r}: no such file or directory")
-                with self._requests.patience(patience_seconds):
-                    node = await self.names.lookup(node, part)
+                with self._metadata_client.deadline(patience_seconds):
+                    node = await self.lookup.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc
         finally:
@@ -341,15 +350,15 @@ class FileSystem:
 
     def pending(self) -> Pending:
         """Return what the whole mount owes the bucket, without waiting; of a long queue as it was seconds ago."""
-        return self.looking.pending()
+        return self.status.pending()
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return when the bucket has everything that was closed at or below a path before the call."""
-        return await self.looking.wait_durable(path, timeout_seconds)
+        return await self.status.wait_durable(path, timeout_seconds)
 
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory in one word. Raises NotFound."""
-        return await self.looking.path_state(path)
+        return await self.status.path_state(path)
 
     def statistics(self, pending: Pending | None = None) -> dict[str, Any]:
         """Return counters of everything, as plain values; of lists the newest NAMED, and how many there are.
@@ -357,18 +366,18 @@ class FileSystem:
         pending: what is owed, if it was counted just now.
         """
         cache = asdict(self.cache.statistics())
-        cache["wait_seconds"]["metadata"] = self.names.waited_seconds
+        cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
         requests = self._store.statistics()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
-            **self.looking.statistics(self.pending() if pending is None else pending),
-            **self.recovering.statistics(),
+            **self.status.statistics(self.pending() if pending is None else pending),
+            **self.quarantine.statistics(),
             "inodes": len(self.tree.nodes),
             "cache": cache,
             "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
-            "warming": [job.facts() for job in self.warmer.jobs()],
-            "hints": self.hinting.statistics(),
+            "warming": [job.as_dict() for job in self.warmup.jobs()],
+            "hints": self.hints.statistics(),
             "closes_waiting": self._backpressure.facts(self.tree.path),
-            "unanswered_seconds": round(self._requests.struggling_seconds, 1),
-            "refused_seconds": round(self._requests.refused_seconds, 1),
+            "unanswered_seconds": round(self._metadata_client.unresponsive_seconds, 1),
+            "refused_seconds": round(self._metadata_client.refused_seconds, 1),
         }

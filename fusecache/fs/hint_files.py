@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import pyfuse3
 
-from fusecache.engine.prefetch.hint_service import Hinting, job_of
+from fusecache.engine.prefetch.hint_service import HintService, job_of
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hints import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
 
@@ -48,8 +48,8 @@ class _Open:
 class HintFiles:
     """Answers the kernel's questions about the hints' directory and its files."""
 
-    def __init__(self, hinting: Hinting, uid: int, gid: int) -> None:
-        self._hinting = hinting
+    def __init__(self, hint_service: HintService, uid: int, gid: int) -> None:
+        self._hint_service = hint_service
         self._uid, self._gid = uid, gid
         # Of every name that was asked for, the last asked for last: the number of its inode.
         self._numbers: OrderedDict[str, int] = OrderedDict()
@@ -134,7 +134,7 @@ class HintFiles:
             raise NotPermitted(f"{file.name}: all jobs together may be writing {MOST_BYTES} bytes at a time")
         if file.written is None:
             raise HintError(f"{file.name}: a message has at most {LONGEST_MESSAGE_BYTES} bytes")
-        await self._hinting.take(file.name, file.written, file.pid)
+        await self._hint_service.receive(file.name, file.written, file.pid)
 
     def release(self, handle: int) -> None:
         """Close a file."""
@@ -144,21 +144,21 @@ class HintFiles:
         """Take back what a job has said."""
         if name not in self._shown():
             raise pyfuse3.FUSEError(errno.ENOENT)
-        self._hinting.forget(job_of(name)[0])
+        self._hint_service.forget(job_of(name)[0])
 
     # ---- inside
 
     def _shown(self) -> list[str]:
-        return [job + kind for job in self._hinting.jobs() for kind in (PLAN, CURSOR)]
+        return [job + kind for job in self._hint_service.jobs() for kind in (PLAN, CURSOR)]
 
     def _content(self, name: str) -> bytes:
         job, kind = job_of(name)
-        step = self._hinting.step(job)
+        step = self._hint_service.step(job)
         if step is None:
             return b""
         if kind == CURSOR:
             return encode_cursor(step)
-        return json.dumps(self._hinting.facts(job), indent=1).encode() + b"\n"
+        return json.dumps(self._hint_service.as_dict(job), indent=1).encode() + b"\n"
 
     def _number(self, name: str) -> int:
         number = self._numbers.get(name)

@@ -26,7 +26,7 @@ class KernelSettings:
 
     applied: tuple[str, ...]
     refused: tuple[str, ...]
-    way_out: str = ""
+    remedy: str = ""
 
 
 def tune(mountpoint: str) -> KernelSettings:
@@ -49,10 +49,10 @@ def tune(mountpoint: str) -> KernelSettings:
         except OSError as exc:
             refused.append(f"{path.name}={value} ({exc.strerror})")
             commands.append(f"echo {value} > {path}")
-    return KernelSettings(tuple(applied), tuple(refused), _way_out(commands))
+    return KernelSettings(tuple(applied), tuple(refused), _remedy(commands))
 
 
-def _way_out(commands: list[str]) -> str:
+def _remedy(commands: list[str]) -> str:
     """Return how to get what was refused."""
     if not commands:
         return ""

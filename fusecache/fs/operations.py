@@ -128,12 +128,12 @@ class Operations(pyfuse3.Operations):
         if parent is self._fs.tree.root and text == control.NAME:
             return self._control.attributes(control.DIRECTORY)
         # Not where files are written: by an old answer the kernel refuses to make what another client removed.
-        node = self._fs.names.glance(parent, text) if self._read_only else None
+        node = self._fs.lookup.lookup_cached(parent, text) if self._read_only else None
         if node is not None:
             node.lookups += 1
             return self._entry(node)
         try:
-            node = await self._fs.names.lookup(parent, text)
+            node = await self._fs.lookup.lookup(parent, text)
         except FusecacheError as exc:
             if errno_of(exc) != errno.ENOENT:
                 raise
@@ -179,8 +179,8 @@ class Operations(pyfuse3.Operations):
             await self._look_again(node)
         if fields.update_size:
             if fh is None:
-                await self._fs.contents.closed(node)
-            await self._fs.contents.truncate(node, attr.st_size)
+                await self._fs.file_io.wait_release(node)
+            await self._fs.file_io.truncate(node, attr.st_size)
         old = attributes_of(node)
         new = PosixAttributes(
             mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else old.mode,
@@ -189,7 +189,7 @@ class Operations(pyfuse3.Operations):
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else old.mtime_ns,
         )
         if new != old:
-            self._fs.contents.set_attributes(node, new)
+            self._fs.file_io.set_attributes(node, new)
         return self._entry(node)
 
     @_guarded
@@ -205,7 +205,7 @@ class Operations(pyfuse3.Operations):
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
         return self._new(
-            await self._fs.changes.mkdir(
+            await self._fs.namespace_ops.mkdir(
                 self._directory(parent_inode), self._new_name(parent_inode, name), bits
             )
         )
@@ -223,7 +223,7 @@ class Operations(pyfuse3.Operations):
         if len(target) > _TARGET_BYTES_MAX:
             raise NameTooLong(f"a symlink's target may have {_TARGET_BYTES_MAX} bytes, not {len(target)}")
         return self._new(
-            await self._fs.changes.symlink(
+            await self._fs.namespace_ops.symlink(
                 self._directory(parent_inode), self._new_name(parent_inode, name), text
             )
         )
@@ -235,13 +235,13 @@ class Operations(pyfuse3.Operations):
             self._control.hints.unlink(os.fsdecode(name))
             return
         self._check_writable(parent_inode)
-        await self._fs.changes.unlink(self._directory(parent_inode), decode_name(name))
+        await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
 
     @_guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
-        await self._fs.changes.rmdir(self._directory(parent_inode), decode_name(name))
+        await self._fs.namespace_ops.rmdir(self._directory(parent_inode), decode_name(name))
 
     @_guarded
     async def rename(
@@ -258,7 +258,7 @@ class Operations(pyfuse3.Operations):
         self._check_writable(parent_inode_new)
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise pyfuse3.FUSEError(errno.EINVAL)
-        await self._fs.changes.rename(
+        await self._fs.namespace_ops.rename(
             self._directory(parent_inode_old),
             decode_name(name_old),
             self._directory(parent_inode_new),
@@ -307,7 +307,7 @@ class Operations(pyfuse3.Operations):
             handle = await self._rewound(fh, start_id - _DOTS)
         while await self._fill(handle):
             while handle.queue:
-                shown = self._fs.names.reader.current(handle.node, handle.queue[0])
+                shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
                 if shown is not None:
                     name = pyfuse3.FileNameT(os.fsencode(shown.name))
                     entry = self._shown_entry(handle.node, shown)
@@ -343,7 +343,7 @@ class Operations(pyfuse3.Operations):
 
     async def _fill(self, handle: DirectoryHandle) -> bool:
         if not handle.queue:
-            handle.queue.extend(await self._fs.names.reader.next_entries(handle, _ENTRIES_AT_ONCE))
+            handle.queue.extend(await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE))
         return bool(handle.queue)
 
     @_guarded
@@ -369,11 +369,11 @@ class Operations(pyfuse3.Operations):
             return self._control.hints.create(os.fsdecode(name), ctx.pid)
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
-        node = await self._fs.changes.create(
+        node = await self._fs.namespace_ops.create(
             self._directory(parent_inode), self._new_name(parent_inode, name), bits
         )
         appends = bool(flags & os.O_APPEND)
-        handle = self._fs.contents.open(node, writable=True, pid=ctx.pid, appends=appends)
+        handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
         return self._file_info(handle), self._new(node)
 
     @_guarded
@@ -389,16 +389,16 @@ class Operations(pyfuse3.Operations):
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
             self._check_writable(inode)
-            await self._fs.contents.check_room(lambda: self._fs.tree.path(node))
-            await self._fs.contents.closed(node)
+            await self._fs.file_io.check_space(lambda: self._fs.tree.path(node))
+            await self._fs.file_io.wait_release(node)
         await self._look_again(node)
         appends = writable and bool(flags & os.O_APPEND)
-        handle = self._fs.contents.open(node, writable=writable, pid=ctx.pid, appends=appends)
+        handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:
-                await self._fs.contents.truncate(node, 0)
+                await self._fs.file_io.truncate(node, 0)
             except BaseException:
-                await self._fs.contents.release(handle)
+                await self._fs.file_io.release(handle)
                 raise
         return self._file_info(handle)
 
@@ -409,14 +409,14 @@ class Operations(pyfuse3.Operations):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
             return self._control.hints.read(fh, off, size)
-        return await self._fs.contents.read(self._files[fh], off, size)
+        return await self._fs.file_io.read(self._files[fh], off, size)
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         """Take bytes."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
-        return await self._fs.contents.write(self._files[fh], off, buf)
+        return await self._fs.file_io.write(self._files[fh], off, buf)
 
     @_guarded
     async def flush(self, fh: int) -> None:
@@ -425,7 +425,7 @@ class Operations(pyfuse3.Operations):
             await self._control.hints.flush(fh)
         handle = self._files.get(fh)
         if handle is not None:
-            await self._fs.contents.flush(handle)
+            await self._fs.file_io.flush(handle)
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -443,7 +443,7 @@ class Operations(pyfuse3.Operations):
         if self._control.hints.owns_handle(fh):
             self._control.hints.release(fh)
             return
-        await self._fs.contents.release(self._files.pop(fh))
+        await self._fs.file_io.release(self._files.pop(fh))
 
     @_guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -465,7 +465,7 @@ class Operations(pyfuse3.Operations):
     # ---- inside
 
     def _node(self, inode: int) -> Node:
-        node = self._fs.names.recall(inode)
+        node = self._fs.lookup.node_by_inode(inode)
         if node is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         return node
@@ -510,19 +510,15 @@ class Operations(pyfuse3.Operations):
     def _shown_entry(self, directory: Node, shown: Shown) -> pyfuse3.EntryAttributes:
         if isinstance(shown, Node):
             return self._entry(shown)
-        seconds = self._fs.names.freshness.seconds_below(directory, shown.name)
+        seconds = self._fs.lookup.ttl.seconds_below(directory, shown.name)
         return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
 
     async def _look_again(self, node: Node) -> None:
         """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
-        if (
-            node.parent is not None
-            and node.generation is None
-            and not self._fs.names.freshness.is_trusted(node)
-        ):
+        if node.parent is not None and node.version is None and not self._fs.lookup.ttl.is_node_fresh(node):
             with in_use(node):
                 try:
-                    seen = await self._fs.names.lookup(node.parent, node.name)
+                    seen = await self._fs.lookup.lookup(node.parent, node.name)
                 except NotFound as exc:
                     # The kernel looks again by itself, and creates what is to be created.
                     raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
@@ -531,8 +527,8 @@ class Operations(pyfuse3.Operations):
 
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
         """Return a node's attributes, for the kernel to ask again at once if a request must tell more."""
-        seconds = min(self._fs.names.freshness.seconds(node), _IMMUTABLE_SECONDS)
-        if self._read_only and node.kind is Kind.FILE and not self._fs.names.freshness.is_trusted(node):
+        seconds = min(self._fs.lookup.ttl.seconds(node), _IMMUTABLE_SECONDS)
+        if self._read_only and node.kind is Kind.FILE and not self._fs.lookup.ttl.is_node_fresh(node):
             seconds = 0.0
         return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
 

@@ -106,7 +106,7 @@ class CachedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ScanCursor:
     """How far a walk through the index has come: at a block of the object with this digest."""
 
     digest: bytes = b""
@@ -231,8 +231,8 @@ class CacheIndex:
         return found
 
     def walk(
-        self, place: Place, is_wanted: Callable[[str], bool], *, most_objects: int, most_blocks: int
-    ) -> tuple[list[CachedBlock], Place | None]:
+        self, place: ScanCursor, is_wanted: Callable[[str], bool], *, most_objects: int, most_blocks: int
+    ) -> tuple[list[CachedBlock], ScanCursor | None]:
         """Return the next blocks of objects whose key is wanted, and where to go on; None at the end.
 
         A bounded piece of work: at most so many objects are looked at, and so many blocks returned. Objects
@@ -258,13 +258,13 @@ class CacheIndex:
                         if number != row.number:
                             break
                         if len(found) >= most_blocks:
-                            return found, Place(digest, block)
+                            return found, ScanCursor(digest, block)
                         found.append(
                             CachedBlock(row.object_id, row.size, number, block, _unpack_block(blocks.value()))
                         )
                         more = blocks.next()
                 there = objects.next()
-            return found, Place(bytes(objects.key())) if there else None
+            return found, ScanCursor(bytes(objects.key())) if there else None
 
     def clock(self) -> int:
         """Return the traffic clock of the last `apply`."""

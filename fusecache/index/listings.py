@@ -25,7 +25,7 @@ from typing import Any
 
 import lmdb
 
-from fusecache.index.rows import FIELDS, Block, ListedEntry, joined, numbers_in, page_fields
+from fusecache.index.rows import FIELDS, ListedEntry, RowPack, joined, numbers_in, page_fields
 from fusecache.model.errors import LocalDiskError
 
 MAP_BYTES = 64 << 30
@@ -53,7 +53,7 @@ class Listings:
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         self._directory = directory
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+        self._blocks: OrderedDict[bytes, RowPack] = OrderedDict()
         self._lock = threading.Lock()
         # (directory, generation) -> sort name -> row; changed by the loop's thread alone.
         self._late: dict[tuple[int, int], dict[str, ListedEntry]] = {}
@@ -215,13 +215,13 @@ class Listings:
             for _ in range(_BLOCKS_DROPPED_AT_ONCE):
                 if not found or not bytes(cursor.key()).startswith(prefix):
                     return False
-                self._forget_block(bytes(cursor.key()))
+                self._forget_pack(bytes(cursor.key()))
                 found = cursor.delete()
         return True
 
     # ---- private
 
-    def _from(self, directory: int, generation: int, sort_name: str) -> Iterator[Block]:
+    def _from(self, directory: int, generation: int, sort_name: str) -> Iterator[RowPack]:
         """Yield the block that holds, or would hold, a sort name, and those behind it."""
         prefix = _PREFIX.pack(directory, generation)
         with self._env.begin() as txn, txn.cursor() as cursor:
@@ -230,20 +230,20 @@ class Listings:
                 yield self._block(key, cursor.value)
                 found = cursor.next()
 
-    def _block(self, key: bytes, value: Any) -> Block:
+    def _block(self, key: bytes, value: Any) -> RowPack:
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
                 self._blocks.move_to_end(key)
                 return block
-        block = Block(value())
+        block = RowPack(value())
         with self._lock:
             self._blocks[key] = block
             if len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
         return block
 
-    def _forget_block(self, key: bytes) -> None:
+    def _forget_pack(self, key: bytes) -> None:
         with self._lock:
             self._blocks.pop(key, None)
 
@@ -298,7 +298,7 @@ class Listings:
 
     def _taken(
         self, txn: lmdb.Transaction, directory: int, generation: int, sort_name: str
-    ) -> tuple[Block, str | None]:
+    ) -> tuple[RowPack, str | None]:
         """Take out the block that a sort name belongs to; with the last name that does, None: all behind it."""
         prefix = _PREFIX.pack(directory, generation)
         with txn.cursor() as cursor:
@@ -312,15 +312,15 @@ class Listings:
                 found = found and bytes(cursor.key()).startswith(prefix)
                 found = found and bytes(cursor.value()).count(b"\0") < (BLOCK_ROWS_MAX // 2) * FIELDS
             if not found:
-                return Block(b""), None
-            block = Block(bytes(cursor.value()))
-            self._forget_block(bytes(cursor.key()))
+                return RowPack(b""), None
+            block = RowPack(bytes(cursor.value()))
+            self._forget_pack(bytes(cursor.key()))
             cursor.delete()
             return block, end
 
     def _overlapping(
         self, txn: lmdb.Transaction, directory: int, generation: int, after: str, end: str
-    ) -> Iterator[Block]:
+    ) -> Iterator[RowPack]:
         """Take out the blocks that have rows behind `after` up to `end`, one after the other."""
         prefix = _PREFIX.pack(directory, generation)
         with txn.cursor() as cursor:
@@ -330,7 +330,7 @@ class Listings:
                 block = self._block(key, cursor.value)
                 if block.names[0] > end:
                     return
-                self._forget_block(key)
+                self._forget_pack(key)
                 found = cursor.delete()
                 yield block
 
@@ -342,7 +342,7 @@ class Listings:
             some = fields[start : start + step]
             key = _key(directory, generation, some[-FIELDS])
             txn.put(key, joined(some))
-            self._forget_block(key)
+            self._forget_pack(key)
 
     @contextmanager
     def _writing(self) -> Iterator[lmdb.Transaction]:

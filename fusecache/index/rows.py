@@ -32,7 +32,7 @@ class ListedEntry(NamedTuple):
         return f"{self.name}/" if self.is_directory else self.name
 
 
-class Block:
+class RowPack:
     """The rows of one record, decoded as far as needed: fields in turn, and the sort names among them.
 
     It is changed only before it is written: others may read it.

@@ -50,7 +50,7 @@ def code_of(error: Exception) -> str:
     return next((code for kind, code, _ in _CAUSES if isinstance(error, kind)), "failed")
 
 
-def way_out(error: Exception, keys_from: str = "") -> str:
+def remedy(error: Exception, keys_from: str = "") -> str:
     """Return what somebody can do about an error; "": nothing is known. keys_from: see `renewal_text`."""
     if isinstance(error, _OF_KEYS):
         return renewal_text(keys_from)

@@ -35,10 +35,10 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ServerProgress:
     """What is not in the bucket yet: pending_files changes. uploading: names, or whatever else the daemon calls them.
 
-    pending_contents: how many of them are files with their bytes; put_off_files: removals that wait on purpose.
+    pending_contents: how many of them are files with their bytes; deferred_files: removals that wait on purpose.
     left_bytes: those that were not even sent; seconds_left: how long they will take; waiting_for: what holds them up.
     """
 
@@ -49,7 +49,7 @@ class Progress:
     seconds_left: float | None = None
     waiting_for: str = ""
     pending_contents: int | None = None
-    put_off_files: int = 0
+    deferred_files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Answer:
 
     result: str
     message: str
-    progress: Progress
+    progress: ServerProgress
     status: dict[str, Any]
 
 
@@ -145,14 +145,14 @@ def ask(
     path: str = "",
     *,
     timeout_seconds: float | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ServerProgress], None] | None = None,
 ) -> Answer:
     """Send one command about the bucket and return its end; `on_progress` hears every report on the way.
 
     Raises MountError if the daemon hangs up, is silent, or says something that is not the protocol.
     """
     request = {"command": command, "path": path, "timeout_seconds": timeout_seconds}
-    row = converse(
+    row = request_stream(
         mount, request, on_report=None if on_progress is None else lambda row: on_progress(_progress(row))
     )
     return Answer(
@@ -160,7 +160,7 @@ def ask(
     )
 
 
-def converse(
+def request_stream(
     mount: Mount,
     request: Mapping[str, Any],
     *,
@@ -198,8 +198,8 @@ def _row(mount: Mount, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _progress(row: Mapping[str, Any]) -> Progress:
-    return Progress(
+def _progress(row: Mapping[str, Any]) -> ServerProgress:
+    return ServerProgress(
         int(row.get("pending_files", 0)),
         int(row.get("pending_bytes", 0)),
         tuple(row.get("uploading") or ()),
@@ -207,5 +207,5 @@ def _progress(row: Mapping[str, Any]) -> Progress:
         row.get("seconds_left"),
         str(row.get("waiting_for") or ""),
         row.get("pending_contents"),
-        int(row.get("put_off_files", 0)),
+        int(row.get("deferred_files", 0)),
     )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusecache.model.errors import MountError
-from fusecache.mount.control_client import Answer, Mount, Progress, ask, daemon_pid, find_mount
+from fusecache.mount.control_client import Answer, Mount, ServerProgress, ask, daemon_pid, find_mount
 from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
 from fusecache.mount.progress import pending_text
 
@@ -134,7 +134,7 @@ def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
     return MountState.LIVE if inner == "" and mount.root.samefile(mountpoint) else MountState.FOREIGN
 
 
-def reach(path: str | os.PathLike[str], *, follows: bool = True) -> tuple[Mount, str]:
+def resolve_in_mount(path: str | os.PathLike[str], *, follows: bool = True) -> tuple[Mount, str]:
     """Return the mount that a path belongs to, and the path inside it, as `find_mount`; waits for no daemon that hangs.
 
     Raises MountError.
@@ -202,11 +202,11 @@ def _check_fuse(mountpoint: Path, *, allow_other: bool) -> None:
         raise MountError(
             f"{mountpoint}: you may not write to it, so you may not mount on it; choose one of yours"
         )
-    if allow_other and "user_allow_other" not in _words(Path("/etc/fuse.conf")):
+    if allow_other and "user_allow_other" not in _message(Path("/etc/fuse.conf")):
         raise MountError("--allow-other: /etc/fuse.conf lacks the line user_allow_other; have root add it")
 
 
-def _words(path: Path) -> set[str]:
+def _message(path: Path) -> set[str]:
     """Return the lines of a file that are no comments; none if it cannot be read."""
     try:
         return {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
@@ -220,7 +220,7 @@ def clear_dead(mountpoint: Path) -> None:
 
 
 def drain(
-    mountpoint: Path, *, timeout_seconds: float | None, on_progress: Callable[[Progress], None]
+    mountpoint: Path, *, timeout_seconds: float | None, on_progress: Callable[[ServerProgress], None]
 ) -> None:
     """Wait until everything written is in the bucket. Raises MountError if that cannot be said."""
     mount, _ = find_mount(mountpoint, os.environ)
@@ -233,7 +233,7 @@ def drain(
         )
 
 
-def last_words(mountpoint: Path) -> Answer:
+def log_tail(mountpoint: Path) -> Answer:
     """Return what the daemon says of itself before its end: what is not in the bucket yet, and its status."""
     mount, _ = find_mount(mountpoint, os.environ)
     return ask(mount, "status")

@@ -7,23 +7,23 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
-from fusecache.mount.control_client import Progress
+from fusecache.mount.control_client import ServerProgress
 
 LINE_INTERVAL_SECONDS = 5.0  # a log file wants to see that it goes on, not each half second
 
 
-def pending_text(progress: Progress) -> str:
+def pending_text(progress: ServerProgress) -> str:
     """Return what is not in the bucket yet: `3 changes, 1.2 GiB`."""
     return changes_text(progress.pending_files, progress.pending_contents, progress.pending_bytes)
 
 
-def awaited_text(progress: Progress) -> str:
+def awaited_text(progress: ServerProgress) -> str:
     """Return the same without removals that wait on purpose: nobody waits for those."""
     return changes_text(_changes(progress), progress.pending_contents, progress.pending_bytes)
 
 
-def _changes(progress: Progress) -> int:
-    return progress.pending_files - progress.put_off_files
+def _changes(progress: ServerProgress) -> int:
+    return progress.pending_files - progress.deferred_files
 
 
 class StepView:
@@ -87,7 +87,7 @@ class ProgressView:
         """Leave the terminal as it was."""
         self._view.__exit__()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ServerProgress) -> None:
         """Show one report."""
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
         # What is written meanwhile adds to the total; what was there stays done.

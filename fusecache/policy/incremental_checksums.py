@@ -17,7 +17,7 @@ _NOTHING = (1 << 62, 0)
 
 
 @dataclass(eq=False, slots=True)
-class Sums:
+class IncrementalChecksums:
     """Checksums of all granules, 8 bytes each, and where bytes changed since they were taken.
 
     summed_bytes: read for them so far.

@@ -39,10 +39,10 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def is_immutable(path: str, patterns: Sequence[str]) -> bool:
     """Return whether a path below the mountpoint never changes."""
-    return covers(patterns, path)
+    return is_at_or_below_any(patterns, path)
 
 
-def covers(patterns: Sequence[str], path: str) -> bool:
+def is_at_or_below_any(patterns: Sequence[str], path: str) -> bool:
     """Return whether one of the patterns of an option covers a path below the mountpoint.
 
     A pattern ending in '/' covers everything below that directory, and the directory; others are shell patterns on
@@ -58,7 +58,7 @@ def covers(patterns: Sequence[str], path: str) -> bool:
     return False
 
 
-def listing_pays(probes: int, pages: int, seconds: float, idle_seconds: float) -> bool:
+def is_listing_cheaper(probes: int, pages: int, seconds: float, idle_seconds: float) -> bool:
     """Return whether a directory in which names are looked up should be listed, rather than asked for this name alone.
 
     probes: other names that were asked for since the last listing was begun. pages, seconds: what that one took, 0
@@ -79,7 +79,7 @@ def relist_after_seconds(fresh_seconds: float, list_seconds: float) -> float:
     return seconds if seconds < fresh_seconds else float("inf")
 
 
-def cooled(heat: float, seconds: float) -> float:
+def decayed_heat(heat: float, seconds: float) -> float:
     """Return what is left, some time later, of a count of lookups or a sum of waits."""
     return heat * exp(-seconds / IN_USE_SECONDS)
 

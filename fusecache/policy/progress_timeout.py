@@ -4,7 +4,7 @@
 STANDSTILL_SECONDS = 300.0
 
 
-class Patience:
+class ProgressTimeout:
     """Notes progress; over when there was none for `seconds`. Times are those of any one clock."""
 
     def __init__(self, now: float, seconds: float = STANDSTILL_SECONDS) -> None:
@@ -12,7 +12,7 @@ class Patience:
         self._since = now
         self._mark: object = None
 
-    def note(self, mark: object, now: float) -> None:
+    def on_progress(self, mark: object, now: float) -> None:
         """Tell how far it is: whenever the mark differs from the last one, there was progress."""
         if mark != self._mark:
             self._mark = mark

@@ -7,7 +7,7 @@ WINDOW_SECONDS = 10.0
 _LONGEST_SECONDS = 30 * 86400.0
 
 
-class Rate:
+class RateMeter:
     """The pace of a counter over the last WINDOW_SECONDS, or since it was reset if that is shorter."""
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Rate:
         """Count from here: nothing was under way before."""
         self._samples = deque([(now, total)])
 
-    def note(self, now: float, total: int) -> None:
+    def record(self, now: float, total: int) -> None:
         """The counter stood at `total` at that moment."""
         self._samples.append((now, total))
         # The oldest kept is the youngest at or before the window's beginning.

@@ -57,7 +57,7 @@ class Denial:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def note(self, error: RemoteError | None) -> None:
+    def record(self, error: RemoteError | None) -> None:
         """A request was answered; error: how, None if as asked. What says nothing of the keys changes nothing."""
         if isinstance(error, AccessDenied | CredentialsMissing):
             if self._since is None:
@@ -71,7 +71,7 @@ class Denial:
         return 0.0 if since is None else time.monotonic() - since
 
 
-class Remote:
+class ReadWriteSplit:
     """A `Store` over several: readers in order of preference, and one writer or none (a read-only mount).
 
     Raises ReadOnly from every writing call if there is no writer.
@@ -211,11 +211,11 @@ class Remote:
         try:
             answer = ask(self._writer)
         except RemoteError as exc:
-            self.writes_denied.note(exc)
+            self.writes_denied.record(exc)
             raise
-        self.writes_denied.note(None)
+        self.writes_denied.record(None)
         if self._writer in self._readers:
-            self.reads_denied.note(None)  # the same keys
+            self.reads_denied.record(None)  # the same keys
         return answer
 
     def _first(self, ask: Callable[[int], T]) -> T:
@@ -231,10 +231,10 @@ class Remote:
                 continue
             if errors and isinstance(errors[0], READER_IS_DOWN):
                 self._preferred = index
-            self.reads_denied.note(None)
+            self.reads_denied.record(None)
             return answer
         error = min(errors, key=_openness)
-        self.reads_denied.note(error)
+        self.reads_denied.record(error)
         raise error
 
 

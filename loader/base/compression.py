@@ -9,7 +9,7 @@ import importlib
 import zlib
 from typing import Any
 
-from loader.errors import LoaderError, cause_words
+from loader.errors import LoaderError, cause_text
 
 # family -> (lowest level, highest level, default level); None: no levels. Endings of files are the families'
 # names.
@@ -93,7 +93,7 @@ def decompress(family: str, data: bytes, expected_bytes: int = 0) -> bytes:
             return bytes(wheel.decompress(data))
         return gzip.decompress(data) if family == "gz" else bz2.decompress(data)
     except (*broken, MemoryError) as problem:
-        raise ValueError(cause_words(problem)) from None
+        raise ValueError(cause_text(problem)) from None
 
 
 def _unpack_zstd(wheel: Any, data: bytes) -> bytes:

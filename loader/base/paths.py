@@ -32,7 +32,7 @@ def check_is_local(path: object) -> None:
         raise ArgumentError(f"a directory's path is asked for, not {path!r} ({type(path).__name__})")
 
 
-def mount_words(problem: OSError, path: str | Path) -> str:
+def mount_advice(problem: OSError, path: str | Path) -> str:
     """Say what to do where a mount, not the file, is the cause of an error; "" where it is not, or not known."""
     if problem.errno not in _GONE | _NO_ANSWER:
         return ""

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 from fusecache.model.hints import CURSOR, FOLDER, PLAN, HintError, encode_cursor
 from loader.errors import ArgumentError, LoaderError
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import Door, find_door
-from loader.hints.page_warmer import Warmer
-from loader.hints.plan_messages import Part, Places, choose
-from loader.hints.planned_reads import Ids, Uses, behind, sample_uses, shard_uses, table_bytes
+from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
+from loader.hints.page_warmer import PageWarmer
+from loader.hints.plan_messages import MountMap, PlanMessage, choose
+from loader.hints.planned_reads import Ids, PlannedReads, behind, sample_reads, shard_reads, table_bytes
 from loader.mds.index import Index
 from loader.sampling.sampler import ElasticBatchSampler
-from loader.sampling.step_plan import Course
+from loader.sampling.step_plan import StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ class Plannable(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class Sampler(Protocol):
+class HintedSampler(Protocol):
     """A sampler, as far as hints need it."""
 
     @property
-    def course(self) -> Course: ...
+    def step_plan(self) -> StepPlan: ...
 
     @property
-    def place(self) -> tuple[int, int]: ...
+    def position(self) -> tuple[int, int]: ...
 
 
 class Hints:
@@ -91,8 +91,8 @@ class Hints:
     A forked process sends nothing, and takes nothing back. Raises OrderError for the sampler of another dataset.
     """
 
-    def __init__(self, dataset: Plannable, sampler: Sampler, *, job: str | None = None) -> None:
-        if not hasattr(dataset, "index") or not hasattr(type(sampler), "course"):
+    def __init__(self, dataset: Plannable, sampler: HintedSampler, *, job: str | None = None) -> None:
+        if not hasattr(dataset, "index") or not hasattr(type(sampler), "step_plan"):
             raise ArgumentError(
                 f"Hints takes a dataset and its sampler, in this order, not {type(dataset).__name__} and "
                 f"{type(sampler).__name__}"
@@ -101,29 +101,33 @@ class Hints:
             sampler.check_dataset(dataset)
         self._sampler = sampler
         self._index = dataset.index
-        self._places = Places(self._index, [find_door(directory) for directory in self._index.directories])
-        self._doors = self._places.doors
-        course = sampler.course
-        machine = course.world.machine
+        self._mount_map = MountMap(
+            self._index, [find_endpoint(directory) for directory in self._index.directories]
+        )
+        self._doors = self._mount_map.doors
+        step_plan = sampler.step_plan
+        machine = step_plan.world.machine
         self.is_sending = bool(self._doors) and machine.local_rank == 0
-        self._course = course
+        self._step_plan = step_plan
         self._job = job or ""
         if self.is_sending and not job:
-            about = f"{self._places} {course.tracks.spec}"
+            about = f"{self._mount_map} {step_plan.epoch_orders.spec}"
             self._job = hold_name(dataset.fingerprint, machine.number, about)
         self._process = os.getpid()
         self._stopped = threading.Event()
         self._planned_to = -1  # the step up to which plans were sent
         self._at = -1
         self._full_until = -math.inf  # when to plan ahead again, by the monotonic clock
-        self._window_steps = max(1, WINDOW_SAMPLES // course.samples)
+        self._window_steps = max(1, WINDOW_SAMPLES // step_plan.samples)
         # Shards whose bytes were named exactly up to a step.
         self._cold: tuple[Ids, int] = (np.zeros(0, np.int64), 0)
         self._told = False
         self._thread: threading.Thread | None = None
         self._warmers = {
-            door: Warmer(door.root / ".fusecache" / FOLDER / (self._job + PLAN), self._places.raw_file)
-            for door in (self._doors if self.is_sending else ())
+            endpoint: PageWarmer(
+                endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN), self._mount_map.raw_file
+            )
+            for endpoint in (self._doors if self.is_sending else ())
         }
         if self.is_sending:
             self._ends: Ids = np.cumsum(self._index.samples)
@@ -156,8 +160,8 @@ class Hints:
         finally:
             for warmer in self._warmers.values():
                 warmer.close()
-            for door in self._doors:
-                self._take_back(door)
+            for endpoint in self._doors:
+                self._withdraw(endpoint)
             release_name(self._job)
 
     def _follow(self) -> None:
@@ -168,7 +172,7 @@ class Hints:
             try:
                 said = self._tick(is_due=quiet >= ALIVE_SECONDS)
             except (OSError, LoaderError, HintError) as problem:
-                self._tell(problem)
+                self._warn(problem)
                 if isinstance(problem, HintError) or _errno(problem) == errno.EINVAL:
                     return  # it will not be understood the next time either
                 self._planned_to = -1  # the mount, or the daemon's memory, may have been made anew
@@ -178,26 +182,26 @@ class Hints:
 
     def _tick(self, *, is_due: bool) -> bool:
         """Say what is new; return whether anything was said."""
-        epoch, batch = self._sampler.place
-        at = epoch * self._course.steps + batch
+        epoch, batch = self._sampler.position
+        at = epoch * self._step_plan.steps + batch
         if self._planned_to < 0 or not self._at <= at <= self._planned_to:
             self._begin(at)  # for the first time, or as a state was loaded, or an iteration begun anew
         has_moved = at != self._at
         self._at = at
         if self._plan_ahead(at) or not (has_moved or is_due):
             return False
-        for door in self._doors:
-            door.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
-            self._warmers[door].move(max(0, at - READING_STEPS))
+        for endpoint in self._doors:
+            endpoint.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
+            self._warmers[endpoint].move(max(0, at - READING_STEPS))
         return True
 
     def _begin(self, at: int) -> None:
         """Name the exact bytes of the first batches from a step on."""
-        steps = max(1, min(COLD_STEPS, COLD_SAMPLES // self._course.samples))
-        steps = min(steps, self._course.steps - at % self._course.steps)
+        steps = max(1, min(COLD_STEPS, COLD_SAMPLES // self._step_plan.samples))
+        steps = min(steps, self._step_plan.steps - at % self._step_plan.steps)
         tables = self._tables(at, steps)
-        uses = sample_uses(self._course, self._index, self._ends, at, steps, table_of=tables.get)
-        parts = self._places.parts(uses)
+        uses = sample_reads(self._step_plan, self._index, self._ends, at, steps, table_of=tables.get)
+        parts = self._mount_map.parts(uses)
         self._send(2 * at, at, parts, is_exact=True)
         # Shards whose bytes nobody can name yet come as a whole from the first step on.
         named = [part.uses.shard for part in parts]
@@ -209,8 +213,8 @@ class Hints:
 
         Return whether any was sent; each says it, too.
         """
-        course = self._course
-        enough = at + min(course.steps, max(1, AHEAD_SAMPLES // course.samples))
+        step_plan = self._step_plan
+        enough = at + min(step_plan.steps, max(1, AHEAD_SAMPLES // step_plan.samples))
         was = self._planned_to
         began = time.monotonic()
         if began < self._full_until:
@@ -219,8 +223,10 @@ class Hints:
             if self._planned_to > was and time.monotonic() > began + CURSOR_SECONDS:
                 break
             first = self._planned_to
-            count = min(self._window_steps, course.steps - first % course.steps)
-            parts = self._places.parts(self._without_cold(shard_uses(course, self._ends, first, count)))
+            count = min(self._window_steps, step_plan.steps - first % step_plan.steps)
+            parts = self._mount_map.parts(
+                self._without_cold(shard_reads(step_plan, self._ends, first, count))
+            )
             if count > 1 and any(part.is_cut for part in parts):
                 self._window_steps = count // 2
                 continue
@@ -230,13 +236,13 @@ class Hints:
                 if isinstance(problem, OSError) and problem.errno not in (errno.EPERM, errno.EINVAL):
                     raise
                 # What is planned stays, and is followed by the cursor meanwhile.
-                self._tell(problem)
+                self._warn(problem)
                 self._full_until = time.monotonic() + FULL_SECONDS
                 break
             self._planned_to = first + count
         return self._planned_to > was
 
-    def _without_cold(self, uses: Uses) -> Uses:
+    def _without_cold(self, uses: PlannedReads) -> PlannedReads:
         """Leave out the steps whose bytes are named exactly, of the shards of which they are."""
         shards, step = self._cold
         if uses.first.size == 0 or int(uses.first[0]) >= step:
@@ -244,7 +250,7 @@ class Hints:
         named = np.isin(uses.shard, shards)
         late = behind(choose(uses, named), step)
         rest = choose(uses, ~named)
-        joined = Uses(
+        joined = PlannedReads(
             *(
                 np.concatenate([getattr(rest, name), getattr(late, name)])
                 for name in ("shard", "start", "stop", "first", "last")
@@ -255,7 +261,7 @@ class Hints:
     def _tables(self, at: int, steps: int) -> dict[int, NDArray[np.uint32]]:
         """Read the tables of offsets that the first batches need, many at once; what fails is left out."""
         index = self._index
-        first = shard_uses(self._course, self._ends, at, steps)
+        first = shard_reads(self._step_plan, self._ends, at, steps)
         needed = {
             shard: size
             for shard in first.shard.tolist()
@@ -266,8 +272,8 @@ class Hints:
         shards = np.array(list(needed), np.int64)
         nothing = np.zeros(shards.size, np.int64)
         sizes = np.array(list(needed.values()), np.int64)
-        tables = Uses(shards, nothing, sizes, nothing + at, nothing + at)
-        self._send(2 * at, at, self._places.parts(tables), is_exact=True)
+        tables = PlannedReads(shards, nothing, sizes, nothing + at, nothing + at)
+        self._send(2 * at, at, self._mount_map.parts(tables), is_exact=True)
         found: dict[int, NDArray[np.uint32]] = {}
         waiting = deque(needed.items())
 
@@ -290,7 +296,7 @@ class Hints:
 
     # ---- sending
 
-    def _send(self, window: int, step: int, parts: list[Part], *, is_exact: bool) -> None:
+    def _send(self, window: int, step: int, parts: list[PlanMessage], *, is_exact: bool) -> None:
         """Send each mount its part of a plan."""
         for part in parts:
             message = part.message(window=window, step=max(0, step - READING_STEPS), is_exact=is_exact)
@@ -298,15 +304,15 @@ class Hints:
             if not is_exact:
                 self._warmers[part.door].plan(window, part.uses.shard, part.uses.last)
 
-    def _take_back(self, door: Door) -> None:
+    def _withdraw(self, endpoint: MountEndpoint) -> None:
         try:
-            door.send(self._job + PLAN, b"")
+            endpoint.send(self._job + PLAN, b"")
         except FileNotFoundError:
             pass  # nothing was said, or it is forgotten
         except OSError as problem:
-            self._tell(problem)
+            self._warn(problem)
 
-    def _tell(self, problem: Exception) -> None:
+    def _warn(self, problem: Exception) -> None:
         """Log the first of all failures."""
         level = logging.DEBUG if self._told else logging.INFO
         self._told = True

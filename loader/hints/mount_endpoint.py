@@ -16,7 +16,7 @@ _REFUSALS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class MountEndpoint:
     """Where a mount takes hints: its directory, or its daemon's socket where the mount can only be read."""
 
     root: Path
@@ -55,7 +55,7 @@ class Door:
             raise OSError(next(known, errno.EINVAL), reason)
 
 
-def find_door(directory: str | Path) -> tuple[Door, str] | None:
+def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
     """Return the way to the daemon of the mount that a directory lies in, and its path there; None if it lies in none.
 
     A directory that only looks like a mount's is no mount: nothing is ever written into a plain directory.
@@ -69,5 +69,5 @@ def find_door(directory: str | Path) -> tuple[Door, str] | None:
             except OSError:  # of another kind, or its daemon is gone
                 return None
             inner = path.relative_to(root).as_posix()
-            return Door(root), "" if inner == "." else inner + "/"
+            return MountEndpoint(root), "" if inner == "." else inner + "/"
     return None

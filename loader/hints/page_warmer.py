@@ -33,7 +33,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 @dataclass(eq=False, slots=True)
-class _Window:
+class _WarmedPlan:
     """Shards of one window of the plan, (shards,) each, in the plan's order; those before `next` are done with."""
 
     shards: NDArray[np.int64]
@@ -41,7 +41,7 @@ class _Window:
     next: int = 0
 
 
-class Warmer:
+class PageWarmer:
     """Follows one job's plan on one mount, on a thread of its own.
 
     facts: the file in which the daemon says what it has of the plan. file_of: a shard's file; None: of no use, as it
@@ -55,7 +55,7 @@ class Warmer:
         self._file_of = file_of
         self._room = memory_bytes() // 2 if room_bytes is None else room_bytes
         self._lock = threading.Lock()
-        self._windows: dict[int, _Window] = {}
+        self._windows: dict[int, _WarmedPlan] = {}
         self._step = 0
         # Of each shard in the pages: its bytes, and the step of its last read.
         self._held: dict[int, tuple[int, int]] = {}
@@ -68,7 +68,7 @@ class Warmer:
         """Take a window as it was sent; it takes the place of all that had this number or a higher one."""
         with self._lock:
             self._windows = {key: window for key, window in self._windows.items() if key < number}
-            self._windows[number] = _Window(shards, last)
+            self._windows[number] = _WarmedPlan(shards, last)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fusecache-pages", daemon=True)
             self._thread.start()

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusecache.model import hints
-from loader.hints.mount_endpoint import Door
-from loader.hints.planned_reads import Ids, Uses
+from loader.hints.mount_endpoint import MountEndpoint
+from loader.hints.planned_reads import Ids, PlannedReads
 from loader.mds.index import Index
 
 # Of a plan's message: an extent is a number in each of five columns; a line of JSON stands before them.
@@ -21,11 +21,11 @@ _HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class PlanMessage:
     """What of a plan one mount has: uses, and the path of each; is_cut: more than fits into one message was there."""
 
-    door: Door
-    uses: Uses
+    door: MountEndpoint
+    uses: PlannedReads
     names: list[str]
     is_cut: bool
 
@@ -48,10 +48,10 @@ class Part:
         )
 
 
-class Places:
+class MountMap:
     """Where the shards of an index lie, below the mounts that they are on. places: of each of its directories."""
 
-    def __init__(self, index: Index, places: Sequence[tuple[Door, str] | None]) -> None:
+    def __init__(self, index: Index, places: Sequence[tuple[MountEndpoint, str] | None]) -> None:
         self._index = index
         self._places = places
         self.doors = {place[0] for place in places if place is not None}
@@ -59,16 +59,16 @@ class Places:
     def __str__(self) -> str:
         return repr([place and (str(place[0].root), place[1]) for place in self._places])
 
-    def parts(self, uses: Uses) -> list[Part]:
+    def parts(self, uses: PlannedReads) -> list[PlanMessage]:
         """Share uses out to the mounts: to each the first of its own, as many as one message holds."""
         streams = np.searchsorted(self._index.borders, uses.shard, side="right") - 1
         parts = []
-        for door in self.doors:
-            here = np.array([place is not None and place[0] == door for place in self._places])
-            parts.append(self._part(door, choose(uses, here[streams])))
+        for endpoint in self.doors:
+            here = np.array([place is not None and place[0] == endpoint for place in self._places])
+            parts.append(self._part(endpoint, choose(uses, here[streams])))
         return parts
 
-    def _part(self, door: Door, uses: Uses) -> Part:
+    def _part(self, endpoint: MountEndpoint, uses: PlannedReads) -> PlanMessage:
         room = hints.LONGEST_MESSAGE_BYTES - _HEADER_BYTES
         paths: dict[int, str | None] = {}
         known: set[str] = set()
@@ -88,7 +88,7 @@ class Places:
                 break
             names.append(path)
             rows.append(row)
-        return Part(door, choose(uses, np.array(rows, np.intp)), names, is_cut)
+        return PlanMessage(endpoint, choose(uses, np.array(rows, np.intp)), names, is_cut)
 
     def _path(self, shard: int) -> str | None:
         """The path of a shard's file, below its mount's root, as the daemon has it; None if it can have none."""
@@ -112,9 +112,11 @@ class Places:
         return os.path.join(index.directory(shard), index.raw_names[shard])
 
 
-def choose(uses: Uses, which: NDArray[np.bool_] | NDArray[np.intp]) -> Uses:
+def choose(uses: PlannedReads, which: NDArray[np.bool_] | NDArray[np.intp]) -> PlannedReads:
     """Return some of the uses."""
-    return Uses(uses.shard[which], uses.start[which], uses.stop[which], uses.first[which], uses.last[which])
+    return PlannedReads(
+        uses.shard[which], uses.start[which], uses.stop[which], uses.first[which], uses.last[which]
+    )
 
 
 def _column(numbers: Ids) -> "array[int]":

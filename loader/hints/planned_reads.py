@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.mds.index import Index
-from loader.sampling.step_plan import Course
+from loader.sampling.step_plan import StepPlan
 
 # Extents of the same shard and step with less between them are one: a request costs more than that.
 GAP_BYTES = 16 << 10
@@ -20,7 +20,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Uses:
+class PlannedReads:
     """Extents in the order of their first steps. All arrays: (extents,). stop: 0 for the end of the file."""
 
     shard: Ids
@@ -30,14 +30,14 @@ class Uses:
     last: Ids
 
 
-def shard_uses(course: Course, ends: Ids, first: int, count: int) -> Uses:
+def shard_reads(step_plan: StepPlan, ends: Ids, first: int, count: int) -> PlannedReads:
     """Return the shards that a machine reads in steps first … first + count - 1 of an epoch, each with its steps.
 
     ends: (shards,) one past the last id of each.
     """
     begins = np.full(ends.size, -1, np.int64)
     lasts = np.zeros(ends.size, np.int64)
-    for step, ids in course.ids(first, count):
+    for step, ids in step_plan.ids(first, count):
         shards = np.searchsorted(ends, ids.ravel(), side="right")
         steps = np.repeat(np.arange(step, step + ids.shape[0]), ids.shape[1])
         order = np.argsort(shards, kind="stable")  # so that the steps of a shard stay in order
@@ -49,15 +49,17 @@ def shard_uses(course: Course, ends: Ids, first: int, count: int) -> Uses:
     used = np.flatnonzero(begins >= 0)
     used = used[np.argsort(begins[used], kind="stable")]
     nothing = np.zeros(used.size, np.int64)
-    return Uses(used, nothing, nothing, begins[used], lasts[used])
+    return PlannedReads(used, nothing, nothing, begins[used], lasts[used])
 
 
-def behind(uses: Uses, step: int) -> Uses:
+def behind(uses: PlannedReads, step: int) -> PlannedReads:
     """Return uses as they are once all before a step is done: nothing begins before it."""
     first = np.maximum(uses.first, step)
     order = np.argsort(first, kind="stable")
     order = order[uses.last[order] >= step]
-    return Uses(uses.shard[order], uses.start[order], uses.stop[order], first[order], uses.last[order])
+    return PlannedReads(
+        uses.shard[order], uses.start[order], uses.stop[order], first[order], uses.last[order]
+    )
 
 
 def table_bytes(index: Index, shard: int) -> int:
@@ -73,25 +75,25 @@ def _fixed(index: Index, shard: int) -> range | None:
     return range(first, size + 1, record) if record and size and first >= 4 * (count + 2) else None
 
 
-def sample_uses(
-    course: Course,
+def sample_reads(
+    step_plan: StepPlan,
     index: Index,
     ends: Ids,
     first: int,
     count: int,
     *,
     table_of: Callable[[int], NDArray[np.uint32] | None],
-) -> Uses:
+) -> PlannedReads:
     """Return exactly the bytes of the samples of so many steps: small extents, neighbours of a step joined.
 
     table_of: a shard's table of offsets, for those that have one; None if it is not known: then nothing of it.
     """
     rows: list[tuple[int, int, int, int]] = []
-    for step, ids in course.ids(first, count):
+    for step, ids in step_plan.ids(first, count):
         for number, of_step in enumerate(ids):
             rows += _extents_of_step(index, ends, np.sort(of_step), step + number, table_of)
     columns = np.array(rows, np.int64).reshape(-1, 4).T
-    return Uses(columns[0], columns[1], columns[2], columns[3], columns[3])
+    return PlannedReads(columns[0], columns[1], columns[2], columns[3], columns[3])
 
 
 def _extents_of_step(

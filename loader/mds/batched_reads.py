@@ -27,7 +27,7 @@ _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result
 _PLACES = 256
 
 
-def gather(
+def read_batched(
     files: NDArray[np.int32], offsets: NDArray[np.int64], block: NDArray[np.uint8]
 ) -> NDArray[np.intp]:
     """Fill each row of a block from its file, at its offset; return the rows that could not be filled at once.

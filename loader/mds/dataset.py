@@ -23,7 +23,7 @@ from loader.base.sample_ids import checked_ids, several
 from loader.errors import DatasetError, EncodingError, ShardError, UnmetNeedError
 from loader.mds.encodings import BlobDecoder, SampleDecoder, blob_decoder, sample_decoder
 from loader.mds.index import INDEX_NAME, Index, join_indices, read_index
-from loader.mds.record_table import Sample, Table, TableSchema
+from loader.mds.record_table import RecordTable, Sample, TableSchema
 from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES, ReadOptions, ShardReader, dataset_directory
 from loader.mds.stream import Stream
 from loader.mds.watchdog import STALL_SECONDS
@@ -159,7 +159,7 @@ class MDSDataset:
         if table is not None:
             block = np.empty((ids.size, table.record_bytes), np.uint8)
             if self._reader.read_records(shards, within, block):
-                return Table(table.columns_of(block), ids.size, table.plain)
+                return RecordTable(table.columns_of(block), ids.size, table.plain)
         visits = np.argsort(shards, kind="stable")
         found: list[Sample] = [{}] * ids.size
         samples = self._visit(schema, shards[visits].tolist(), within[visits].tolist())

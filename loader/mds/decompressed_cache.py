@@ -47,7 +47,7 @@ class Repetitions:
         self._again = self.given = 0
 
 
-class UnpackedFolder:
+class DecompressedCache:
     """Keeps what it is given until the folder holds more than `limit_bytes`; then the longest unused go.
 
     Raises LoaderError if the folder cannot be made.
@@ -76,7 +76,7 @@ class UnpackedFolder:
             found_bytes = -1
         if found_bytes != (expected_bytes or max(found_bytes, 0)):
             data = unpack()
-            self._make_room(len(data))
+            self._evict_for(len(data))
             # No process's number: containers that share the folder have the same ones.
             temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
             try:
@@ -86,7 +86,7 @@ class UnpackedFolder:
                 temporary.unlink(missing_ok=True)
         return str(path)
 
-    def _make_room(self, needed: int) -> None:
+    def _evict_for(self, needed: int) -> None:
         found: list[tuple[float, int, str]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:

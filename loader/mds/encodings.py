@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.errors import EncodingError, UnmetNeedError, cause_words
+from loader.errors import EncodingError, UnmetNeedError, cause_text
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
@@ -104,7 +104,7 @@ def encoder(encoding: str) -> Encoder:
             RecursionError,
             pickle.PicklingError,
         ) as problem:
-            raise EncodingError(f"{_a(value)} is no {encoding}: {cause_words(problem)}") from problem
+            raise EncodingError(f"{_a(value)} is no {encoding}: {cause_text(problem)}") from problem
 
     return checked
 
@@ -248,10 +248,10 @@ def _undecoded(column: str, problem: BaseException) -> EncodingError:
         return UnmetNeedError(f"{column} {problem}")
     if isinstance(problem, (ImportError, AttributeError)):
         return UnmetNeedError(
-            f"{column} does not decode: {cause_words(problem)}: install the package that its pickled objects are "
+            f"{column} does not decode: {cause_text(problem)}: install the package that its pickled objects are "
             f"of, in the version that wrote them"
         )
-    return EncodingError(f"{column} does not decode: {cause_words(problem)}")
+    return EncodingError(f"{column} does not decode: {cause_text(problem)}")
 
 
 def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.base.paths import check_is_local, mount_words
+from loader.base.paths import check_is_local, mount_advice
 from loader.errors import DatasetError
-from loader.mds.index_parser import VERSION, Rows, Schema
-from loader.mds.packed_names import Names
+from loader.mds.index_parser import VERSION, IndexRows, Schema
+from loader.mds.packed_names import PackedNames
 
 INDEX_NAME = "index.json"
 # What is parsed at a time. An index of 10**6 shards is a text of 300 MB: it is never in memory as a whole.
@@ -53,9 +53,9 @@ class Index:
     compression_of: NDArray[np.int32]
     schemas: tuple[Schema, ...]
     compressions: tuple[str, ...]
-    raw_names: Names
-    zip_names: Names
-    hashes: Names | None = None
+    raw_names: PackedNames
+    zip_names: PackedNames
+    hashes: PackedNames | None = None
     fingerprints: tuple[str, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     """
     check_is_local(directory)
     path = Path(directory) / INDEX_NAME
-    rows = Rows(str(path), with_hashes)
+    rows = IndexRows(str(path), with_hashes)
     try:
         with open(path, "rb") as file:
             try:
@@ -125,7 +125,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
                 # Not JSON, or JSON that happens to have the seam of two shards within a text: the whole of it
                 # decides.
                 file.seek(0)
-                rows = Rows(str(path), with_hashes)
+                rows = IndexRows(str(path), with_hashes)
                 rows.take(_document(file.read(), rows.path)["shards"])
     except FileNotFoundError:
         raise DatasetError(
@@ -135,7 +135,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     except NotADirectoryError:
         raise DatasetError(f"{path.parent} is a file: give the directory that holds {INDEX_NAME}") from None
     except OSError as problem:
-        way_out = mount_words(problem, path)
+        way_out = mount_advice(problem, path)
         raise DatasetError(
             f"{path} cannot be read: {problem.strerror}{'. ' if way_out else ''}{way_out}"
         ) from problem
@@ -180,19 +180,21 @@ def join_indices(parts: Sequence[Index]) -> Index:
         ),
         schemas=tuple(schemas),
         compressions=tuple(compressions),
-        raw_names=Names.joined([part.raw_names for part in parts]),
-        zip_names=Names.joined([part.zip_names for part in parts]),
+        raw_names=PackedNames.joined([part.raw_names for part in parts]),
+        zip_names=PackedNames.joined([part.zip_names for part in parts]),
         hashes=_joined_hashes(parts),
         fingerprints=tuple(part.fingerprint() for part in parts),
     )
 
 
-def _joined_hashes(parts: Sequence[Index]) -> Names | None:
+def _joined_hashes(parts: Sequence[Index]) -> PackedNames | None:
     """The hashes of all shards, none of those of parts where none were read; None where no part has any."""
     if all(part.hashes is None for part in parts):
         return None
     none = json.dumps([{}, {}])
-    return Names.joined([Names.of([none] * p.shards) if p.hashes is None else p.hashes for p in parts])
+    return PackedNames.joined(
+        [PackedNames.of([none] * p.shards) if p.hashes is None else p.hashes for p in parts]
+    )
 
 
 def _renumbered(
@@ -203,7 +205,7 @@ def _renumbered(
     return np.concatenate([table[column] for table, column in zip(tables, columns, strict=True)])
 
 
-def _read_in_pieces(file: BinaryIO, rows: Rows) -> None:
+def _read_in_pieces(file: BinaryIO, rows: IndexRows) -> None:
     """Take a text of any length, a piece at a time.
 
     The text is cut between two shards, "}, {". If both sides of a cut are whole JSON, it was such a place: no

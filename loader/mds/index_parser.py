@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loader.base.compression import family_of
 from loader.errors import DatasetError, LoaderError
-from loader.mds.packed_names import NamePacker, Names
+from loader.mds.packed_names import NamePacker, PackedNames
 
 VERSION = 2
 # A shard begins with its sample count and one offset more than samples, each 4 bytes, and no offset reaches
@@ -53,9 +53,9 @@ class Columns:
     zip_bytes: NDArray[np.int64]
     schema_of: NDArray[np.int32]
     compression_of: NDArray[np.int32]
-    raw_names: Names
-    zip_names: Names
-    hashes: Names | None
+    raw_names: PackedNames
+    zip_names: PackedNames
+    hashes: PackedNames | None
 
 
 class _File(msgspec.Struct, gc=False):
@@ -98,7 +98,7 @@ class _NotPlainError(Exception):
 
 
 @dataclass(slots=True)
-class Rows:
+class IndexRows:
     """Collects shards in the order of the index. path: how errors call it."""
 
     path: str
@@ -147,9 +147,9 @@ class Rows:
             np.frombuffer(self._zip_bytes, np.int64),
             np.frombuffer(self._schema_of, np.int32),
             np.frombuffer(self._compression_of, np.int32),
-            Names(*self._raw_names.packed()),
-            Names(*self._zip_names.packed()),
-            Names(*self._hashes.packed()) if self.with_hashes else None,
+            PackedNames(*self._raw_names.packed()),
+            PackedNames(*self._zip_names.packed()),
+            PackedNames(*self._hashes.packed()) if self.with_hashes else None,
         )
 
     def _add_numbers(

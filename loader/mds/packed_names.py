@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 BLOCK_NAMES = 1 << 16
 
 
-class Names(Sequence[str]):
+class PackedNames(Sequence[str]):
     """Names that never change; each str is made when it is asked for.
 
     text: all names, one after the other, UTF-8. ends: (names,) where each ends in it.
@@ -28,7 +28,7 @@ class Names(Sequence[str]):
         return cls(*packer.packed())
 
     @classmethod
-    def joined(cls, parts: Sequence["Names"]) -> Self:
+    def joined(cls, parts: Sequence["PackedNames"]) -> Self:
         """Return several lists as one."""
         lengths = [np.diff(part._ends, prepend=0) for part in parts]
         ends = np.cumsum(np.concatenate(lengths)) if lengths else np.zeros(0, np.int64)
@@ -54,12 +54,12 @@ class Names(Sequence[str]):
     @overload
     def __getitem__(self, which: int) -> str: ...
     @overload
-    def __getitem__(self, which: slice) -> "Names": ...
+    def __getitem__(self, which: slice) -> "PackedNames": ...
 
-    def __getitem__(self, which: "int | slice") -> "str | Names":
+    def __getitem__(self, which: "int | slice") -> "str | PackedNames":
         """Return one name, or several as a copy."""
         if isinstance(which, slice):
-            return Names.of([self[number] for number in range(*which.indices(len(self)))])
+            return PackedNames.of([self[number] for number in range(*which.indices(len(self)))])
         number = which + len(self) if which < 0 else which
         if not 0 <= number < len(self):
             raise IndexError(f"name {which} is not among {len(self)}")

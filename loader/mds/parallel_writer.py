@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.base.paths import check_is_local
-from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_words
+from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_text
 from loader.mds.index import INDEX_NAME, read_index
 from loader.mds.merge import merge
 from loader.mds.writer import MDSWriter
@@ -108,7 +108,7 @@ def _check_can_be_sent(number: int, source: Source) -> None:
         ForkingPickler.dumps(source)
     except (pickle.PicklingError, AttributeError, TypeError) as problem:
         raise WriterError(
-            f"source {number}, {source!r}, cannot be sent to another process ({cause_words(problem)}): give a function "
+            f"source {number}, {source!r}, cannot be sent to another process ({cause_text(problem)}): give a function "
             f"of a module, or functools.partial of one"
         ) from problem
 

@@ -64,7 +64,7 @@ def _details(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     return None if dtype is None or shape is None else (dtype, shape)
 
 
-class Table(Sequence[Sample]):
+class RecordTable(Sequence[Sample]):
     """Samples in one block of memory, which they share.
 
     columns: name -> array (samples, ...). As a sequence it has dicts, made when they are asked for.
@@ -75,7 +75,7 @@ class Table(Sequence[Sample]):
         self._samples, self._plain = samples, plain
 
     @classmethod
-    def joined(cls, parts: "Sequence[Table]") -> "Table | list[Sample]":
+    def joined(cls, parts: "Sequence[RecordTable]") -> "RecordTable | list[Sample]":
         """Return several as one; as a list where their columns differ."""
         first = parts[0]
         shapes = {tuple((name, a.dtype, a.shape[1:]) for name, a in part.columns.items()) for part in parts}

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from loader.base.compression import decompress
 from loader.base.hashing import mismatch
-from loader.base.paths import mount_words
+from loader.base.paths import mount_advice
 from loader.base.single_flight import SingleFlight
 from loader.errors import LoaderError, ShardError
-from loader.mds.decompressed_cache import Repetitions, UnpackedFolder
+from loader.mds.decompressed_cache import DecompressedCache, Repetitions
 from loader.mds.index import Index
 from loader.mds.watchdog import STALL_SECONDS
 
@@ -51,7 +51,7 @@ _RAISE_LIMIT = "Raise the process's limit of open files (`ulimit -n`)."
 Offsets = NDArray[np.uint32] | range
 
 
-class OpenFile:
+class OpenShardFile:
     """A descriptor that closes when nobody uses it any more: eviction cannot pull it from under a reader."""
 
     __slots__ = ("fd",)
@@ -99,7 +99,7 @@ class ShardFiles:
         self._index, self._options = index, options
         folder = options.cache_folder
         self.some_packed = any(index.compressions)
-        self._files: OrderedDict[int, OpenFile] = OrderedDict()
+        self._files: OrderedDict[int, OpenShardFile] = OrderedDict()
         self._offsets: OrderedDict[int, Offsets] = OrderedDict()
         self._offset_bytes = 0
         self._decompressed: OrderedDict[int, bytes] = OrderedDict()
@@ -110,7 +110,7 @@ class ShardFiles:
             _AGAIN_AND_AGAIN, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
         )
         self._checked: set[int] = set()
-        self._folder = UnpackedFolder(folder, options.decompressed_cache_bytes) if folder else None
+        self._folder = DecompressedCache(folder, options.decompressed_cache_bytes) if folder else None
 
     def path(self, shard: int) -> str:
         """The file that holds a shard."""
@@ -128,7 +128,7 @@ class ShardFiles:
         """Whether a shard is compressed, and read as a `whole`; all others have a `file`."""
         return self._is_packed(shard) and self._folder is None
 
-    def file(self, shard: int) -> OpenFile:
+    def file(self, shard: int) -> OpenShardFile:
         """Return the open file with a shard's samples. Raises ShardError if it is not what the index says."""
         file = self._files.get(shard)
         if file is not None:
@@ -153,10 +153,10 @@ class ShardFiles:
                 self._files.popitem(last=False)
         return file
 
-    def _open(self, shard: int, path: str, expected: int) -> OpenFile:
+    def _open(self, shard: int, path: str, expected: int) -> OpenShardFile:
         samples = range(int(self._index.samples[shard]))
         try:
-            file = OpenFile(path)
+            file = OpenShardFile(path)
             found = os.fstat(file.fd)
         except OSError as problem:
             raise self.unread(shard, 0, expected, samples, problem) from problem
@@ -171,7 +171,7 @@ class ShardFiles:
             )
         return file
 
-    def rest(self, shard: int, file: OpenFile, start: int, stop: int, sample: int) -> bytes:
+    def rest(self, shard: int, file: OpenShardFile, start: int, stop: int, sample: int) -> bytes:
         """Return bytes [start, stop) of a shard. Raises ShardError, naming the sample, if they are not there."""
         # A short read is legal (a signal, an odd file system); only an empty one means the end of the file.
         parts = []
@@ -314,7 +314,7 @@ class ShardFiles:
         self, shard: int, start: int, stop: int, samples: range | list[int], problem: OSError
     ) -> ShardError:
         """Return the error for bytes that the system does not give: as `failed`, with a way out that fits."""
-        way_out = mount_words(problem, self.path(shard))
+        way_out = mount_advice(problem, self.path(shard))
         if problem.errno == errno.EMFILE:
             way_out = _RAISE_LIMIT
         return self.failed(shard, start, stop, samples, cause_of(problem), way_out or _RESTORE)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loader.base.paths import check_is_local
 from loader.errors import DatasetError, LoaderError
-from loader.mds.batched_reads import gather
+from loader.mds.batched_reads import read_batched
 from loader.mds.encodings import Buffer, makes_views
 from loader.mds.index import Index
 from loader.mds.shard_files import (
@@ -122,7 +122,7 @@ class ShardReader:
         # Held until this returns: nobody closes them meanwhile.
         held = [self._files.file(shard) for shard in used.tolist()]
         files = np.fromiter((file.fd for file in held), np.int32, used.size)[which]
-        for row in gather(files, starts, block).tolist():
+        for row in read_batched(files, starts, block).tolist():
             block[row] = np.frombuffer(self._read_many(int(shards[row]), [int(samples[row])])[0], np.uint8)
 
     def read_blobs(

@@ -62,14 +62,14 @@ class Watchdog:
             oldest = min(stalled, key=lambda each: each[2])
             if self._since is None:
                 self._since = oldest[2]
-                self._tell(stalled, oldest, now)
+                self._warn(stalled, oldest, now)
             elif now - self._last_told >= AGAIN_SECONDS:
-                self._tell(stalled, oldest, now)
+                self._warn(stalled, oldest, now)
         elif self._since is not None and now - self._last_stalled > 2 * self._stall_seconds:
             log.warning("reads come back again, after %.0f s", self._last_stalled - self._since)
             self._since = None
 
-    def _tell(self, stalled: list[Reading], oldest: Reading, now: float) -> None:
+    def _warn(self, stalled: list[Reading], oldest: Reading, now: float) -> None:
         self._last_told = now
         shard, together, since = oldest
         others = f", or one of the {together - 1} shards read with it" if together > 1 else ""

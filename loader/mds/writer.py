@@ -33,7 +33,7 @@ from loader.mds.shard_packer import (
 
 
 @dataclass(frozen=True, slots=True)
-class WriterProgress:
+class ResumePoint:
     """How much a writer has written: samples in whole shards, their raw bytes, and those of their files."""
 
     shards: int
@@ -63,7 +63,7 @@ class MDSWriter:
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
         align: int = 1,
         resume: bool = False,
-        progress: Callable[[WriterProgress], None] | None = None,
+        progress: Callable[[ResumePoint], None] | None = None,
         exist_ok: bool = False,
     ) -> None:
         check_is_local(out)
@@ -88,7 +88,7 @@ class MDSWriter:
         self._pending_bytes = self._packer.empty_bytes
         self._closed = False
         self._tell = progress
-        self._progress = WriterProgress(0, 0, 0, 0)
+        self._progress = ResumePoint(0, 0, 0, 0)
         for shard in self._shards:
             self._count(shard)
 
@@ -199,7 +199,7 @@ class MDSWriter:
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         so_far = self._progress
-        self._progress = WriterProgress(
+        self._progress = ResumePoint(
             so_far.shards + 1,
             so_far.samples + entry["samples"],
             so_far.raw_bytes + entry["raw_data"]["bytes"],

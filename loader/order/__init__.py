@@ -15,10 +15,10 @@ alone excepted, which says so). 2. The same call gives the same array on every m
 """
 
 from loader.order.batching import BatchPlan, batch_plan
-from loader.order.epoch_order import Tracks, epoch_ids, ordered_ids
-from loader.order.native import NativeLine, NativeRun, native_units
-from loader.order.order_files import OrderCache
-from loader.order.rank_partition import Line, rank_positions, samples_per_rank
+from loader.order.epoch_order import EpochOrders, epoch_ids, ordered_ids
+from loader.order.native import NativePartition, NativeRun, native_units
+from loader.order.order_files import OrderFiles
+from loader.order.rank_partition import RankPartition, rank_positions, samples_per_rank
 from loader.order.shuffles import shuffle_units
 from loader.order.spec import (
     BATCHINGS,
@@ -42,13 +42,13 @@ __all__ = [
     "SEQUENTIAL",
     "STREAMING_ORDERS",
     "BatchPlan",
-    "Line",
-    "NativeLine",
+    "EpochOrders",
+    "NativePartition",
     "NativeRun",
-    "OrderCache",
+    "OrderFiles",
     "OrderSpec",
+    "RankPartition",
     "StreamTable",
-    "Tracks",
     "Weight",
     "batch_plan",
     "epoch_ids",

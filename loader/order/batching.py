@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from loader.errors import OrderError
-from loader.order.epoch_order import Tracks
-from loader.order.rank_partition import Line, rank_positions, repeated_at_the_end, samples_per_rank
+from loader.order.epoch_order import EpochOrders
+from loader.order.rank_partition import RankPartition, rank_positions, repeated_at_the_end, samples_per_rank
 from loader.order.spec import NATIVE, Ids, OrderSpec
 from loader.world import World
 
@@ -39,22 +39,24 @@ class BatchPlan(Protocol):
         ...
 
 
-def batch_plan(tracks: Tracks, world: World, global_batch_size: int, *, drop_last: bool) -> BatchPlan:
+def batch_plan(
+    epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
+) -> BatchPlan:
     """Return the plan for one rank. global_batch_size: samples, a multiple of the ranks.
 
     Raises OrderError if the settings, streams and world do not go together.
     """
-    spec = tracks.spec
+    spec = epoch_orders.spec
     if spec.batching == "stratified":
-        return StratifiedPlan(tracks, world, global_batch_size)
+        return StratifiedPlan(epoch_orders, world, global_batch_size)
     if spec.batching == "per_stream":
-        return PerStreamPlan(tracks, world, global_batch_size)
+        return PerStreamPlan(epoch_orders, world, global_batch_size)
     if spec.batching == "device_per_stream":
         if not drop_last:
             raise OrderError("device_per_stream leaves ranks uneven at the end: it needs drop_last=True")
-        return DevicePlan(tracks, world, global_batch_size)
+        return DevicePlan(epoch_orders, world, global_batch_size)
     plan = NativePlan if spec.order == NATIVE else RandomPlan
-    return plan(tracks, world, global_batch_size, drop_last=drop_last)
+    return plan(epoch_orders, world, global_batch_size, drop_last=drop_last)
 
 
 def even_world(world: World, rows: int) -> World:
@@ -69,13 +71,15 @@ def even_world(world: World, rows: int) -> World:
 class RandomPlan:
     """Batches of the line of all streams, as StreamingDataset cuts them."""
 
-    def __init__(self, tracks: Tracks, world: World, global_batch_size: int, *, drop_last: bool) -> None:
-        rows, samples = tracks.spec.rows, tracks.samples()
+    def __init__(
+        self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
+    ) -> None:
+        rows, samples = epoch_orders.spec.rows, epoch_orders.samples()
         if samples <= rows:
             # StreamingDataset tiles so few samples over the rows differently for more nodes than rows.
             world = World(world.rank, world.ranks)
-        self._tracks, self._world, self._global = tracks, even_world(world, rows), global_batch_size
-        self._line = Line(samples, rows, self._world.nodes)
+        self._tracks, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
+        self._line = RankPartition(samples, rows, self._world.nodes)
         self._ahead = _Ahead()
 
     @property
@@ -108,16 +112,18 @@ class NativePlan:
     The last, incomplete global batch is dealt out as it is: some ranks get a sample more than others.
     """
 
-    def __init__(self, tracks: Tracks, world: World, global_batch_size: int, *, drop_last: bool) -> None:
-        self._tracks, self._global = tracks, global_batch_size
-        self._world = even_world(world, tracks.spec.rows)
+    def __init__(
+        self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
+    ) -> None:
+        self._tracks, self._global = epoch_orders, global_batch_size
+        self._world = even_world(world, epoch_orders.spec.rows)
         rest = self.length % global_batch_size
         if not drop_last and 0 < rest < world.ranks:
             raise OrderError(
                 f"the last global batch would have {rest} samples for {world.ranks} ranks, and the native order "
                 f"repeats none: set drop_last=True, or another global_batch_size or epoch_size"
             )
-        tracks.native_run(epoch=0)
+        epoch_orders.native_run(epoch=0)
         self._ahead = _Ahead()
 
     @property
@@ -149,13 +155,15 @@ class NativePlan:
 class StratifiedPlan:
     """Batches with the same part of each stream; the stream that is used up first ends the epoch."""
 
-    def __init__(self, tracks: Tracks, world: World, global_batch_size: int) -> None:
-        self._tracks, self._world, self._global = tracks, world, global_batch_size
-        self._portions = stratified_portions(tracks.table.proportions, global_batch_size)
+    def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
+        self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
+        self._portions = stratified_portions(epoch_orders.table.proportions, global_batch_size)
         # StreamingDataset's lines are those of one node here, whatever the number of nodes.
         self._lines = [
-            FilledLine(tracks.samples(stream), tracks.spec, (1, tracks.spec.tail_layout[1]))
-            for stream in range(tracks.table.streams)
+            FilledPartition(
+                epoch_orders.samples(stream), epoch_orders.spec, (1, epoch_orders.spec.tail_layout[1])
+            )
+            for stream in range(epoch_orders.table.streams)
         ]
         self._batches = min(
             line.length // portion for line, portion in zip(self._lines, self._portions, strict=True)
@@ -196,12 +204,16 @@ class StratifiedPlan:
 class PerStreamPlan:
     """Batches of one stream each, streams taking turns at random; what fills no whole batch is left out."""
 
-    def __init__(self, tracks: Tracks, world: World, global_batch_size: int) -> None:
-        spec = tracks.spec
-        self._tracks, self._world, self._global = tracks, even_world(world, spec.rows), global_batch_size
+    def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
+        spec = epoch_orders.spec
+        self._tracks, self._world, self._global = (
+            epoch_orders,
+            even_world(world, spec.rows),
+            global_batch_size,
+        )
         self._lines = [
-            FilledLine(tracks.samples(stream), spec, spec.tail_layout)
-            for stream in range(tracks.table.streams)
+            FilledPartition(epoch_orders.samples(stream), spec, spec.tail_layout)
+            for stream in range(epoch_orders.table.streams)
         ]
         self._counts = [line.length // global_batch_size for line in self._lines]
         _refuse_empty_streams(self._counts, f"global batch of {global_batch_size}")
@@ -221,7 +233,7 @@ class PerStreamPlan:
         """This rank's ids."""
         if self._turns[0] != epoch:
             generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
-            self._turns = (epoch, *_turns(self._counts, generator))
+            self._turns = (epoch, *_stream_turns(self._counts, generator))
         _, origins, turns = self._turns
         number += start // self._global
         stream = int(origins[number])
@@ -237,8 +249,8 @@ class PerStreamPlan:
 class DevicePlan:
     """Batches in which each rank's part is of one stream. Another world has other batches: not elastic."""
 
-    def __init__(self, tracks: Tracks, world: World, global_batch_size: int) -> None:
-        spec, ranks = tracks.spec, world.ranks_per_node
+    def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
+        spec, ranks = epoch_orders.spec, world.ranks_per_node
         if spec.order == NATIVE:
             raise OrderError("device_per_stream is StreamingDataset's; the native order has per_stream")
         if spec.rows % world.nodes:
@@ -246,17 +258,18 @@ class DevicePlan:
                 f"device_per_stream needs as many whole canonical nodes on each node: {spec.rows} canonical "
                 f"nodes do not divide by {world.nodes} nodes"
             )
-        for stream, share in enumerate(tracks.table.proportions):
+        for stream, share in enumerate(epoch_orders.table.proportions):
             if spec.is_shuffled and spec.block_size * share < 1:
                 raise OrderError(
                     f"stream {stream} has a proportion of {share:.3g}, less than a sample of a block of "
                     f"{spec.block_size}: raise block_size or the stream's weight"
                 )
-        self._tracks, self._world, self._global = tracks, world, global_batch_size
+        self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
         self._size = global_batch_size // world.ranks
         self._rows_of_node = spec.rows // world.nodes
         self._widths = [
-            Line(tracks.samples(stream), spec.rows).width for stream in range(tracks.table.streams)
+            RankPartition(epoch_orders.samples(stream), spec.rows).width
+            for stream in range(epoch_orders.table.streams)
         ]
         self._counts = [
             -(-width // ranks) * ranks * self._rows_of_node // self._size for width in self._widths
@@ -278,7 +291,7 @@ class DevicePlan:
         world, ranks = self._world, self._world.ranks_per_node
         if self._turns[0] != epoch:
             generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
-            self._turns = epoch, [_turns(self._counts, generator) for _ in range(world.nodes)]
+            self._turns = epoch, [_stream_turns(self._counts, generator) for _ in range(world.nodes)]
         # Batches of single ranks in the order of StreamingDataset: one of each node in turn, though the ranks
         # that then read them follow each other.
         turn, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
@@ -292,7 +305,7 @@ class DevicePlan:
         return self._tracks.get(epoch, stream).at(column * rows + row, rows)
 
 
-class FilledLine:
+class FilledPartition:
     """The line of one stream, filled up by repeats to the same number for each rank of a layout.
 
     samples: of the stream in an epoch. layout: (nodes, ranks a node); (1, 1) fills nothing up, nor does the
@@ -303,7 +316,7 @@ class FilledLine:
         self._nodes, self._ranks = layout
         if max(spec.rows, self._nodes) % min(spec.rows, self._nodes):
             raise OrderError(f"tail_layout has {self._nodes} nodes, which do not divide {spec.rows} rows")
-        line = Line(samples, spec.rows, self._nodes)
+        line = RankPartition(samples, spec.rows, self._nodes)
         self._of_node = (samples if spec.order == NATIVE else line.length) // self._nodes
 
     @property
@@ -311,11 +324,11 @@ class FilledLine:
         """Positions, with the repeats."""
         return -(-self._of_node // self._ranks) * self._ranks * self._nodes
 
-    def ids(self, tracks: Tracks, epoch: int, stream: int, positions: Ids) -> Ids:
+    def ids(self, epoch_orders: EpochOrders, epoch: int, stream: int, positions: Ids) -> Ids:
         """Return the ids at these positions, each < length."""
         of_node, node = np.divmod(positions, self._nodes)
         of_node = repeated_at_the_end(of_node, self._of_node, self._ranks)
-        return tracks.get(epoch, stream).at(of_node * self._nodes + node, self._nodes)
+        return epoch_orders.get(epoch, stream).at(of_node * self._nodes + node, self._nodes)
 
 
 class _Ahead:
@@ -357,7 +370,7 @@ def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) 
     return tuple(portions.tolist())
 
 
-def _turns(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
+def _stream_turns(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
     """Shuffle the batches of all streams: (batches,) the stream of each, and which of its batches it is."""
     origins = np.repeat(np.arange(len(counts)), counts)
     generator.shuffle(origins)

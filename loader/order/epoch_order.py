@@ -14,9 +14,9 @@ import numpy as np
 
 from loader.base.single_flight import SingleFlight
 from loader.errors import OrderError
-from loader.order.native import NativeLine, NativeRun, native_units
-from loader.order.order_files import OrderCache, let_go_of_pages
-from loader.order.rank_partition import Line
+from loader.order.native import NativePartition, NativeRun, native_units
+from loader.order.order_files import OrderFiles, release_pages
+from loader.order.rank_partition import RankPartition
 from loader.order.shuffles import shuffle_units
 from loader.order.spec import NATIVE, Ids, OrderSpec, Stored
 from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_units
@@ -26,7 +26,7 @@ from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_un
 HELD_SAMPLES = 1 << 20
 
 
-class Track(Protocol):
+class EpochOrder(Protocol):
     """The samples of an epoch, in the order of the line."""
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
@@ -35,7 +35,7 @@ class Track(Protocol):
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class StoredTrack:
+class StoredOrder:
     """ids: (samples,) in shuffled order, row after row."""
 
     ids: Stored
@@ -44,45 +44,45 @@ class StoredTrack:
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
         """Return the ids at these positions of the line, as it is for so many nodes."""
-        found: Ids = self.ids[Line(self.ids.size, self.canonical_nodes, nodes).indices(positions)].astype(
-            np.int64
-        )
+        found: Ids = self.ids[
+            RankPartition(self.ids.size, self.canonical_nodes, nodes).indices(positions)
+        ].astype(np.int64)
         self._taken += found.size  # threads may lose a count
         if self._taken >= HELD_SAMPLES:
             self._taken = 0
-            let_go_of_pages(self.ids)
+            release_pages(self.ids)
         return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NativeTrack:
+class NativeOrder:
     """A native line, which is the same for any number of nodes."""
 
-    line: NativeLine
+    line: NativePartition
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
         """Return the ids at these positions."""
         return self.line.at(positions)
 
 
-class Tracks:
+class EpochOrders:
     """Makes the tracks of a dataset's epochs, and keeps those of the epoch asked for last.
 
     cache: where stored orders lie in files that the processes of a machine share; None for memory. A copy keeps an
     epoch of its own, for another thread: what both are at is made once and held once. Not so a pickled one.
     """
 
-    def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderCache | None = None) -> None:
+    def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderFiles | None = None) -> None:
         self.table, self.spec = table, spec
         self._cache = cache
         self._forget()
 
     def _forget(self) -> None:
-        self._held: tuple[int, dict[int | None, Track]] = (-1, {})
+        self._held: tuple[int, dict[int | None, EpochOrder]] = (-1, {})
         self._runs: dict[int | None, NativeRun] = {}
         # Those that this one or a copy holds, by epoch and stream.
-        self._stored: WeakValueDictionary[tuple[int, int | None], StoredTrack] = WeakValueDictionary()
-        self._making: SingleFlight[StoredTrack] = SingleFlight()
+        self._stored: WeakValueDictionary[tuple[int, int | None], StoredOrder] = WeakValueDictionary()
+        self._making: SingleFlight[StoredOrder] = SingleFlight()
 
     def __copy__(self) -> Self:
         other = type(self).__new__(type(self))
@@ -99,14 +99,14 @@ class Tracks:
             self._runs[stream] = run
         return run
 
-    def get(self, epoch: int, stream: int | None = None) -> Track:
+    def get(self, epoch: int, stream: int | None = None) -> EpochOrder:
         """The track of one stream, or of all together."""
         if self._held[0] != epoch:
             self._held = epoch, {}
-        tracks = self._held[1]
-        if stream not in tracks:
-            tracks[stream] = self._make(epoch, stream)
-        return tracks[stream]
+        epoch_orders = self._held[1]
+        if stream not in epoch_orders:
+            epoch_orders[stream] = self._make(epoch, stream)
+        return epoch_orders[stream]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"table": self.table, "spec": self.spec, "_cache": self._cache}
@@ -119,17 +119,17 @@ class Tracks:
         """Samples an epoch takes, of one stream or of all."""
         return self.table.samples if stream is None else self.table.choose[stream]
 
-    def _make(self, epoch: int, stream: int | None) -> Track:
+    def _make(self, epoch: int, stream: int | None) -> EpochOrder:
         spec = self.spec
         if spec.order == NATIVE:
-            return NativeTrack(NativeLine(self.native_run(epoch, stream), spec, epoch))
+            return NativeOrder(NativePartition(self.native_run(epoch, stream), spec, epoch))
         return self._making.do((epoch, stream), partial(self._make_stored, epoch, stream))
 
-    def _make_stored(self, epoch: int, stream: int | None) -> StoredTrack:
-        spec, track = self.spec, self._stored.get((epoch, stream))
-        if track is None:
-            track = self._stored[epoch, stream] = StoredTrack(self._ids(epoch, stream), spec.rows)
-        return track
+    def _make_stored(self, epoch: int, stream: int | None) -> StoredOrder:
+        spec, epoch_order = self.spec, self._stored.get((epoch, stream))
+        if epoch_order is None:
+            epoch_order = self._stored[epoch, stream] = StoredOrder(self._ids(epoch, stream), spec.rows)
+        return epoch_order
 
     def _ids(self, epoch: int, stream: int | None) -> Stored:
         spec = self.spec
@@ -180,4 +180,4 @@ def _order_into(out: Stored, table: StreamTable, spec: OrderSpec, epoch: int, st
         for first in range(0, out.size, CHUNK_SAMPLES):
             part = out[first : first + CHUNK_SAMPLES]
             part[:] = ids[part]
-            let_go_of_pages(out)
+            release_pages(out)

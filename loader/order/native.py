@@ -144,7 +144,7 @@ class NativeRun:
         return found
 
 
-class NativeLine:
+class NativePartition:
     """The samples of one epoch of a run, by their position on the line."""
 
     def __init__(self, run: NativeRun, spec: OrderSpec, epoch: int) -> None:

@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_making.clear)
 
 
 @dataclass(frozen=True, slots=True)
-class OrderCache:
+class OrderFiles:
     """folder: made if missing. identity: digest of dataset and settings. writes: whether this process makes files."""
 
     folder: Path
@@ -94,7 +94,7 @@ def _mapped(path: Path, samples: int, dtype: type[np.integer[Any]], *, writable:
         return np.ndarray(samples, dtype, mmap.mmap(file.fileno(), 0, access=access))
 
 
-def let_go_of_pages(ids: Stored) -> None:
+def release_pages(ids: Stored) -> None:
     """Take the pages of a mapped order, of which `ids` is a part, out of this process's count.
 
     The kernel keeps them, and what was written to them, for all. Does nothing to an order in memory.

@@ -18,7 +18,7 @@ def order_of_keys(keys: NDArray[np.uint32]) -> NDArray[np.intp]:
     return found
 
 
-def order_of_places(places: NDArray[np.float64]) -> NDArray[np.intp]:
+def order_of_positions(places: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the order that sorts the places, equal ones by index. places: (n,) finite, n > 0.
 
     Sorts by 32 bits of where each lies between the least and the greatest, then puts right the few that these

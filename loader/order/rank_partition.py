@@ -20,7 +20,7 @@ from loader.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RankPartition:
     """The positions that global batches are cut from, as indices into the epoch's shuffled samples.
 
     samples: of the epoch. nodes: physical ones; they matter only beyond `length_of_any_world`, where more

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import OrderError
-from loader.order.order_files import let_go_of_pages
-from loader.order.radix import order_of_places
+from loader.order.order_files import release_pages
+from loader.order.radix import order_of_positions
 from loader.order.spec import STREAMING_ORDERS, Ids, Stored
 from loader.order.streams import CHUNK_SAMPLES, id_type
 
@@ -82,7 +82,7 @@ class _Spans:
             of = slice(spans[part], spans[part + 1] + 1)
             lengths = np.minimum(ends[of], stop) - np.maximum(ends[of] - self.sizes[of], first)
             ids[first:stop] = np.repeat(offsets[of], np.maximum(lengths, 0)) + np.arange(first, stop)
-            let_go_of_pages(ids)
+            release_pages(ids)
 
     def nodes(self) -> Iterator[Ids]:
         """The span sizes of each canonical node."""
@@ -127,7 +127,7 @@ def _shuffle_slices(ids: Stored, sizes: Ids, generator: np.random.Generator) -> 
         generator.shuffle(ids[offset : offset + size])
         offset += size
         if offset - held >= CHUNK_SAMPLES:
-            let_go_of_pages(ids)
+            release_pages(ids)
             held = offset
 
 
@@ -163,7 +163,7 @@ def _shuffle_py1br(spans: _Spans, generator: np.random.Generator, block_size: in
         for first, last in blocks:
             generator.shuffle(ids[first:last])
             if last - held >= CHUNK_SAMPLES:
-                let_go_of_pages(ids)
+                release_pages(ids)
                 held = last
 
 
@@ -215,7 +215,7 @@ def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size:
     """
     if ids.size <= CHUNK_SAMPLES:
         (run,) = runs
-        ids[:] = ids[order_of_places(run)]
+        ids[:] = ids[order_of_positions(run)]
         return
     reach = int(1.25 * block_size) // 2 + 1
     held = min(2 * reach + CHUNK_SAMPLES, ids.size)
@@ -234,12 +234,12 @@ def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size:
             kept = ~final
             if not final.any():
                 continue
-            sorted_samples = samples[:held][final][order_of_places(places[:held][final])]
+            sorted_samples = samples[:held][final][order_of_positions(places[:held][final])]
             left = held - sorted_samples.size
             places[:left], samples[:left] = places[:held][kept], samples[:held][kept]
             ids[done : drawn - left] = sorted_samples
             done = drawn - left
-        let_go_of_pages(ids)
+        release_pages(ids)
 
 
 def _shuffle_py2s(units: Ids, canonical_nodes: int, seed: int, epoch: int, out: Stored) -> None:

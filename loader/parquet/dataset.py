@@ -24,19 +24,19 @@ from numpy.typing import NDArray
 
 from loader.base.argument_checks import byte_count
 from loader.base.optional_imports import optional_module
-from loader.base.paths import mount_words
+from loader.base.paths import mount_advice
 from loader.base.sample_ids import checked_ids, several
 from loader.base.single_flight import SingleFlight
 from loader.errors import DatasetError, ShardError
 from loader.mds.decompressed_cache import Repetitions
 from loader.mds.index import Index
 from loader.mds.index_parser import Schema
-from loader.mds.packed_names import Names
-from loader.mds.record_table import Sample, Table
+from loader.mds.packed_names import PackedNames
+from loader.mds.record_table import RecordTable, Sample
 from loader.mds.watchdog import STALL_SECONDS, Watchdog
 from loader.parquet.arrow_values import Column, column_values, ordered, with_values_in_place
 from loader.parquet.row_groups import (
-    OpenFile,
+    OpenParquetFile,
     cause_of,
     check_schemas,
     chosen_columns,
@@ -112,7 +112,7 @@ class ParquetDataset:
         """Begin with empty caches, in this process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._open: OrderedDict[int, OpenParquetFile] = OrderedDict()
         self._decoded: OrderedDict[int, Any] = OrderedDict()
         self._decoded_bytes = 0
         self._loading: SingleFlight[Any] = SingleFlight()
@@ -185,7 +185,7 @@ class ParquetDataset:
             name for name, array in arrays.items() if array.dtype == np.int64 and array.ndim == 1
         )
         if len(arrays) == len(columns):
-            return Table(arrays, ids.size, plain)
+            return RecordTable(arrays, ids.size, plain)
         values = [column.tolist() if name in plain else column for name, column in columns.items()]  # type: ignore[union-attr]
         return [dict(zip(self._columns, row, strict=True)) for row in zip(*values, strict=True)]
 
@@ -217,7 +217,7 @@ class ParquetDataset:
         """The files, one shard each, as `loader.hints` needs them: they come as a whole, by their deadlines."""
         folders = [os.path.dirname(path) or "." for path in self._paths]
         borders = [number for number in range(1, len(folders)) if folders[number] != folders[number - 1]]
-        names = Names.of([os.path.basename(path) for path in self._paths])
+        names = PackedNames.of([os.path.basename(path) for path in self._paths])
         rows = np.diff(np.concatenate([[0], self._ends])[self._group_ends], prepend=0)
         none = np.zeros(len(folders), np.int32)
         return Index(
@@ -296,13 +296,13 @@ class ParquetDataset:
         finally:
             self._watchdog.end()
 
-    def _file(self, number: int) -> OpenFile:
+    def _file(self, number: int) -> OpenParquetFile:
         with self._lock:
             file = self._open.get(number)
             if file is not None:
                 self._open.move_to_end(number)
                 return file
-        file = OpenFile(self._paths[number], self._digests[number])
+        file = OpenParquetFile(self._paths[number], self._digests[number])
         with self._lock:
             self._open[number] = file
             while len(self._open) > OPEN_FILES:
@@ -313,7 +313,7 @@ class ParquetDataset:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
         last = int(self._ends[group])
         told = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
-        words = mount_words(problem, self._paths[file]) if isinstance(problem, OSError) else ""
+        words = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
         way_out = words or "Restore the file."
         if isinstance(problem, NotImplementedError):
             way_out = "Leave the column of that type out with `columns`, or write the file anew."

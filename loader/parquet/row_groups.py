@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.base.optional_imports import optional_module
-from loader.base.paths import check_is_local, mount_words
+from loader.base.paths import check_is_local, mount_advice
 from loader.errors import DatasetError
 from loader.mds.merge import natural_key
 
@@ -48,7 +48,7 @@ class Footer:
     digest: bytes
 
 
-class OpenFile:
+class OpenParquetFile:
     """An open file with its parsed footer; closed when nobody uses it any more.
 
     expected: the digest that its footer must have. Raises DatasetError, naming the file and the cause, if it is no
@@ -92,7 +92,7 @@ class OpenFile:
         Raises OSError if it cannot be read, ArrowException or OSError without an errno if it does not decode.
         """
         arrow, parquet = optional_module("pyarrow", why="Parquet"), _parquet("Parquet")
-        source = _Source(
+        source = _FileSource(
             self.fd, self.size, [self._piece(*extent) for extent in self._extents(group, columns)]
         )
         file = parquet.ParquetFile(
@@ -165,7 +165,7 @@ class OpenFile:
         return start, parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class _Source(io.RawIOBase):
+class _FileSource(io.RawIOBase):
     """A file for pyarrow that has what is asked for in memory already; whatever else is read."""
 
     def __init__(self, fd: int, size: int, pieces: list[tuple[int, bytes]]) -> None:
@@ -255,9 +255,9 @@ def _below(folder: str) -> list[str]:
 def read_footers(paths: list[str]) -> list[Footer]:
     def read(path: str) -> Footer:
         try:
-            return OpenFile(path).footer
+            return OpenParquetFile(path).footer
         except OSError as problem:
-            way_out = mount_words(problem, path)
+            way_out = mount_advice(problem, path)
             if isinstance(problem, FileNotFoundError) and any(sign in path for sign in "*?["):
                 way_out = "Patterns are not expanded: give the directory, or a list of files."
             raise DatasetError(f"{path}: {cause_of(problem)}{'. ' if way_out else ''}{way_out}") from problem

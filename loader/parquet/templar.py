@@ -36,7 +36,7 @@ from loader.base.optional_imports import optional_module
 from loader.base.paths import check_is_local
 from loader.base.single_flight import SingleFlight
 from loader.errors import DatasetError, LoaderError, ShardError
-from loader.mds.decompressed_cache import UnpackedFolder
+from loader.mds.decompressed_cache import DecompressedCache
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.row_groups import FOOTERS_AT_ONCE
 
@@ -276,7 +276,7 @@ class TemplarDataset:
                 self._open.popitem(last=False)
         return found
 
-    def _cache(self, folder: str | Path, limit_bytes: int) -> UnpackedFolder:
+    def _cache(self, folder: str | Path, limit_bytes: int) -> DecompressedCache:
         inner, root = os.path.realpath(folder), os.path.realpath(self._root)
         if inner == root or inner.startswith(root + "/"):
             raise LoaderError(f"the cache folder {folder} lies in the dataset, to which nothing is written")
@@ -285,7 +285,7 @@ class TemplarDataset:
                 "a cache folder needs a tokenizer_name, which differs between tokenizers and their settings: their "
                 "pages must not be taken for each other's"
             )
-        return UnpackedFolder(folder, limit_bytes)
+        return DecompressedCache(folder, limit_bytes)
 
 
 def _packed(rows: Sequence[Tokens]) -> bytes:

@@ -5,7 +5,7 @@ from types import FrameType
 from loader.errors import OrderError
 
 
-def refuse_to_be_dealt_out_again(caller: FrameType) -> None:
+def refuse_resharding(caller: FrameType) -> None:
     """Raise OrderError if it is accelerate's way to deal out batches to ranks."""
     # accelerate takes every so-maniest batch for each rank, and asks nobody; those that it leaves are this rank's too.
     # Told by its code: to ask for the frame's variables would keep all that is in them.

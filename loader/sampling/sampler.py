@@ -25,23 +25,23 @@ from loader.errors import OrderError, StateError
 from loader.order import (
     DEFAULT_SEED,
     BatchPlan,
-    OrderCache,
+    EpochOrders,
+    OrderFiles,
     OrderSpec,
     StreamTable,
-    Tracks,
     Weight,
     batch_plan,
 )
 from loader.order.state import check_is_state, check_settings, count_of, settings_of, streaming_position
-from loader.sampling.dataloader_probe import read_ahead, refuse_to_be_dealt_out_again
-from loader.sampling.step_plan import Course
+from loader.sampling.dataloader_probe import read_ahead, refuse_resharding
+from loader.sampling.step_plan import StepPlan
 from loader.world import World
 
 STATE_VERSION = 1
 
 
 @runtime_checkable
-class Shards(Protocol):
+class SupportsShards(Protocol):
     """A dataset, as far as an order needs it."""
 
     @property
@@ -52,7 +52,7 @@ class Shards(Protocol):
 
 
 @runtime_checkable
-class Streams(Shards, Protocol):
+class SupportsStreams(SupportsShards, Protocol):
     """A dataset of several streams, whose shards follow each other, with the weight of each."""
 
     @property
@@ -84,7 +84,7 @@ class ElasticBatchSampler:
 
     def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with its default
         self,
-        dataset: Shards | Sequence[int] | NDArray[np.integer[Any]],
+        dataset: SupportsShards | Sequence[int] | NDArray[np.integer[Any]],
         *,
         global_batch_size: int,
         seed: int = DEFAULT_SEED,
@@ -98,7 +98,7 @@ class ElasticBatchSampler:
         cache_folder: str | Path | None = None,
     ) -> None:
         sizes, fingerprint = _shards(dataset)
-        self._dataset = repr(dataset) if isinstance(dataset, Shards) else ""
+        self._dataset = repr(dataset) if isinstance(dataset, SupportsShards) else ""
         spec = OrderSpec(
             order if isinstance(order, str) else "py1e",
             seed,
@@ -128,7 +128,7 @@ class ElasticBatchSampler:
         self._consumed_when_yielded = consumed_when_yielded
         table = StreamTable.of(sizes, shards_per_stream, spec)
         cache = None if cache_folder is None else self._cache(Path(cache_folder), table)
-        self._tracks = Tracks(table, spec, cache)
+        self._epoch_orders = EpochOrders(table, spec, cache)
         self._plan = self._make_plan()
         self._epoch = 0
         self._start = 0  # samples of the epoch consumed before the current iteration
@@ -155,14 +155,14 @@ class ElasticBatchSampler:
 
         One that has no fingerprint is not looked at.
         """
-        if not isinstance(dataset, Shards):
+        if not isinstance(dataset, SupportsShards):
             return
         if self._dataset:
             is_mine = dataset.fingerprint == self._fingerprint
         else:  # made for sizes
-            is_mine = int(dataset.shard_sizes.sum()) == int(self._tracks.table.sizes.sum())
+            is_mine = int(dataset.shard_sizes.sum()) == int(self._epoch_orders.table.sizes.sum())
         if not is_mine:
-            mine = self._dataset or f"{int(self._tracks.table.sizes.sum())} samples"
+            mine = self._dataset or f"{int(self._epoch_orders.table.sizes.sum())} samples"
             raise OrderError(
                 f"the sampler was made for another dataset: for {mine}, not for {dataset!r}; make it of this one"
             )
@@ -173,12 +173,12 @@ class ElasticBatchSampler:
         return self._global_batch_size // self._world.ranks
 
     @property
-    def course(self) -> Course:
+    def step_plan(self) -> StepPlan:
         """The steps of the whole machine, for who plans ahead; an epoch's order is made once for both."""
-        return Course(copy(self._tracks), self._world, self._global_batch_size, self._drop_last)
+        return StepPlan(copy(self._epoch_orders), self._world, self._global_batch_size, self._drop_last)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """(epoch, batches of it that were handed out, by this run or before it)."""
         return self._epoch, self._start // self._global_batch_size + self._yielded
 
@@ -193,7 +193,7 @@ class ElasticBatchSampler:
 
     def __iter__(self) -> "BatchIterator":
         caller = sys._getframe(1)
-        refuse_to_be_dealt_out_again(caller)
+        refuse_resharding(caller)
         self._world.confirm()
         if self._is_over:
             self._check_all_recorded()
@@ -287,7 +287,7 @@ class ElasticBatchSampler:
     def _check_librarys_end(self, samples: int) -> None:
         # On several ranks the library fills the end of an epoch, or of each stream that is cut into batches by itself,
         # up by repeats, and counts them: less than a global batch.
-        table = self._tracks.table
+        table = self._epoch_orders.table
         lines = 1 if self._spec.batching == "random" else table.streams
         if samples >= max(self._plan.length, table.samples) + lines * self._global_batch_size:
             raise StateError(
@@ -304,12 +304,12 @@ class ElasticBatchSampler:
         self._plan = self._make_plan()
 
     def _make_plan(self) -> BatchPlan:
-        return batch_plan(self._tracks, self._world, self._global_batch_size, drop_last=self._drop_last)
+        return batch_plan(self._epoch_orders, self._world, self._global_batch_size, drop_last=self._drop_last)
 
-    def _cache(self, folder: Path, table: StreamTable) -> OrderCache:
+    def _cache(self, folder: Path, table: StreamTable) -> OrderFiles:
         what = repr((self._fingerprint, self._spec, table.borders, table.choose))
         identity = hashlib.blake2b(what.encode() + table.sizes.tobytes(), digest_size=16).hexdigest()
-        return OrderCache(folder, identity, writes=self._world.machine.local_rank == 0)
+        return OrderFiles(folder, identity, writes=self._world.machine.local_rank == 0)
 
     def _move(self, epoch: int, samples: int) -> None:
         length = self._plan.length
@@ -349,7 +349,7 @@ class ElasticBatchSampler:
     def _settings(self) -> dict[str, Any]:
         return settings_of(
             self._spec,
-            samples=self._tracks.samples(),
+            samples=self._epoch_orders.samples(),
             global_batch_size=self._global_batch_size,
             drop_last=self._drop_last,
             fingerprint=self._fingerprint,
@@ -396,20 +396,22 @@ class BatchIterator(Iterator[list[int]]):
         return batch
 
 
-def _shards(dataset: Shards | Sequence[int] | NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], str]:
+def _shards(
+    dataset: SupportsShards | Sequence[int] | NDArray[np.integer[Any]],
+) -> tuple[NDArray[np.int64], str]:
     """(shards,) samples of each, and the dataset's fingerprint."""
-    given = dataset.shard_sizes if isinstance(dataset, Shards) else dataset
+    given = dataset.shard_sizes if isinstance(dataset, SupportsShards) else dataset
     sizes = np.asarray(given, np.int64)
     if sizes.ndim != 1 or sizes.size == 0 or int(sizes.min()) < 0 or not sizes.any():
         raise OrderError("there is no sample to order: the dataset is empty")
-    if isinstance(dataset, Shards):
+    if isinstance(dataset, SupportsShards):
         return sizes, dataset.fingerprint
     return sizes, hashlib.blake2b(sizes.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def _with_streams(spec: OrderSpec, dataset: object, shards: int) -> tuple[OrderSpec, Sequence[int]]:
     """The spec with the dataset's weights, and the shards of each of its streams."""
-    if not isinstance(dataset, Streams):
+    if not isinstance(dataset, SupportsStreams):
         return spec, [shards]
     weights = tuple(dataset.weights)
     if spec.weights and spec.weights != weights and any(weight != Weight() for weight in weights):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.order import BatchPlan, Tracks, batch_plan
+from loader.order import BatchPlan, EpochOrders, batch_plan
 from loader.world import World
 
 # Ids made at a time: 8 MiB.
@@ -18,13 +18,13 @@ BLOCK_SAMPLES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class StepPlan:
     """The steps of a run, as the machine of `world` sees them. tracks: a copy, as it goes ahead of the sampler's.
 
     steps: of an epoch. samples: that the machine reads a step (the last one of an epoch may have fewer).
     """
 
-    tracks: Tracks
+    epoch_orders: EpochOrders
     world: World
     global_batch_size: int
     drop_last: bool
@@ -48,7 +48,7 @@ class Course:
         epoch, step = divmod(first, self.steps)
         stop = min(step + count, self.steps)
         # Streams that take turns are cut batch by batch; all else is one line, in which many batches are one.
-        together = max(1, BLOCK_SAMPLES // self.samples) if self.tracks.spec.batching == "random" else 1
+        together = max(1, BLOCK_SAMPLES // self.samples) if self.epoch_orders.spec.batching == "random" else 1
         while step < stop:
             whole = min(together - step % together, stop - step)
             block = self._block(epoch, step, whole)
@@ -80,4 +80,4 @@ class Course:
     def _plan(self, world: World, together: int) -> BatchPlan:
         # What the sampler does with an incomplete last batch is a matter of single batches.
         drop_last = self.drop_last or together > 1
-        return batch_plan(self.tracks, world, self.global_batch_size * together, drop_last=drop_last)
+        return batch_plan(self.epoch_orders, world, self.global_batch_size * together, drop_last=drop_last)

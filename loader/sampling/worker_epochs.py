@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import LoaderError
-from loader.sampling.step_plan import Course
+from loader.sampling.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class WorkerPosition:
     """A state that was loaded."""
 
     epoch: int
@@ -32,22 +32,22 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """How far the workers of a rank are: what Hints asks a sampler."""
 
-    course: Course
-    epochs: "Epochs"
+    step_plan: StepPlan
+    epochs: "WorkerEpochs"
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """(epoch, batches of it that were begun)."""
         told, loaded = self.epochs.told(), self.epochs.position()
         if told is not None:
             return told
-        return (loaded.epoch, loaded.samples // self.course.global_batch_size) if loaded else (0, 0)
+        return (loaded.epoch, loaded.samples // self.step_plan.global_batch_size) if loaded else (0, 0)
 
 
-class Epochs:
+class WorkerEpochs:
     """Which epoch an iteration is, for all worker processes of a rank alike.
 
     Memory that they share, by fork or by a descriptor handed over. Numbers in it: the next epoch; how often a state
@@ -89,12 +89,12 @@ class Epochs:
         """The epoch of the next iteration."""
         return int(self._numbers[0])
 
-    def position(self) -> Position | None:
+    def position(self) -> WorkerPosition | None:
         """The state that was loaded last."""
         epoch, samples, nodes, seed, initial = self._numbers[2:7].tolist()
-        return None if epoch < 0 else Position(epoch, samples, nodes, seed, initial or None)
+        return None if epoch < 0 else WorkerPosition(epoch, samples, nodes, seed, initial or None)
 
-    def move(self, position: Position) -> None:
+    def move(self, position: WorkerPosition) -> None:
         """Go on at a position."""
         with self._locked():
             self._numbers[0] = position.epoch
@@ -102,13 +102,13 @@ class Epochs:
             self._keep(position)
             self._slots[:, 4] = 0
 
-    def join(self, position: Position) -> None:
+    def join(self, position: WorkerPosition) -> None:
         """Have all workers go on at a position at which each of them was put; none of them has begun."""
         with self._locked():
             self._numbers[0] = position.epoch + 1  # for those that are started when these have ended
             self._keep(position)
 
-    def _keep(self, position: Position) -> None:
+    def _keep(self, position: WorkerPosition) -> None:
         self._numbers[2:7] = (
             position.epoch, position.samples, position.canonical_nodes, position.seed, position.initial_nodes or 0,
         )  # fmt: skip
@@ -124,7 +124,7 @@ class Epochs:
 
     def begin(
         self, worker: int, generation: int | None, *, again: int | None = None
-    ) -> tuple[int, Position | None]:
+    ) -> tuple[int, WorkerPosition | None]:
         """Begin an iteration; return its epoch, and the state loaded last.
 
         generation: None without workers. again: the epoch, where a worker was put into the middle of it.

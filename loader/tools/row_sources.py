@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from loader.base.optional_imports import optional_module
-from loader.errors import EncodingError, LoaderError, cause_words
+from loader.errors import EncodingError, LoaderError, cause_text
 from loader.mds.encodings import DTYPE_CODES
 
 ROWS_LOOKED_AT = 1000  # to tell the columns of JSON lines
@@ -74,7 +74,7 @@ class ParquetRows:
                 number += len(rows)
         except (arrow.ArrowException, OSError, ValueError, OverflowError) as problem:
             raise LoaderError(
-                f"{self.path}, row {number}: {cause_words(problem)}; the file is damaged, or has a value that Python "
+                f"{self.path}, row {number}: {cause_text(problem)}; the file is damaged, or has a value that Python "
                 f"has not: fetch or write it again, or leave its column out of --columns"
             ) from problem
 
@@ -95,7 +95,7 @@ def text_lines(path: str) -> Iterator[str]:
         if isinstance(problem, OSError) and problem.errno:
             raise LoaderError(f"{path} cannot be read: {problem.strerror}") from problem
         raise LoaderError(
-            f"{path}, line {number + 1}: {cause_words(problem)}; it is damaged, cut short, or not what its name says: "
+            f"{path}, line {number + 1}: {cause_text(problem)}; it is damaged, cut short, or not what its name says: "
             f"fetch it again, or name it by what it is"
         ) from problem
 
@@ -153,7 +153,7 @@ class _ZstdFile(io.RawIOBase):
             try:
                 self._unpack()
             except self._zstandard.ZstdError as problem:
-                raise ValueError(cause_words(problem)) from None
+                raise ValueError(cause_text(problem)) from None
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]

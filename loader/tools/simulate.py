@@ -19,11 +19,11 @@ import numpy as np
 from loader.base.optional_imports import optional_module
 from loader.base.sizes import parse_size
 from loader.errors import LoaderError
-from loader.hints.planned_reads import Ids, shard_uses
+from loader.hints.planned_reads import Ids, shard_reads
 from loader.mds.dataset import MDSDataset
 from loader.order import DEFAULT_SEED
 from loader.sampling.sampler import ElasticBatchSampler
-from loader.sampling.step_plan import Course
+from loader.sampling.step_plan import StepPlan
 from loader.tools.commands import progress_bar, say
 from loader.tools.simulated_caches import FirstCome, LeastRecent, shard_uses_by_step
 from loader.world import World
@@ -47,12 +47,12 @@ class Life:
     last: Ids
 
 
-def lives(course: Course, ends: Ids, epochs: int) -> Life:
+def lives(step_plan: StepPlan, ends: Ids, epochs: int) -> Life:
     """Return each shard's time in use, once an epoch."""
     with progress_bar(epochs, "epoch") as progress:
         parts = []
         for epoch in range(epochs):
-            parts.append(shard_uses(course, ends, epoch * course.steps, course.steps))
+            parts.append(shard_reads(step_plan, ends, epoch * step_plan.steps, step_plan.steps))
             progress.update()
     return Life(
         np.concatenate([part.shard for part in parts]),
@@ -61,24 +61,26 @@ def lives(course: Course, ends: Ids, epochs: int) -> Life:
     )
 
 
-def downloads(course: Course, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int) -> dict[str, list[int]]:
+def downloads(
+    step_plan: StepPlan, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int
+) -> dict[str, list[int]]:
     """Return by policy the bytes downloaded in each epoch, with a cache of cache_bytes.
 
     ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
     """
     least, first = LeastRecent(sizes, cache_bytes), FirstCome(sizes, cache_bytes)
-    life = lives(course, ends, epochs)
-    fits = in_use(life, sizes, epochs * course.steps)[1].max(initial=0) <= cache_bytes
+    life = lives(step_plan, ends, epochs)
+    fits = in_use(life, sizes, epochs * step_plan.steps)[1].max(initial=0) <= cache_bytes
     fetched: dict[str, list[int]] = {policy: [0] * epochs for policy in POLICIES}
-    with progress_bar(epochs * course.steps * course.samples, "sample") as progress:
+    with progress_bar(epochs * step_plan.steps * step_plan.samples, "sample") as progress:
         for epoch in range(epochs):
-            for uses in shard_uses_by_step(course, ends, epoch):
+            for uses in shard_uses_by_step(step_plan, ends, epoch):
                 fetched[POLICIES[0]][epoch] += least.use(uses)
                 if not fits:
                     fetched[POLICIES[1]][epoch] += first.use(uses)
-            progress.update(course.steps * course.samples)
+            progress.update(step_plan.steps * step_plan.samples)
     for policy in POLICIES[1 if fits else 2 :]:
-        fetched[policy] = known_use_downloads(life, sizes, cache_bytes, policy, course.steps, epochs)
+        fetched[policy] = known_use_downloads(life, sizes, cache_bytes, policy, step_plan.steps, epochs)
     return fetched
 
 
@@ -163,17 +165,17 @@ def report(
     dataset: MDSDataset, sampler: ElasticBatchSampler, cache_bytes: int, epochs: int
 ) -> tuple[dict[str, Figure], Ids]:
     """Return all figures of a run on one machine, and (steps,) the shards in use in its first epoch."""
-    course, index = sampler.course, dataset.index
+    step_plan, index = sampler.step_plan, dataset.index
     ends: Ids = np.cumsum(index.samples)
     sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
-    life = lives(course, ends, 1)
-    counts, nbytes = in_use(life, sizes, course.steps)
+    life = lives(step_plan, ends, 1)
+    counts, nbytes = in_use(life, sizes, step_plan.steps)
     first = life.shard[life.first == 0]
     per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
     rounds = -(-first.size // CONNECTIONS)
     figures: dict[str, Figure] = {
-        "steps an epoch": course.steps,
-        "bytes a step": round(per_sample * course.samples),
+        "steps an epoch": step_plan.steps,
+        "bytes a step": round(per_sample * step_plan.samples),
         "dataset bytes": int(sizes.sum()),
         "shards in use, mean": float(counts.mean()),
         "shards in use, most": int(counts.max()),
@@ -181,11 +183,11 @@ def report(
         "first batch, shards": int(first.size),
         "first batch, seconds by whole shards": rounds
         * (LATENCY_SECONDS + float(sizes[first].max(initial=0)) / BYTES_A_SECOND),
-        "first batch, seconds by exact bytes": -(-course.samples // CONNECTIONS)
+        "first batch, seconds by exact bytes": -(-step_plan.samples // CONNECTIONS)
         * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
         **{
             f"bytes an epoch, {policy}": each
-            for policy, each in downloads(course, ends, sizes, cache_bytes, epochs).items()
+            for policy, each in downloads(step_plan, ends, sizes, cache_bytes, epochs).items()
         },
     }
     return figures, counts

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from loader.hints.planned_reads import Ids
-from loader.sampling.step_plan import Course
+from loader.sampling.step_plan import StepPlan
 
 # Uses looked at together; fewer than the smallest are followed one by one.
 _CHUNK, _SMALLEST = 1 << 16, 1 << 6
 
 
-def shard_uses_by_step(course: Course, ends: Ids, epoch: int) -> Iterator[Ids]:
+def shard_uses_by_step(step_plan: StepPlan, ends: Ids, epoch: int) -> Iterator[Ids]:
     """Yield (uses,) shards in the order in which an epoch uses them, in chunks: each once a step.
 
     ends: (shards,) one past the last id of each.
     """
-    for _, ids in course.ids(epoch * course.steps, course.steps):
+    for _, ids in step_plan.ids(epoch * step_plan.steps, step_plan.steps):
         shards = np.searchsorted(ends, ids, side="right")
         keys = shards + np.arange(ids.shape[0])[:, None] * ends.size
         _, first = np.unique(keys.ravel(), return_index=True)

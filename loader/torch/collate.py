@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from loader.errors import LoaderError
-from loader.mds.record_table import Table
+from loader.mds.record_table import RecordTable
 
 # Columns begin at multiples of a cache line, so every dtype is aligned in the block.
 ALIGN_BYTES = 64
@@ -38,7 +38,7 @@ class Ragged(NamedTuple):
         return torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill)
 
 
-class _Place(NamedTuple):
+class _ColumnSlot(NamedTuple):
     """Where an array lies in the block."""
 
     start: int
@@ -46,12 +46,12 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _RaggedPlace(NamedTuple):
-    values: _Place
-    offsets: _Place
+class _RaggedSlot(NamedTuple):
+    values: _ColumnSlot
+    offsets: _ColumnSlot
 
 
-class _Parcel:
+class _WorkerBatch:
     """What a worker returns: it pickles as one tensor, and arrives as a dict."""
 
     def __init__(self, block: torch.Tensor, layout: dict[str, Any]) -> None:
@@ -65,12 +65,12 @@ class _Block:
     """Gives arrays their places, then puts them into one buffer."""
 
     def __init__(self) -> None:
-        self._arrays: list[tuple[_Place, list[NDArray[Any]]]] = []
+        self._arrays: list[tuple[_ColumnSlot, list[NDArray[Any]]]] = []
         self._bytes = 0
 
-    def place(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _Place:
+    def place(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _ColumnSlot:
         """Reserve room for the arrays, one after the other, as one of this shape."""
-        place = _Place(self._bytes, arrays[0].dtype.name, shape)
+        place = _ColumnSlot(self._bytes, arrays[0].dtype.name, shape)
         self._arrays.append((place, arrays))
         size = arrays[0].itemsize * int(np.prod(shape))
         self._bytes += -(-size // ALIGN_BYTES) * ALIGN_BYTES
@@ -99,12 +99,12 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
         return {}
     block = _Block()
     layout: dict[str, Any] = {}
-    if isinstance(samples, Table) and get_worker_info() is None:
+    if isinstance(samples, RecordTable) and get_worker_info() is None:
         return {name: torch.from_numpy(column) for name, column in samples.columns.items()}
-    if isinstance(samples, Table):
+    if isinstance(samples, RecordTable):
         for name, column in samples.columns.items():
             layout[name] = block.place([column], column.shape)
-        return _Parcel(block.filled(), layout)
+        return _WorkerBatch(block.filled(), layout)
     names = samples[0].keys()
     for sample in samples:
         if sample.keys() != names:
@@ -115,7 +115,7 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
     for name in names:
         layout[name] = _column([sample[name] for sample in samples], block)
     buffer = block.filled()
-    return _unpack(buffer, layout) if get_worker_info() is None else _Parcel(buffer, layout)
+    return _unpack(buffer, layout) if get_worker_info() is None else _WorkerBatch(buffer, layout)
 
 
 def _column(values: list[Any], block: _Block) -> Any:
@@ -135,19 +135,19 @@ def _column(values: list[Any], block: _Block) -> Any:
         return block.place(values, (len(values), *first.shape))
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     shape = (int(offsets[-1]), *first.shape[1:])
-    return _RaggedPlace(block.place(values, shape), block.place([offsets], offsets.shape))
+    return _RaggedSlot(block.place(values, shape), block.place([offsets], offsets.shape))
 
 
 def _unpack(block: torch.Tensor, layout: dict[str, Any]) -> dict[str, Any]:
-    def view(place: _Place) -> torch.Tensor:
+    def view(place: _ColumnSlot) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, place.dtype)
         stop = place.start + dtype.itemsize * int(np.prod(place.shape))
         return block[place.start : stop].view(dtype).view(place.shape)
 
     batch: dict[str, Any] = {}
     for name, found in layout.items():
-        if isinstance(found, _RaggedPlace):
+        if isinstance(found, _RaggedSlot):
             batch[name] = Ragged(view(found.values), view(found.offsets))
         else:
-            batch[name] = view(found) if isinstance(found, _Place) else found
+            batch[name] = view(found) if isinstance(found, _ColumnSlot) else found
     return batch

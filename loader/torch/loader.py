@@ -32,7 +32,7 @@ import torch
 
 from loader.errors import ArgumentError, LoaderError
 from loader.hints.client import Hints, Plannable
-from loader.mds.record_table import Table
+from loader.mds.record_table import RecordTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.torch.collate import Ragged, collate
 
@@ -48,7 +48,7 @@ _ENDED = "this iteration of the loader was ended by another one, by set_epoch or
 _CLOSED = "the loader was closed: this iteration of it has ended"
 
 
-class Dataset(Protocol):
+class SupportsBatches(Protocol):
     """What is read: an MDSDataset."""
 
     def __getitems__(self, which: list[int]) -> Sequence[Any]: ...
@@ -65,7 +65,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: SupportsBatches,
         sampler: ElasticBatchSampler,
         *,
         collate_fn: Callable[[Sequence[Any]], Any] = collate,
@@ -89,7 +89,7 @@ class Loader:
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._delivered = 0
         self._is_under_way = False
-        self._crew: _Crew | None = None
+        self._crew: _WorkerThreads | None = None
         self._hints: Hints | None = None
         if hints and isinstance(dataset, Plannable):
             self._hints = Hints(dataset, sampler)
@@ -118,9 +118,9 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; the one just loaded or under way keeps its position."""
         self._stop()
-        was = self.batch_sampler.place
+        was = self.batch_sampler.position
         self.batch_sampler.set_epoch(epoch)
-        if self.batch_sampler.place != was:
+        if self.batch_sampler.position != was:
             self._delivered = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,23 +143,23 @@ class Loader:
         """Begin an iteration; one under way ends."""
         self._stop()
         ids = iter(self.batch_sampler)
-        self._crew = crew = _Crew(self._threads)
+        self._crew = workers = _WorkerThreads(self._threads)
         self._delivered, self._is_under_way = 0, True
-        return self._batches(ids, crew)
+        return self._batches(ids, workers)
 
-    def _batches(self, ids: Iterator[list[int]], crew: "_Crew") -> Iterator[Any]:
-        waiting: deque[_Batch] = deque()
+    def _batches(self, ids: Iterator[list[int]], workers: "_WorkerThreads") -> Iterator[Any]:
+        waiting: deque[_PendingBatch] = deque()
         try:
             while True:
-                if crew.process != os.getpid():
+                if workers.process != os.getpid():
                     raise LoaderError(
-                        f"this iteration of the loader belongs to process {crew.process}, whose threads read for it; "
+                        f"this iteration belongs to process {workers.process}, whose threads read for it; "
                         f"process {os.getpid()} was forked off it and has none of them: begin one there, or fork first"
                     )
-                if crew.stopped:
-                    raise LoaderError(crew.ending)
+                if workers.stopped:
+                    raise LoaderError(workers.ending)
                 while len(waiting) < self._ahead and (which := next(ids, None)) is not None:
-                    waiting.append(_Batch(self, which, crew))
+                    waiting.append(_PendingBatch(self, which, workers))
                 if not waiting:
                     return
                 found = waiting.popleft().result()
@@ -167,8 +167,8 @@ class Loader:
                 yield found
                 del found  # or its memory could not be the next one's
         finally:
-            crew.stop()
-            if self._crew is crew:
+            workers.stop()
+            if self._crew is workers:
                 self._stop()
 
     def finished(self, samples: Sequence[Any]) -> Any:
@@ -186,7 +186,7 @@ class Loader:
             self.batch_sampler.end_iteration(self._delivered)
 
 
-class _Crew:
+class _WorkerThreads:
     """Threads that do what is put before them. Daemons: a read that hangs does not keep the process from ending.
 
     Where batches are made so fast that one thread is enough, one makes all of them, in turn: several take the
@@ -201,14 +201,14 @@ class _Crew:
         self.stopped = False
         self.ending = _ENDED  # how, if it is stopped before its end
         self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[_Piece | None]] = []
-        self._all: list[SimpleQueue[_Piece | None]] = []
-        self._waiting: deque[_Piece] = deque()
+        self._idle: list[SimpleQueue[_BatchPart | None]] = []
+        self._all: list[SimpleQueue[_BatchPart | None]] = []
+        self._waiting: deque[_BatchPart] = deque()
         # What is done one after the other waits here while one of its kind is being done.
-        self._in_turn: deque[_Piece] = deque()
+        self._in_turn: deque[_BatchPart] = deque()
         self._turn_is_taken = False
 
-    def do(self, task: "_Piece") -> None:
+    def do(self, task: "_BatchPart") -> None:
         """Have a thread do it; it raises nothing. Threads are started as they are needed."""
         with self._lock:
             if task.is_in_turn and not self.stopped:
@@ -222,7 +222,7 @@ class _Crew:
                 self._idle.pop().put(task)
                 return
             elif len(self._all) < self.threads:
-                tasks: SimpleQueue[_Piece | None] = SimpleQueue()
+                tasks: SimpleQueue[_BatchPart | None] = SimpleQueue()
                 tasks.put(task)
                 self._all.append(tasks)
                 name = f"loader-{len(self._all)}"
@@ -249,7 +249,7 @@ class _Crew:
         for task in waiting:
             task.drop()
 
-    def _run(self, tasks: "SimpleQueue[_Piece | None]") -> None:
+    def _run(self, tasks: "SimpleQueue[_BatchPart | None]") -> None:
         task = tasks.get()
         while task is not None:
             if self.stopped:
@@ -260,7 +260,7 @@ class _Crew:
             del task  # its samples are not to be kept until the next one comes
             task = self._next(tasks, was_in_turn=was_in_turn)
 
-    def _next(self, tasks: "SimpleQueue[_Piece | None]", *, was_in_turn: bool) -> "_Piece | None":
+    def _next(self, tasks: "SimpleQueue[_BatchPart | None]", *, was_in_turn: bool) -> "_BatchPart | None":
         with self._lock:
             if was_in_turn:
                 if self._in_turn:
@@ -272,21 +272,23 @@ class _Crew:
         return tasks.get()
 
 
-class _Batch:
+class _PendingBatch:
     """One batch on its way: read in one piece, or in as many as there are threads where reading waits."""
 
-    def __init__(self, loader: Loader, ids: list[int], crew: _Crew) -> None:
-        self._loader, self._crew, self._samples = loader, crew, len(ids)
-        pieces = min(crew.threads, len(ids)) if crew.is_slow else 1
+    def __init__(self, loader: Loader, ids: list[int], workers: _WorkerThreads) -> None:
+        self._loader, self._crew, self._samples = loader, workers, len(ids)
+        pieces = min(workers.threads, len(ids)) if workers.is_slow else 1
         size = -(-len(ids) // pieces)
         self._parts: list[Sequence[Any]] = [()] * -(-len(ids) // size)
         self._missing = len(self._parts)
         self._lock = threading.Lock()
         self._began = perf_counter()
         self._future: Future[Any] = Future()
-        is_in_turn = not crew.is_slow and not crew.is_heavy
+        is_in_turn = not workers.is_slow and not workers.is_heavy
         for number in range(len(self._parts)):
-            crew.do(_Piece(self, number, ids[number * size : (number + 1) * size], is_in_turn=is_in_turn))
+            workers.do(
+                _BatchPart(self, number, ids[number * size : (number + 1) * size], is_in_turn=is_in_turn)
+            )
 
     def result(self) -> Any:
         """Wait for the batch. Raises what reading or collating it raised."""
@@ -325,10 +327,10 @@ class _Batch:
                 self._future.set_exception(problem)
 
 
-class _Piece:
+class _BatchPart:
     """Reads one part of a batch; is_in_turn: after those before it. Not a closure: what it holds goes with it."""
 
-    def __init__(self, batch: _Batch, number: int, ids: list[int], *, is_in_turn: bool) -> None:
+    def __init__(self, batch: _PendingBatch, number: int, ids: list[int], *, is_in_turn: bool) -> None:
         self._batch = batch
         # No method, whose frame would hold this piece as long as an error of the batch has a traceback.
         self.read: Callable[[], None] = partial(batch.read, number, ids)
@@ -343,8 +345,8 @@ def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
     """The parts of a batch as one."""
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part, Table) for part in parts):
-        return Table.joined(parts)  # type: ignore[arg-type]  # all of them are
+    if all(isinstance(part, RecordTable) for part in parts):
+        return RecordTable.joined(parts)  # type: ignore[arg-type]  # all of them are
     return [sample for part in parts for sample in part]
 
 

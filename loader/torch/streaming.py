@@ -30,8 +30,8 @@ from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
 from loader.order.state import check_is_state, count_of
 from loader.sampling.sampler import ElasticBatchSampler
-from loader.sampling.worker_epochs import Epochs, Position, Progress
-from loader.torch.streaming_attributes import StreamingNumbers
+from loader.sampling.worker_epochs import WorkerEpochs, WorkerPosition, WorkerProgress
+from loader.torch.streaming_attributes import StreamingAttributes
 from loader.world import World
 
 _IGNORED = {
@@ -56,7 +56,7 @@ def Stream(
     return stream.Stream(local, split, proportion, repeat, choose, validate_hash is not None)
 
 
-class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
+class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
     """Iterates over this rank's and worker's samples; each iteration is an epoch.
 
     Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Unlike there, an epoch
@@ -141,12 +141,12 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
             "tail_layout": (self._world.nodes, self._world.ranks_per_node),
         }
         self._spreads = shuffle_algo in ("py1s", "py2s")
-        self._epochs = Epochs()
+        self._epochs = WorkerEpochs()
         self._reading: _Reading | None = None  # this process's iteration, if it has begun
         self._resumed: _Reading | None = None  # where a process was put by its own state, until it has begun
         self._has_read = False
         # What cannot work is an error here, not in a worker.
-        self.epoch_size = self._sampler().course.tracks.samples()
+        self.epoch_size = self._sampler().step_plan.epoch_orders.samples()
         self.length = math.ceil(self.epoch_size / self._world.ranks)
         self._hints: Hints | None = None
         self._gives_hints = hints and get_worker_info() is None
@@ -177,7 +177,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
             sampler.load_state_dict(self._as_state(epoch, start))
             if sampler.epoch != epoch:
                 return  # it was saved at the end of its epoch
-        self._epochs.tell(number, *sampler.place)
+        self._epochs.tell(number, *sampler.position)
         known = reading.handed_out
         for batch, ids in enumerate(sampler):
             if batch % workers != number:
@@ -185,12 +185,12 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
             if known >= len(ids):
                 known -= len(ids)
                 continue
-            self._epochs.tell(number, *sampler.place)
+            self._epochs.tell(number, *sampler.position)
             for sample in self._read(ids[known:]):
                 reading.handed_out += 1
                 yield sample
             known = 0
-        self._epochs.tell(number, *sampler.place)
+        self._epochs.tell(number, *sampler.position)
         reading.is_over = True
 
     def _read(self, ids: list[int]) -> Iterable[Sample]:
@@ -223,7 +223,9 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        self._epochs.move(Position(epoch, 0, self._rows, self.shuffle_seed, self.initial_physical_nodes))
+        self._epochs.move(
+            WorkerPosition(epoch, 0, self._rows, self.shuffle_seed, self.initial_physical_nodes)
+        )
         self._reading = self._resumed = None
 
     def get_item(self, sample_id: int, retry: int = 0) -> Any:
@@ -301,7 +303,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         order = self._rows, self.shuffle_seed
         try:
             nodes = count_of(obj, "initial_physical_nodes") if obj.get("initial_physical_nodes") else None
-            position = Position(
+            position = WorkerPosition(
                 obj["epoch"], obj["sample_in_epoch"], _count_in(obj, "num_canonical_nodes"),
                 _count_in(obj, "shuffle_seed"), nodes,
             )  # fmt: skip
@@ -329,7 +331,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         if self._hints is not None:
             self._hints.close()
         if self._gives_hints and self.batch_size and get_worker_info() is None:
-            progress = Progress(self._sampler().course, self._epochs)
+            progress = WorkerProgress(self._sampler().step_plan, self._epochs)
             self._hints = Hints(self._samples, progress)
             weakref.finalize(self, self._hints.close)
 
@@ -349,7 +351,7 @@ class StreamingDataset(StreamingNumbers, IterableDataset[Sample]):
         nodes = self._world.nodes if self.initial_physical_nodes is None else self.initial_physical_nodes
         return {**self._as_state(epoch, samples), "initial_physical_nodes": nodes}
 
-    def _adopt(self, position: Position | None) -> None:
+    def _adopt(self, position: WorkerPosition | None) -> None:
         if position is not None:
             self.num_canonical_nodes, self.shuffle_seed = position.canonical_nodes, position.seed
             self.initial_physical_nodes = position.initial_nodes

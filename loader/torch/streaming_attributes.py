@@ -9,7 +9,7 @@ from loader.mds.dataset import MDSDataset
 from loader.mds.stream import Stream
 
 
-class StreamingNumbers:
+class StreamingAttributes:
     """Counts and offsets of the dataset `_samples`, whose streams are `streams`. All arrays are int64."""
 
     _samples: MDSDataset

@@ -22,7 +22,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.read_write_split import Remote
+from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import HASTY, ONCE, SMALL_COPIES, s3_store
@@ -400,7 +400,7 @@ def test_reads_fail_over_and_writes_go_to_the_writer(server: S3Server, body: Mak
     server.control.add_account(Account("reader", "secret" * 5, writable=False))
     endpoint = Endpoint(server.endpoint_url, "auto", is_r2=True)
     reader = S3Store(server.bucket, endpoint, credentials=Credentials("reader", "secret" * 5), transport=ONCE)
-    remote = Remote([reader, s3_store(server, ONCE)], s3_store(server, ONCE))
+    remote = ReadWriteSplit([reader, s3_store(server, ONCE)], s3_store(server, ONCE))
     etag = remote.put("a", body(DATA), metadata={})
     with pytest.raises(AccessDenied):
         reader.put("a", body(DATA), metadata={})
@@ -414,7 +414,7 @@ def test_reads_fail_over_and_writes_go_to_the_writer(server: S3Server, body: Mak
 
 
 def test_a_remote_without_writer_refuses_writes(server: S3Server, body: MakeBody) -> None:
-    remote = Remote([s3_store(server, ONCE)], None)
+    remote = ReadWriteSplit([s3_store(server, ONCE)], None)
     with pytest.raises(ReadOnly):
         remote.put("a", body(b"x"), metadata={})
     assert server.control.log() == []

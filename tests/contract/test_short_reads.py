@@ -12,8 +12,8 @@ import pytest
 from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.http.ranged_get import Get, RangedGets
-from fusecache.remote.protocol.signing import Keys
+from fusecache.remote.http.ranged_get import DirectGets, GetRequest
+from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import ONCE, s3_store
@@ -30,14 +30,16 @@ GOOD = (
 )
 
 
-def gets_from(peer: Peer, transport: Transport = ONCE) -> RangedGets:
-    return RangedGets(peer.wire(transport), lambda count: None)
+def gets_from(peer: Peer, transport: Transport = ONCE) -> DirectGets:
+    return DirectGets(peer.wire(transport), lambda count: None)
 
 
-def ask(gets: RangedGets, size: int = 5) -> bytes:
+def ask(gets: DirectGets, size: int = 5) -> bytes:
     buffer = bytearray(size)
-    get = Get("GET it", OBJECT, Extent(0, size), memoryview(buffer), lambda count: None, Interruption())
-    gets.fill(get, Keys("key", "secret"))
+    get = GetRequest(
+        "GET it", OBJECT, Extent(0, size), memoryview(buffer), lambda count: None, Interruption()
+    )
+    gets.fill(get, SigningKeys("key", "secret"))
     return bytes(buffer)
 
 
@@ -145,8 +147,8 @@ def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
             assert not done.is_set()
             reported.set()
 
-    get = Get("GET it", OBJECT, Extent(0, 5), memoryview(buffer), progress, Interruption())
-    gets.fill(get, Keys("key", "secret"))
+    get = GetRequest("GET it", OBJECT, Extent(0, 5), memoryview(buffer), progress, Interruption())
+    gets.fill(get, SigningKeys("key", "secret"))
     done.set()
     assert reported.is_set()
     assert bytes(buffer) == b"12345"

@@ -17,7 +17,7 @@ from tests.support.node import photograph
 COMMIT, REQUEST, FILE = KINDS = ("commit", "request", "file")
 WHENS = ("before", "after")
 FILE_OPERATIONS = {
-    StagingDirectory: ("create", "move_aside", "delete"),
+    StagingDirectory: ("create", "quarantine", "delete"),
     StagingFile: ("write", "truncate", "copy_from", "sync", "sync_data", "delete"),
 }
 

@@ -118,9 +118,9 @@ class Machine:
         if left:
             raise Violation(f"multipart uploads are left behind: {left}")
         journal = self.user.fs.journal.journal
-        owed = [row.key for row in journal.files() if row.state.value != "orphan"]
-        if owed or journal.operations():
-            raise Violation(f"the journal still speaks of {owed} {journal.operations()}")
+        queue = [row.key for row in journal.files() if row.state.value != "orphan"]
+        if queue or journal.operations():
+            raise Violation(f"the journal still speaks of {queue} {journal.operations()}")
         staging = self.user.fs.options.directory / "staging"
         if files := [path.name for path in staging.iterdir()]:
             raise Violation(f"staging files are left behind: {files}")
@@ -227,7 +227,7 @@ class Machine:
             "hole": len(inode.data) + 3,
         }[where]
         after = inode.data.ljust(offset, b"\0")[:offset] + data + inode.data[offset + size :]
-        write = self.user.fs.contents.write(handle.there, offset, data)
+        write = self.user.fs.file_io.write(handle.there, offset, data)
         await self._promise(self._touched(inode), Cause.TAKEN_BACK, write)
         self._change(inode, after)
 
@@ -237,7 +237,7 @@ class Machine:
             return
         node = await self._call(self.user.fs.resolve(path))
         after = inode.data[:size].ljust(size, b"\0")
-        truncate = self.user.fs.contents.truncate(node, size)
+        truncate = self.user.fs.file_io.truncate(node, size)
         if inode.writers:
             await self._promise(self._touched(inode), Cause.TAKEN_BACK, truncate)
             self._change(inode, after)
@@ -251,7 +251,7 @@ class Machine:
         handle = self.slots.get(slot)
         if handle is None:
             return
-        inode, flush = handle.inode, self.user.fs.contents.flush(handle.there)
+        inode, flush = handle.inode, self.user.fs.file_io.flush(handle.there)
         if inode.path is None or not inode.is_dirty:
             await self._call(flush)
             return
@@ -278,7 +278,7 @@ class Machine:
 
     async def do_fsync(self, slot: int) -> None:
         if slot in self.slots:
-            await self._call(self.user.fs.contents.fsync(self.slots[slot].there))
+            await self._call(self.user.fs.file_io.fsync(self.slots[slot].there))
 
     async def do_chmod(self, path: str) -> None:
         inode = self.names.get(path)
@@ -286,7 +286,7 @@ class Machine:
             node = await self._call(self.user.fs.resolve(path))
             self._count += 1
             attributes = PosixAttributes(0o600, 0, 0, self._count)
-            self.user.fs.contents.set_attributes(node, attributes)
+            self.user.fs.file_io.set_attributes(node, attributes)
 
     # ---- what programs do in one go
 
@@ -356,8 +356,8 @@ class Machine:
             ended = await self.user.fs.wait_durable("", None)
         publisher = self.user.fs.publisher
         if scope.cancelled_caught:
-            owed = [(item.sequence, item.changed_keys()) for item in self.user.fs.owed.items()]
-            raise Violation(f"not durable after {DRAIN_SECONDS:.0f} s: {owed}, failure {publisher.failure}")
+            queue = [(item.sequence, item.changed_keys()) for item in self.user.fs.queue.items()]
+            raise Violation(f"not durable after {DRAIN_SECONDS:.0f} s: {queue}, failure {publisher.failure}")
         if ended.result != "durable" or publisher.conflicts or publisher.rejected:
             rejected = [(item.changed_keys(), item.error) for item in publisher.rejected]
             raise Violation(f"drained: {ended}, conflicts {publisher.conflicts}, rejected {rejected}")
@@ -429,7 +429,7 @@ class Machine:
             if self.past.now(inode.path) != now:
                 # Its pages may have come late: it was closed at the FLUSH.
                 changes[inode.path] = Change(now, Cause.CLOSE, closed_at=inode.flushed_at)
-        await self._promise(changes, Cause.CLOSE, self.user.fs.contents.release(handle.there))
+        await self._promise(changes, Cause.CLOSE, self.user.fs.file_io.release(handle.there))
         if is_sealed:
             inode.is_closed, inode.has_place = True, False
             inode.is_dirty = inode.is_flushed = False

@@ -188,9 +188,9 @@ def _reason(exc: BaseException, bucket: WatchedBucket) -> str:
         if isinstance(leaf, Exception):
             import traceback
 
-            frames = traceback.extract_tb(leaf.__traceback__)[-3:]
+            buffers = traceback.extract_tb(leaf.__traceback__)[-3:]
             places = " < ".join(
-                f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames)
+                f"{Path(buffer.filename).name}:{buffer.lineno} {buffer.name}" for buffer in reversed(buffers)
             )
             return f"unexpected {type(leaf).__name__}: {leaf} at {places}"
     return ""

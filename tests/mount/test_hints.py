@@ -21,7 +21,7 @@ from fusecache.mount.control_client import find_mount
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.hints import Hints
 from loader.hints import client as module
-from loader.hints.mount_endpoint import Door, find_door
+from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.world import Machine
 from tests.support.mounts import Mount, wait_until
 from tests.support.s3_buckets import Bucket
@@ -272,7 +272,7 @@ def test_without_a_mount_nothing_is_sent_and_nothing_written(tmp_path: Path) -> 
     with Hints(dataset, sampler) as hints:
         assert not hints.is_sending
         assert [len(dataset[ids]) for ids in sampler] == [8, 8]
-    assert find_door(tmp_path / "data") is None
+    assert find_endpoint(tmp_path / "data") is None
     assert list((tmp_path / ".fusecache" / "hints").iterdir()) == []
 
 
@@ -383,19 +383,19 @@ def many(count: int) -> bytes:
 
 
 @pytest.fixture
-def closed_door(tmp_path: Path) -> Door:
+def closed_door(tmp_path: Path) -> MountEndpoint:
     """A door whose files cannot be written, by root neither: what is sent goes over the socket."""
     folder = tmp_path / "closed" / ".fusecache" / "hints"
     folder.mkdir(parents=True)
     (folder / "run.plan").symlink_to("/sys/devices/system/cpu/online")
-    return Door(tmp_path / "closed")
+    return MountEndpoint(tmp_path / "closed")
 
 
 def test_where_others_have_named_all_that_may_be_named_the_loader_goes_on_when_they_end(
     mount: Callable[..., Mount],
     bucket: Bucket,
     numbers: Path,
-    closed_door: Door,
+    closed_door: MountEndpoint,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -46,7 +46,7 @@ def kill_a_writer(path: Path, mount: Mount) -> None:
 def things(mount: Mount) -> list[dict[str, Any]]:
     """Return what the daemon lists."""
     found, _ = find_mount(mount.path, os.environ)
-    return list(LiveMount(found).listing()["things"])
+    return list(LiveMount(found).listing()["entries"])
 
 
 def taken(mount: Mount) -> tuple[int, int, int]:
@@ -57,7 +57,7 @@ def taken(mount: Mount) -> tuple[int, int, int]:
 
 def listed(place: Path) -> list[dict[str, Any]]:
     """Return what the command line lists."""
-    return list(json.loads(fusecache("recover", place, "--json").stdout)["things"])
+    return list(json.loads(fusecache("recover", place, "--json").stdout)["entries"])
 
 
 # ---- on a mount
@@ -157,7 +157,7 @@ def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
     assert one.status()["orphans"] == 2
     done = fusecache("recover", one.path, "--delete", str(first["id"]), "--yes")
     assert done.stdout == f"{first['id']}: removed, 87.9 KiB freed\n"
-    assert not Path(first["place"]).exists()
+    assert not Path(first["local_path"]).exists()
     expect_log.seen += one.new_alarms()
     assert [line for line in one.unmount().splitlines() if "uploading" not in line] == [
         f"fusecache: 1 unfinished file is kept aside, 87.9 KiB: fusecache recover {one.cache}",

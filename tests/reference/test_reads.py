@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
-from fusecache.engine.cache.block_table import CacheTable
+from fusecache.engine.cache.block_table import BlockTable
 from fusecache.model.errors import (
     NoSpace,
     ObjectChanged,
@@ -190,7 +190,7 @@ class Program:
 
 def _killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next stop leave what kill -9 leaves: no last rows, no clean mark."""
-    monkeypatch.setattr(CacheTable, "close", lambda table: table._index.close(clean=False))
+    monkeypatch.setattr(BlockTable, "close", lambda table: table._index.close(clean=False))
 
 
 async def _execute(program: Program, steps: int, monkeypatch: pytest.MonkeyPatch, *, threads: bool) -> None:

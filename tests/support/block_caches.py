@@ -126,7 +126,7 @@ async def fill_all(cache: BlockCache, object_id: ObjectId, size: int) -> None:
     handle.entry.warming += 1
     try:
         for index in range(-(-size // CHUNK_BYTES)):
-            await cache.housekeeping.fill(handle.entry, index)
+            await cache.maintenance.fill(handle.entry, index)
     finally:
         handle.entry.warming -= 1
         cache.close(handle)
@@ -135,7 +135,7 @@ async def fill_all(cache: BlockCache, object_id: ObjectId, size: int) -> None:
 def at_rest(cache: BlockCache) -> bool:
     """Say whether nothing is fetched, read from the disk or written to it, nor waits for that."""
     return not any(
-        chunk.requests or chunk.disk_operations or any(frame.busy for frame in chunk.frames)
+        chunk.fetches or chunk.disk_operations or any(buffer.busy for buffer in chunk.buffers)
         for entry in cache._table.objects.values()
         for chunk in entry.chunks.values()
     )

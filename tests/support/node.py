@@ -117,58 +117,58 @@ class User:
         """Open for writing as open(2) with O_CREAT does."""
         parent, name = await self._parent(path)
         try:
-            node = await self.fs.names.lookup(parent, name)
+            node = await self.fs.lookup.lookup(parent, name)
         except NotFound:
-            node = await self.fs.changes.create(parent, name, 0o644)
-            return self.fs.contents.open(node, writable=True, pid=0)
-        await self.fs.contents.check_room()
-        await self.fs.contents.closed(node)
-        handle = self.fs.contents.open(node, writable=True, pid=0)
+            node = await self.fs.namespace_ops.create(parent, name, 0o644)
+            return self.fs.file_io.open(node, writable=True, pid=0)
+        await self.fs.file_io.check_space()
+        await self.fs.file_io.wait_release(node)
+        handle = self.fs.file_io.open(node, writable=True, pid=0)
         if truncate:
-            await self.fs.contents.truncate(node, 0)
+            await self.fs.file_io.truncate(node, 0)
         return handle
 
     async def close(self, handle: FileHandle) -> None:
         """Flush and release."""
         try:
-            await self.fs.contents.flush(handle)
+            await self.fs.file_io.flush(handle)
         finally:
-            await self.fs.contents.release(handle)
+            await self.fs.file_io.release(handle)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a whole file."""
         handle = await self.open(path)
         for start in range(0, len(data), 8 * MIB):
-            await self.fs.contents.write(handle, start, data[start : start + 8 * MIB])
+            await self.fs.file_io.write(handle, start, data[start : start + 8 * MIB])
         await self.close(handle)
 
     async def read(self, path: str) -> bytes:
         """Read a whole file."""
         node = await self.fs.resolve(path)
-        handle = self.fs.contents.open(node, writable=False, pid=0)
+        handle = self.fs.file_io.open(node, writable=False, pid=0)
         data = bytearray()
-        while piece := await self.fs.contents.read(handle, len(data), MIB):
+        while piece := await self.fs.file_io.read(handle, len(data), MIB):
             data += piece
-        await self.fs.contents.release(handle)
+        await self.fs.file_io.release(handle)
         return bytes(data)
 
     async def unlink(self, path: str) -> None:
-        await self.fs.changes.unlink(*await self._parent(path))
+        await self.fs.namespace_ops.unlink(*await self._parent(path))
 
     async def mkdir(self, path: str) -> None:
         parent, name = await self._parent(path)
-        await self.fs.changes.mkdir(parent, name, 0o755)
+        await self.fs.namespace_ops.mkdir(parent, name, 0o755)
 
     async def rmdir(self, path: str) -> None:
-        await self.fs.changes.rmdir(*await self._parent(path))
+        await self.fs.namespace_ops.rmdir(*await self._parent(path))
 
     async def symlink(self, target: str, path: str) -> None:
         parent, name = await self._parent(path)
-        await self.fs.changes.symlink(parent, name, target)
+        await self.fs.namespace_ops.symlink(parent, name, target)
 
     async def rename(self, old: str, new: str) -> None:
         (await self.fs.resolve(old)).lookups += 1  # the kernel holds what it renames
-        await self.fs.changes.rename(*await self._parent(old), *await self._parent(new), replace=True)
+        await self.fs.namespace_ops.rename(*await self._parent(old), *await self._parent(new), replace=True)
 
     async def tree(self, path: str = "") -> dict[str, bytes | None]:
         """Return everything below a path: bytes of files, `-> target` of symlinks, None for directories."""
@@ -176,7 +176,7 @@ class User:
         directory = await self.fs.resolve(path)
         with in_use(directory):  # as an open directory is
             handle = DirectoryHandle(directory)
-            while nodes := await self.fs.names.reader.next_entries(handle, 100):
+            while nodes := await self.fs.lookup.reader.next_entries(handle, 100):
                 for node in nodes:
                     inner = f"{path}/{node.name}".strip("/")
                     found[inner] = await self._shown(node, inner)

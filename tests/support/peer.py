@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusecache.remote.endpoints import Transport
-from fusecache.remote.http.signed_requests import Form, Wire
+from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp
 from fusecache.remote.http.tls import TlsContext, library
 
 Script = list[list[bytes]]
@@ -37,10 +37,12 @@ class Peer:
         self._thread = threading.Thread(target=self._serve, args=(script,), daemon=True)
         self._thread.start()
 
-    def wire(self, transport: Transport) -> Wire:
+    def wire(self, transport: Transport) -> SignedHttp:
         """Return a client's wire to it."""
-        form = Form("http", "127.0.0.1", self.port, f"127.0.0.1:{self.port}", "/bucket/", "auto", "tests")
-        return Wire(form, self.tls, transport)
+        form = RequestTemplate(
+            "http", "127.0.0.1", self.port, f"127.0.0.1:{self.port}", "/bucket/", "auto", "tests"
+        )
+        return SignedHttp(form, self.tls, transport)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

@@ -41,7 +41,7 @@ class SlowThreads:
 
     network = upload = publish = rows = disk
 
-    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
+    async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run a call that a cancelled caller leaves behind: it changes nothing."""
         try:
             await trio.sleep(self._random.choice(self._durations))
@@ -55,6 +55,6 @@ class SlowThreads:
         """Leave it to `disk`."""
         return None
 
-    def soon(self, call: Callable[..., object], *args: object) -> None:
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Run the call now."""
         call(*args)

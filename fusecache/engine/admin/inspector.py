@@ -8,10 +8,10 @@ from typing import Any
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.maintenance import Dropped
+from fusecache.engine.cache.maintenance import EvictResult
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import NotPermitted
 from fusecache.model.objects import ObjectId
 from fusecache.policy.name_patterns import UnusableKeys
@@ -22,7 +22,7 @@ _NODES_BETWEEN_CHECKPOINTS = 1000
 
 
 @dataclass(slots=True)
-class Check:
+class ScrubProgress:
     """How far a check is, and what it has found."""
 
     blocks: int = 0
@@ -34,7 +34,7 @@ class Check:
     unusable_keys: int = 0
     unusable: list[dict[str, str]] = field(default_factory=list)
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return it as plain values of bounded size."""
         return {
             "blocks": self.blocks,
@@ -54,25 +54,25 @@ class Inspector:
     def __init__(
         self,
         tree: Tree,
-        requests: Requests,
+        metadata_client: MetadataClient,
         cache: BlockCache,
         resolve: Callable[[str], Awaitable[Node]],
     ) -> None:
         self._tree = tree
-        self._requests = requests
+        self._metadata_client = metadata_client
         self._cache = cache
         self._resolve = resolve
         self._checking = False
         # Has the kernel drop its pages of these inodes; set by who knows the kernel.
         self.drop_pages: Callable[[list[int]], Awaitable[None]] | None = None
 
-    async def evict(self, paths: list[str]) -> Dropped:
+    async def evict(self, paths: list[str]) -> EvictResult:
         """Drop what is cached of files and directories. Raises NotFound if a path is neither there nor cached.
 
         What an open file still needs of a version that the bucket no longer shows stays.
         """
         keys = [self._tree.key_of_path(path) for path in paths]
-        dropped = await self._cache.housekeeping.drop(
+        dropped = await self._cache.maintenance.evict(
             lambda key: any(_is_at(key, wanted) for wanted in keys), may_drop=self._may_drop
         )
         if not dropped.freed_bytes and not dropped.left_bytes:
@@ -97,14 +97,14 @@ class Inspector:
                 if place % _NODES_BETWEEN_CHECKPOINTS == 0:
                     await trio.lowlevel.checkpoint()
                 # Pages of what is written here may be dirty: the kernel would wait for us to take them.
-                if each.kind is Kind.FILE and each.lookups and each.generation is None and not each.writers:
+                if each.kind is Kind.FILE and each.lookups and each.version is None and not each.writers:
                     inodes.append(each.number)
                 if len(inodes) >= _NODES_BETWEEN_CHECKPOINTS:
                     await self.drop_pages(inodes)
                     inodes = []
         await self.drop_pages(inodes)
 
-    async def check(self, path: str, progress: Check) -> None:
+    async def check(self, path: str, progress: ScrubProgress) -> None:
         """Verify the cached blocks at or below a path, then look for keys there that no path can name.
 
         progress: is kept up to date. Raises NotPermitted if a check is under way.
@@ -115,7 +115,7 @@ class Inspector:
         try:
             key = self._tree.key_of_path(path)
             damaged: set[str] = set()
-            async with aclosing(self._cache.housekeeping.check(lambda each: _is_at(each, key))) as pieces:
+            async with aclosing(self._cache.maintenance.scrub(lambda each: _is_at(each, key))) as pieces:
                 async for piece in pieces:
                     progress.blocks += piece.blocks
                     progress.bytes += piece.bytes
@@ -129,7 +129,7 @@ class Inspector:
         finally:
             self._checking = False
 
-    async def _look_for_unusable_keys(self, key: str, progress: Check) -> None:
+    async def _look_for_unusable_keys(self, key: str, progress: ScrubProgress) -> None:
         unusable = UnusableKeys()
         async for listed in self._keys(key):
             progress.keys += 1
@@ -139,16 +139,16 @@ class Inspector:
                     progress.unusable.append({"key": relative, "why": why})
 
     async def _keys(self, key: str) -> AsyncIterator[str]:
-        store, prefix = self._requests.store, key
+        store, prefix = self._metadata_client.store, key
         if key and not key.endswith("/"):
             # Asked for by itself: its siblings with a longer name may be many.
-            for info in (await self._requests.ask(store.list_page, key, limit=1)).objects:
+            for info in (await self._metadata_client.call(store.list_page, key, limit=1)).objects:
                 if info.key == key:
                     yield key
             prefix = key + "/"
         token: str | None = None
         while True:
-            page = await self._requests.ask(store.list_page, prefix, token=token)
+            page = await self._metadata_client.call(store.list_page, prefix, token=token)
             for info in page.objects:
                 yield info.key
             token = page.next_token

@@ -11,10 +11,10 @@ from itertools import groupby
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectId
-from fusecache.policy.name_patterns import covers
+from fusecache.policy.name_patterns import is_at_or_below_any
 
 log = logging.getLogger(__name__)
 
@@ -24,26 +24,26 @@ _QUEUE = 10_000
 _LOOK_SECONDS = 600.0
 
 
-class Pins:
+class PinnedObjects:
     """Tells the cache what is pinned, and drops pinned versions that the bucket no longer shows."""
 
     def __init__(
         self,
         cache: BlockCache,
-        requests: Requests,
+        metadata_client: MetadataClient,
         patterns: tuple[str, ...],
         relative: Callable[[str], str],
     ) -> None:
         """relative: of a key, the path below the mountpoint."""
         self._cache = cache
-        self._requests = requests
+        self._metadata_client = metadata_client
         self._patterns = patterns
         self._relative = relative
         self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE)
         if patterns:
             cache.pin(lambda object_id: self._is_pinned(object_id.key))
 
-    def note_gone(self, key: str, etag: str | None) -> None:
+    def on_gone(self, key: str, etag: str | None) -> None:
         """This node replaced, moved or removed a version: nobody will open it again."""
         if etag is not None and self._patterns and self._is_pinned(key):
             try:
@@ -57,7 +57,7 @@ class Pins:
         if not self._patterns:
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._look_again_and_again, name="look at what is pinned")
+            nursery.start_soon(self._look_periodically, name="look at what is pinned")
             async for object_id in self._gone:
                 await self._forget(object_id)
 
@@ -65,7 +65,7 @@ class Pins:
         if not self._cache.is_open(object_id):
             await self._cache.forget(object_id)
 
-    async def _look_again_and_again(self) -> None:
+    async def _look_periodically(self) -> None:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             try:
@@ -75,7 +75,7 @@ class Pins:
 
     async def _look(self) -> None:
         """Drop what is cached of pinned versions that other clients replaced or removed. Raises what LIST raises."""
-        found = await self._cache.housekeeping.cached(self._is_pinned)
+        found = await self._cache.maintenance.cached(self._is_pinned)
         cached = sorted(found, key=lambda object_id: object_id.key)
         for folder, members in groupby(cached, key=lambda object_id: _folder(object_id.key)):
             versions = list(members)
@@ -90,7 +90,9 @@ class Pins:
         left = deque(keys)
         after = left[0][:-1]
         while left:
-            page = await self._requests.ask(self._requests.store.list_page, folder, start_after=after)
+            page = await self._metadata_client.call(
+                self._metadata_client.store.list_page, folder, start_after=after
+            )
             shown.update((info.key, info.etag) for info in page.objects)
             if page.next_token is None or not page.objects:
                 break
@@ -101,7 +103,7 @@ class Pins:
         return shown
 
     def _is_pinned(self, key: str) -> bool:
-        return covers(self._patterns, self._relative(key))
+        return is_at_or_below_any(self._patterns, self._relative(key))
 
 
 def _folder(key: str) -> str:

@@ -20,8 +20,8 @@ import trio
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.exception_groups import one_failure
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import FusecacheError, NoSpace, NotPermitted
 from fusecache.model.format_text import size_text
 from fusecache.model.names import unusable_name
@@ -39,7 +39,7 @@ _JOBS_REMEMBERED = 8
 FAILURES_NAMED = 50
 
 
-class WarmState(enum.Enum):
+class WarmupState(enum.Enum):
     """How far a warm-up is."""
 
     COUNTING = "counting"
@@ -50,11 +50,11 @@ class WarmState(enum.Enum):
 
 
 @dataclass(eq=False, slots=True)
-class WarmUp:
+class Warmup:
     """One warm-up. Totals are known once `counted` is set; message: why it failed as a whole."""
 
     paths: tuple[str, ...]
-    state: WarmState = WarmState.COUNTING
+    state: WarmupState = WarmupState.COUNTING
     files_total: int = 0
     bytes_total: int = 0
     files_done: int = 0
@@ -66,7 +66,7 @@ class WarmUp:
     ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return what it is and how far, as plain values of bounded size."""
         return {
             "paths": [path or "." for path in self.paths[:FAILURES_NAMED]],
@@ -80,7 +80,7 @@ class WarmUp:
             "message": self.message,
         }
 
-    def note_failure(self, path: str, error: FusecacheError) -> None:
+    def record_failure(self, path: str, error: FusecacheError) -> None:
         """Count a file that is not in the cache now."""
         self.files_failed += 1
         if len(self.failures) < FAILURES_NAMED:
@@ -97,24 +97,24 @@ class _File:
     error: FusecacheError | None = None
 
 
-class Warmer:
+class WarmupRunner:
     """Runs warm-ups. `resolve` finds the node of a path, or raises NotFound."""
 
     def __init__(
         self,
         tree: Tree,
-        requests: Requests,
+        metadata_client: MetadataClient,
         cache: BlockCache,
         resolve: Callable[[str], Awaitable[Node]],
     ) -> None:
         self._tree = tree
-        self._requests = requests
+        self._metadata_client = metadata_client
         self._cache = cache
         self._resolve = resolve
         self._nursery: trio.Nursery | None = None
-        self._jobs: deque[WarmUp] = deque(maxlen=_JOBS_REMEMBERED)
+        self._jobs: deque[Warmup] = deque(maxlen=_JOBS_REMEMBERED)
         self._pieces = trio.CapacityLimiter(_PIECES_AT_ONCE)
-        self._large = trio.CapacityLimiter(cache.housekeeping.large_at_once)
+        self._large = trio.CapacityLimiter(cache.maintenance.large_at_once)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the warm-ups until cancelled."""
@@ -123,17 +123,17 @@ class Warmer:
             task_status.started()
             await trio.sleep_forever()
 
-    def jobs(self) -> list[WarmUp]:
+    def jobs(self) -> list[Warmup]:
         """Return those under way and the last few that ended, oldest first."""
         return list(self._jobs)
 
-    def start(self, paths: Sequence[str]) -> WarmUp:
+    def start(self, paths: Sequence[str]) -> Warmup:
         """Begin a warm-up of files and directories. Raises NotPermitted if too many are under way."""
         if self._nursery is None:
             raise RuntimeError("warm-ups are not running")
         if sum(not job.ended.is_set() for job in self._jobs) >= _JOBS_AT_ONCE:
             raise NotPermitted(f"{_JOBS_AT_ONCE} warm-ups are under way: wait for one of them")
-        job = WarmUp(_outermost(paths))
+        job = Warmup(_outermost(paths))
         # Ended ones make room; those under way are fewer than are remembered.
         ended = [each for each in self._jobs if each.ended.is_set()]
         if len(self._jobs) == _JOBS_REMEMBERED and ended:
@@ -142,21 +142,21 @@ class Warmer:
         self._nursery.start_soon(self._run, job, name="warm-up")
         return job
 
-    async def _run(self, job: WarmUp) -> None:
+    async def _run(self, job: Warmup) -> None:
         try:
-            with job.scope, one_failure():
+            with job.scope, unwrap_single_error():
                 await self._warm(job)
             if job.scope.cancelled_caught:
-                job.state = WarmState.FAILED if job.message else WarmState.STOPPED
+                job.state = WarmupState.FAILED if job.message else WarmupState.STOPPED
             else:
-                job.state = WarmState.FAILED if job.files_failed else WarmState.DONE
+                job.state = WarmupState.FAILED if job.files_failed else WarmupState.DONE
         except FusecacheError as exc:
-            job.state, job.message = WarmState.FAILED, str(exc)
+            job.state, job.message = WarmupState.FAILED, str(exc)
         finally:
             job.counted.set()
             job.ended.set()
 
-    async def _warm(self, job: WarmUp) -> None:
+    async def _warm(self, job: Warmup) -> None:
         # Not the nodes: the tree forgets those that nobody holds.
         targets = [self._target(path, await self._resolve(path)) for path in job.paths]
         disk_bytes = 0
@@ -164,16 +164,16 @@ class Warmer:
             job.files_total += 1
             job.bytes_total += info.size
             disk_bytes += -(-info.size // PAGE_BYTES) * PAGE_BYTES
-        self._check_room(disk_bytes)
-        job.state = WarmState.RUNNING
+        self._check_space(disk_bytes)
+        job.state = WarmupState.RUNNING
         job.counted.set()
-        with self._cache.housekeeping.protecting() as warmed:
+        with self._cache.maintenance.protect_warmed() as warmed:
             async with trio.open_nursery() as nursery:
                 async for info in self._objects(targets):
                     await self._start_file(job, info, warmed, nursery)
 
-    def _check_room(self, nbytes: int) -> None:
-        facts, room = self._cache.statistics(), self._cache.housekeeping.room_bytes()
+    def _check_space(self, nbytes: int) -> None:
+        facts, room = self._cache.statistics(), self._cache.maintenance.free_space_bytes()
         if nbytes > room:
             raise NoSpace(
                 f"the cache cannot hold it: it needs {size_text(nbytes)}, and {size_text(room)} are there (limit "
@@ -188,7 +188,7 @@ class Warmer:
         if node.kind is Kind.DIRECTORY:
             key = self._tree.key_of_path(path)
             return key + "/" if path else key
-        is_here = node.kind is not Kind.FILE or node.generation is not None
+        is_here = node.kind is not Kind.FILE or node.version is not None
         return None if is_here or node.object is None or not node.object.size else node.object
 
     async def _objects(self, targets: Sequence[ObjectInfo | str | None]) -> AsyncIterator[ObjectInfo]:
@@ -200,7 +200,9 @@ class Warmer:
                 continue
             token: str | None = None
             while True:
-                page = await self._requests.ask(self._requests.store.list_page, target, token=token)
+                page = await self._metadata_client.call(
+                    self._metadata_client.store.list_page, target, token=token
+                )
                 for info in page.objects:
                     if self._is_wanted(info):
                         yield info
@@ -215,12 +217,12 @@ class Warmer:
         if self._tree.is_hidden(info.key, trio.current_time()):
             return False
         node = self._tree.find(info.key)
-        return node is None or (node.kind is Kind.FILE and node.generation is None)
+        return node is None or (node.kind is Kind.FILE and node.version is None)
 
     # ---- bringing it in
 
     async def _start_file(
-        self, job: WarmUp, info: ObjectInfo, warmed: set[int], nursery: trio.Nursery
+        self, job: Warmup, info: ObjectInfo, warmed: set[int], nursery: trio.Nursery
     ) -> None:
         """Start a task for each piece of a file, as soon as there is room for it."""
         handle = self._cache.open(info.object_id, info.size)
@@ -236,12 +238,12 @@ class Warmer:
         finally:
             self._end_pieces(job, file, pieces - started, warmed)
 
-    async def _fill(self, job: WarmUp, file: _File, index: int, warmed: set[int]) -> None:
+    async def _fill(self, job: Warmup, file: _File, index: int, warmed: set[int]) -> None:
         """Bring one piece in, and let another start."""
         size = min(CHUNK_BYTES, file.handle.size - index * CHUNK_BYTES)
         try:
             async with self._large if size > _SMALL_BYTES else nullcontext():
-                await self._cache.housekeeping.fill(file.handle.entry, index)
+                await self._cache.maintenance.fill(file.handle.entry, index)
             job.bytes_done += size
         except NoSpace as exc:
             # The next piece would be fetched for nothing as well.
@@ -254,7 +256,7 @@ class Warmer:
             self._pieces.release_on_behalf_of((file, index))
             self._end_pieces(job, file, 1, warmed)
 
-    def _end_pieces(self, job: WarmUp, file: _File, count: int, warmed: set[int]) -> None:
+    def _end_pieces(self, job: Warmup, file: _File, count: int, warmed: set[int]) -> None:
         """So many pieces of a file are done, or will not be started."""
         file.left -= count
         if file.left or not count:
@@ -265,7 +267,7 @@ class Warmer:
             warmed.add(entry.number)
         self._cache.close(file.handle)
         if file.error is not None:
-            job.note_failure(file.path, file.error)
+            job.record_failure(file.path, file.error)
         elif not job.scope.cancel_called:
             job.files_done += 1
 

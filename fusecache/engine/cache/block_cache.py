@@ -17,17 +17,17 @@ from typing import Protocol
 
 import trio
 
-from fusecache.disk.aligned_buffers import BufferPool
+from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.disk.cache_files import CacheFiles, delete_tree
-from fusecache.engine.cache.block_table import CacheTable
-from fusecache.engine.cache.buffer_pool import Frames
-from fusecache.engine.cache.chunks import SMALL_GRANULES, CachedObject, Chunk, Frame, Source
-from fusecache.engine.cache.disk_space import Room
-from fusecache.engine.cache.disk_tier import Keeper, Staged
-from fusecache.engine.cache.fetcher import Fetcher, SupportsGet
-from fusecache.engine.cache.maintenance import Housekeeping
-from fusecache.engine.cache.range_cache import Snippets
-from fusecache.engine.cache.readahead import ReadAhead, Stream
+from fusecache.engine.cache.block_table import BlockTable
+from fusecache.engine.cache.buffer_pool import BufferPool
+from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
+from fusecache.engine.cache.disk_space import DiskSpace
+from fusecache.engine.cache.disk_tier import DiskTier, StagedObject
+from fusecache.engine.cache.fetcher import Fetcher, RangeReader
+from fusecache.engine.cache.maintenance import CacheMaintenance
+from fusecache.engine.cache.range_cache import RangeCache
+from fusecache.engine.cache.readahead import Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex, read_boot_id
@@ -36,7 +36,7 @@ from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
-from fusecache.policy.cache.space_ledger import Ledger
+from fusecache.policy.cache.space_ledger import SpaceLedger
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ReadHandle:
     """One open file: an object version and the ways in which it is read, the last used first."""
 
     entry: CachedObject
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[ReadStream] = field(default_factory=list)
 
     @property
     def object_id(self) -> ObjectId:
@@ -89,7 +89,7 @@ class ReadHandle:
         return self.entry.size
 
 
-class SupportsHints(Protocol):
+class ReadHints(Protocol):
     """What is known of future reads, as far as reads need it."""
 
     def names(self, object_id: ObjectId) -> bool:
@@ -102,13 +102,13 @@ class SupportsHints(Protocol):
         """Fetch bytes [start, stop) if these and no more are worth it; is_random: what is around them is not read."""
         ...
 
-    def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+    def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
         """Bytes of a version were read; has_waited: for the bucket."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PrefetchRange:
     """Bytes [0, stop) of an object version of `size` bytes, at most one chunk of them, worth having soon."""
 
     object_id: ObjectId
@@ -119,7 +119,7 @@ class Wanted:
 class BlockCache:
     """Reads of immutable objects, and the account of the node's disk. Runs on the trio loop."""
 
-    def __init__(self, store: SupportsGet, offload: Offload, options: CacheOptions) -> None:
+    def __init__(self, store: RangeReader, offload: Offload, options: CacheOptions) -> None:
         """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""
         directory = options.directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -129,10 +129,10 @@ class BlockCache:
         self._counters = Counters()
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
         self._files = CacheFiles(files_directory)
-        ledger = Ledger(options.limit_bytes, options.write_reserve_bytes)
+        ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
         ledger.restore_cache(self._index.used_bytes())
-        self._table = CacheTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
-        self._room = Room(
+        self._table = BlockTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
+        self._disk_space = DiskSpace(
             offload,
             self._files,
             self._index,
@@ -141,18 +141,22 @@ class BlockCache:
             self._counters,
             floor_bytes=options.free_space_floor_bytes,
         )
-        self._keeper = Keeper(offload, self._files, self._index, self._table, self._room, self._counters)
-        self._pool = BufferPool(options.buffer_bytes)
-        self._frames = Frames(self._pool, self._table.drop_if_idle)
-        self._fetcher = Fetcher(store, offload, self._frames, self._counters, connections=options.connections)
-        self._fetcher.disk = self._keeper
-        self.housekeeping = Housekeeping(
-            offload, self._files, self._index, self._table, self._room, self._fetcher, self._frames
+        self._disk_tier = DiskTier(
+            offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
-        self.snippets = Snippets(self._fetcher)
+        self._pool = AlignedBuffers(options.buffer_bytes)
+        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
+        self._fetcher = Fetcher(
+            store, offload, self._buffer_pool, self._counters, connections=options.connections
+        )
+        self._fetcher.disk = self._disk_tier
+        self.maintenance = CacheMaintenance(
+            offload, self._files, self._index, self._table, self._disk_space, self._fetcher, self._buffer_pool
+        )
+        self.range_cache = RangeCache(self._fetcher)
         # Told of what is read while there are hints.
-        self.hints: SupportsHints | None = None
-        self._ahead = ReadAhead(self._table, self._frames, self._fetcher)
+        self.hints: ReadHints | None = None
+        self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher)
         self._nursery: trio.Nursery | None = None
         self._staging_fell = trio.Event()
 
@@ -170,14 +174,16 @@ class BlockCache:
         self._pool.touch()
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = self._fetcher.nursery = self._table.nursery = self._ahead.nursery = nursery
-                nursery.start_soon(self._room.shrink, name="cache-shrink")
+                self._nursery = self._fetcher.nursery = self._table.nursery = self._readahead.nursery = (
+                    nursery
+                )
+                nursery.start_soon(self._disk_space.shrink, name="cache-shrink")
                 nursery.start_soon(self._write_index, name="cache-index")
                 nursery.start_soon(self._clean_up_after_last_run, name="cache-clean-up")
                 task_status.started()
                 await trio.sleep_forever()
         finally:
-            self._nursery = self._ahead.nursery = None
+            self._nursery = self._readahead.nursery = None
             self._table.close()
 
     def open(self, object_id: ObjectId, size: int) -> ReadHandle:
@@ -189,7 +195,7 @@ class BlockCache:
     def close(self, handle: ReadHandle) -> None:
         """End a handle: its read-ahead stops, its object leaves memory when its buffers do."""
         entry = handle.entry
-        self._ahead.close(handle.streams)
+        self._readahead.close(handle.streams)
         entry.handles -= 1
         if not entry.handles:
             for chunk in list(entry.chunks.values()):
@@ -213,15 +219,15 @@ class BlockCache:
         began = trio.current_time()
         data: memoryview | bytes | None = None
         has_missed = False
-        if self.snippets:
-            data = await self.snippets.read(handle.entry.object_id, offset, stop)
+        if self.range_cache:
+            data = await self.range_cache.read(handle.entry.object_id, offset, stop)
             self._counters.hits += data is not None
         if data is None:
             data, has_missed = await self._read_cached(handle, offset, stop)
         self._counters.bytes_read += len(data)
         self._counters.latency.count(trio.current_time() - began)
         if self.hints is not None:
-            self.hints.note_read(handle.entry.object_id, offset, len(data), has_waited=has_missed)
+            self.hints.on_read(handle.entry.object_id, offset, len(data), has_waited=has_missed)
         return data
 
     async def _read_cached(
@@ -232,30 +238,30 @@ class BlockCache:
         if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):
             # Somebody has said what he reads: no guess that who reads the beginning reads it all, or that samples which
             # happen to be neighbours are more than that.
-            handle.streams.append(Stream(handle.entry, side_stream(0, near_bytes=0)))
-        stream = self._ahead.observe(handle.streams, handle.entry, start, stop, now)
+            handle.streams.append(ReadStream(handle.entry, side_stream(0, near_bytes=0)))
+        stream = self._readahead.observe(handle.streams, handle.entry, start, stop, now)
         data = self._read_nowait(stream, start, stop, now)
         if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
             data = await self._read_disk(stream, start, stop)
         if data is None:
             data = await self._read_exactly(stream, start, stop)
             if data is None:
-                return await self._read_slowly(stream, start, stop)
+                return await self._read_with_fetch(stream, start, stop)
             self._counters.misses += 1
             return data, True
         self._counters.hits += 1
-        self._ahead.run(stream)
+        self._readahead.run(stream)
         return data, False
 
-    async def _read_exactly(self, stream: Stream, start: int, stop: int) -> memoryview | None:
+    async def _read_exactly(self, stream: ReadStream, start: int, stop: int) -> memoryview | None:
         """Read bytes of which hints say that no more shall be fetched, if nothing of them is here; else None."""
         entry, hints = stream.entry, self.hints
-        if hints is None or not await self._is_nowhere(entry, start, stop):
+        if hints is None or not await self._is_not_cached(entry, start, stop):
             return None
         is_random = stream.pattern.phase is Phase.RANDOM
         return await hints.read_exactly(entry.object_id, entry.size, start, stop, is_random=is_random)
 
-    async def _is_nowhere(self, entry: CachedObject, start: int, stop: int) -> bool:
+    async def _is_not_cached(self, entry: CachedObject, start: int, stop: int) -> bool:
         """Say whether none of these bytes are here, or on their way."""
         for index, first, last in split_by_chunk(Extent(start, stop)):
             chunk = await self._chunk(entry, index)
@@ -263,12 +269,12 @@ class BlockCache:
                 return False
         return True
 
-    def prefetch(self, objects: Sequence[Wanted]) -> None:
+    def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
         """Have the starts of objects read ahead, the first of them first. Never waits, never fails."""
         if self._nursery is not None:
             self._nursery.start_soon(self._prefetch, objects, name="prefetch")
 
-    async def _prefetch(self, objects: Sequence[Wanted]) -> None:
+    async def _prefetch(self, objects: Sequence[PrefetchRange]) -> None:
         held = []
         for wanted in objects:
             known = self._table.objects.get(wanted.object_id)
@@ -293,34 +299,34 @@ class BlockCache:
 
     async def reserve_staging(self, nbytes: int) -> None:
         """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
-        await self._room.reserve_staging(nbytes)
+        await self._disk_space.reserve_staging(nbytes)
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
         """Reserve room for staging files if there is enough right now."""
-        return self._room.reserve_staging_nowait(nbytes)
+        return self._disk_space.reserve_staging_nowait(nbytes)
 
     def writable_bytes(self) -> int:
         """Return how much more may be begun to be written, if all clean blocks make way for it.
 
         The reserve for what the kernel has accepted, and not written yet, is not counted.
         """
-        ledger = self._room.ledger
-        left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._room.clean_limit_bytes())
+        ledger = self._disk_space.ledger
+        left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._disk_space.clean_limit_bytes())
         return max(0, left - ledger.write_reserve_bytes)
 
     def usable_bytes(self) -> int:
         """Return how much of its limit the disk has room for: all of it, or less."""
-        return self._room.usable_bytes()
+        return self._disk_space.usable_bytes()
 
     @property
     def high_water_bytes(self) -> int:
         """What staging files may hold before closes should wait for uploads."""
-        return self._room.ledger.high_water_bytes
+        return self._disk_space.ledger.high_water_bytes
 
     @property
     def is_staging_high(self) -> bool:
         """Whether staging files hold more than that."""
-        return self._room.ledger.staging_bytes > self.high_water_bytes
+        return self._disk_space.ledger.staging_bytes > self.high_water_bytes
 
     async def staging_released(self) -> None:
         """Return when staging files give room back, and hold less than that."""
@@ -333,21 +339,21 @@ class BlockCache:
 
     def restore_staging(self, nbytes: int) -> None:
         """Account for staging files found at start, which exist whether or not they fit."""
-        self._room.ledger.restore_staging(nbytes)
+        self._disk_space.ledger.restore_staging(nbytes)
 
     def release_staging(self, nbytes: int) -> None:
         """Give reserved room back."""
-        self._room.ledger.release_staging(nbytes)
+        self._disk_space.ledger.release_staging(nbytes)
         if not self.is_staging_high:
             self.announce_staging()
 
-    async def adopt(self, files: Sequence[Staged]) -> None:
+    async def adopt(self, files: Sequence[StagedObject]) -> None:
         """Make staging files whose bytes the bucket has cache files; the reservation of each moves with it.
 
         A file that cannot be kept is removed.
         """
         objects = self._table.objects
-        await self._keeper.adopt(
+        await self._disk_tier.adopt(
             [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]
         )
         if not self.is_staging_high:
@@ -355,15 +361,15 @@ class BlockCache:
 
     async def forget(self, object_id: ObjectId) -> None:
         """Drop all blocks of an object version."""
-        await self._keeper.forget(object_id)
+        await self._disk_tier.forget(object_id)
 
     def pin(self, is_pinned: Callable[[ObjectId], bool]) -> None:
         """Keep blocks of objects of which `is_pinned` is true unless nothing else can make room for what is written."""
-        self._room.is_pinned = is_pinned
+        self._disk_space.is_pinned = is_pinned
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""
-        counters, ledger = self._counters, self._room.ledger
+        counters, ledger = self._counters, self._disk_space.ledger
         began = next(iter(counters.waiting.values()), None)
         return CacheStatistics(
             hits=counters.hits,
@@ -382,8 +388,8 @@ class BlockCache:
             reserved_bytes=ledger.reserved_bytes,
             staging_bytes=ledger.staging_bytes,
             limit_bytes=ledger.limit_bytes,
-            buffers=self._frames.large_count + self._frames.small_count,
-            buffers_in_use=self._frames.in_use,
+            buffers=self._buffer_pool.large_count + self._buffer_pool.small_count,
+            buffers_in_use=self._buffer_pool.in_use,
             errors=counters.errors,
             disk_errors=counters.disk_errors,
             checksum_failures=counters.checksum_failures,
@@ -406,22 +412,22 @@ class BlockCache:
             raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
         return entry
 
-    def _read_nowait(self, stream: Stream, start: int, stop: int, now: float) -> memoryview | None:
+    def _read_nowait(self, stream: ReadStream, start: int, stop: int, now: float) -> memoryview | None:
         """Answer out of one frame, if one holds it all."""
         index = start // CHUNK_BYTES
         base = index * CHUNK_BYTES
         chunk = stream.entry.chunks.get(index)
         if chunk is None or stop > base + CHUNK_BYTES:
             return None
-        if chunk.requests:
+        if chunk.fetches:
             chunk.in_memory()
-        frame = chunk.frame_with(mask_of_bytes(start - base, stop - base))
-        if frame is None:
+        buffer = chunk.buffer_with(mask_of_bytes(start - base, stop - base))
+        if buffer is None:
             return None
-        self._note_read(stream, chunk, frame, stop - base, now)
-        return frame.view(start - base, stop - base)
+        self._on_read(stream, chunk, buffer, stop - base, now)
+        return buffer.view(start - base, stop - base)
 
-    async def _read_disk(self, stream: Stream, start: int, stop: int) -> memoryview | None:
+    async def _read_disk(self, stream: ReadStream, start: int, stop: int) -> memoryview | None:
         """Answer a little from the disk by the shortest way, if all of it lies there and nothing else concerns it."""
         index = start // CHUNK_BYTES
         start, stop = start - index * CHUNK_BYTES, stop - index * CHUNK_BYTES
@@ -433,26 +439,28 @@ class BlockCache:
         if need & ~chunk.present or need & (chunk.in_memory() | chunk.pending()):
             return None
         began = trio.current_time()
-        chunk.pins += 1
+        chunk.readers += 1
         try:
             await self._fetcher.load_at_once(chunk, first, end, stream)
         finally:
-            chunk.pins -= 1
-        frame = chunk.frame_with(need)
-        if frame is None:
+            chunk.readers -= 1
+        buffer = chunk.buffer_with(need)
+        if buffer is None:
             return None
         now = trio.current_time()
         self._counters.wait_seconds["disk"] += now - began
-        self._note_read(stream, chunk, frame, stop, now)
-        return frame.view(start, stop)
+        self._on_read(stream, chunk, buffer, stop, now)
+        return buffer.view(start, stop)
 
-    def _note_read(self, stream: Stream, chunk: Chunk, frame: Frame, stop: int, now: float) -> None:
-        self._table.note_use(chunk)
-        self._frames.touch(frame, now)
+    def _on_read(self, stream: ReadStream, chunk: Chunk, buffer: Buffer, stop: int, now: float) -> None:
+        self._table.on_use(chunk)
+        self._buffer_pool.touch(buffer, now)
         if stop == chunk.size and stream.pattern.phase is Phase.SEQUENTIAL:
-            self._frames.consume(frame)
+            self._buffer_pool.mark_consumed(buffer)
 
-    async def _read_slowly(self, stream: Stream, start: int, stop: int) -> tuple[memoryview | bytes, bool]:
+    async def _read_with_fetch(
+        self, stream: ReadStream, start: int, stop: int
+    ) -> tuple[memoryview | bytes, bool]:
         """Ask for what is missing, read ahead, wait; return whether the bucket was needed, too."""
         stream.pattern = grow(stream.pattern)
         pieces = split_by_chunk(Extent(start, stop))
@@ -471,44 +479,44 @@ class BlockCache:
                 handle=stream,
                 most_bytes=request_bytes(stream.pattern),
             )
-        self._ahead.run(stream)
+        self._readahead.run(stream)
         self._fetcher.pump()
         self._counters.misses += from_network
         self._counters.hits += not from_network
         if len(pieces) == 1:
             index, first, last = pieces[0]
-            return await self._piece(stream, index, first, last), from_network
+            return await self._read_chunk_range(stream, index, first, last), from_network
         # One chunk pinned at a time: readers that held one and waited for another could block each other
         # for ever.
         parts = bytearray()
         for index, first, last in pieces:
-            parts += await self._piece(stream, index, first, last)
+            parts += await self._read_chunk_range(stream, index, first, last)
         return memoryview(parts), from_network
 
-    async def _piece(self, stream: Stream, index: int, start: int, stop: int) -> memoryview:
+    async def _read_chunk_range(self, stream: ReadStream, index: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of one chunk, waiting as long as it takes."""
         need = mask_of_bytes(start, stop)
         chunk = await self._chunk(stream.entry, index)
-        chunk.pins += 1
+        chunk.readers += 1
         try:
             while need & ~chunk.in_memory():
                 self._fetcher.request(chunk, need, Cause.DEMAND, handle=stream)
                 self._fetcher.pump()
                 await self._wait_for(chunk, need)
-            frame = chunk.frame_with(need)
+            buffer = chunk.buffer_with(need)
             now = trio.current_time()
-            if frame is not None:
-                self._note_read(stream, chunk, frame, stop, now)
-                return frame.view(start, stop)
+            if buffer is not None:
+                self._on_read(stream, chunk, buffer, stop, now)
+                return buffer.view(start, stop)
             return memoryview(_joined(chunk, start, stop))
         finally:
-            chunk.pins -= 1
+            chunk.readers -= 1
 
     async def _wait_for(self, chunk: Chunk, need: int) -> None:
         """Wait for granules, and count what the reader waited for: its place in the queue, then the source."""
         began = trio.current_time()
-        requests = [request for request in chunk.requests if request.mask & need]
-        asks_bucket = any(request.source is Source.NETWORK for request in requests)
+        requests = [request for request in chunk.fetches if request.mask & need]
+        asks_bucket = any(request.source is FetchSource.NETWORK for request in requests)
         wait = self._counters.begin_wait(began) if asks_bucket else None
         try:
             await self._fetcher.wait_for(chunk, need)
@@ -535,16 +543,16 @@ class BlockCache:
         while True:
             await trio.sleep(INDEX_SECONDS)
             await self._table.flush_rows()
-            await self._room.measure_free_space()
+            await self._disk_space.measure_free_space()
             self._table.trim_chunks(CHUNKS_IN_MEMORY)
-            self._ahead.forget_idle(trio.current_time())
+            self._readahead.forget_idle(trio.current_time())
 
     async def _clean_up_after_last_run(self) -> None:
         """Delete what was discarded at start, and files that no row knows (a kill between file and row)."""
         for folder in self._index.opening.discarded:
             await self._offload.disk(delete_tree, folder)
         if self._index.opening.unclean:
-            await self._keeper.delete_orphans()
+            await self._disk_tier.delete_unindexed_files()
 
 
 def _joined(chunk: Chunk, start: int, stop: int) -> bytearray:
@@ -552,8 +560,8 @@ def _joined(chunk: Chunk, start: int, stop: int) -> bytearray:
     data = bytearray()
     while start < stop:
         end = min(stop, (start // GRANULE_BYTES + 1) * GRANULE_BYTES)
-        frame = chunk.frame_of(start // GRANULE_BYTES)
-        assert frame is not None, "the caller has seen that every granule is in memory"
-        data += frame.view(start, end)
+        buffer = chunk.buffer_of(start // GRANULE_BYTES)
+        assert buffer is not None, "the caller has seen that every granule is in memory"
+        data += buffer.view(start, end)
         start = end
     return data

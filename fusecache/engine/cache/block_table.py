@@ -33,7 +33,7 @@ _NUMBERS_PER_LEASE = 4096
 _STAMP_STEP = STAMPS_PER_LIMIT // 8
 
 
-class CacheTable:
+class BlockTable:
     """Objects and chunks in memory, loaded from the index and written back in batches."""
 
     def __init__(self, offload: Offload, index: CacheIndex, counters: Counters, *, limit_bytes: int) -> None:
@@ -42,7 +42,7 @@ class CacheTable:
         self._counters = counters
         self._limit_bytes = limit_bytes
         self._clock_start = index.clock()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._is_unreadable = False
         self._is_unwritable = False
         # Numbers from here on belong to this run.
@@ -60,7 +60,7 @@ class CacheTable:
         """The traffic clock: it ticks STAMPS_PER_LIMIT times while one cache of bytes passes."""
         return self._clock_start + self.traffic_bytes * STAMPS_PER_LIMIT // self._limit_bytes
 
-    async def to_its_end(self, call: Callable[..., Awaitable[T]], *args: object, name: str) -> T:
+    async def run_to_completion(self, call: Callable[..., Awaitable[T]], *args: object, name: str) -> T:
         """Run something in the cache's own nursery: begun, it ends, even if the caller is cancelled
         meanwhile.
 
@@ -189,7 +189,7 @@ class CacheTable:
             if chunk.is_idle():
                 del chunk.owner.chunks[chunk.index]
 
-    def note_use(self, chunk: Chunk) -> None:
+    def on_use(self, chunk: Chunk) -> None:
         """A reader used the chunk: its blocks are young again."""
         clock = self.clock
         if clock - chunk.stamp >= _STAMP_STEP:
@@ -224,7 +224,7 @@ class CacheTable:
                 await self._offload.rows(self._index.distrust)
 
     @property
-    def takes_blocks(self) -> bool:
+    def accepts_blocks(self) -> bool:
         """Whether rows of new blocks find their way into the index; if not, nothing new is kept on disk."""
         return not (self._is_unreadable or self._is_unwritable)
 
@@ -289,17 +289,17 @@ class CacheTable:
 
     def count_disk_error(self, exc: LocalDiskError) -> None:
         self._counters.disk_errors += 1
-        self.tell_once("disk", f"the cache's disk fails: reads go on, uncached: {exc}")
+        self.warn_once("disk", f"the cache's disk fails: reads go on, uncached: {exc}")
 
     def count_damaged(self, key: str, granules: int) -> None:
         """Cached granules are not what their checksums say."""
         self._counters.checksum_failures += granules
-        self.tell_once("damaged", f"cached granules are damaged and fetched again, key={key}")
+        self.warn_once("damaged", f"cached granules are damaged and fetched again, key={key}")
 
-    def tell_once(self, topic: str, text: str) -> None:
+    def warn_once(self, topic: str, text: str) -> None:
         """Warn once a topic: a failing disk would say so a thousand times a second."""
-        if topic not in self._told:
-            self._told.add(topic)
+        if topic not in self._warned:
+            self._warned.add(topic)
             log.warning("cache %s", text)
 
 

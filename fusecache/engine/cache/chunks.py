@@ -32,14 +32,14 @@ SMALL_GRANULES = 2
 DEMAND_SECONDS = 60.0
 
 
-class Source(enum.Enum):
+class FetchSource(enum.Enum):
     """Where the bytes of a request come from."""
 
     NETWORK = "a ranged GET"
     DISK = "the cache file"
 
 
-class RequestState(enum.Enum):
+class FetchState(enum.Enum):
     """The life of a request: QUEUED -> RUNNING -> (PAUSED -> QUEUED …) DONE; QUEUED -> DONE: given up."""
 
     QUEUED = "in its queue"
@@ -49,7 +49,7 @@ class RequestState(enum.Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Waiter:
+class ChunkWaiter:
     """A reader that waits for granules of one chunk, or for the news that they will not come."""
 
     need: int
@@ -91,12 +91,12 @@ class Chunk:
     dirty: int = 0
     is_being_indexed: bool = False
     stamp: int = 0
-    pins: int = 0
+    readers: int = 0
     disk_operations: int = 0
     checksums: bytearray = field(default_factory=lambda: bytearray(GRANULES_PER_CHUNK * _CHECKSUM_BYTES))
-    frames: list["Frame"] = field(default_factory=list)
-    requests: list["Request"] = field(default_factory=list)
-    waiters: list[Waiter] = field(default_factory=list)
+    buffers: list["Buffer"] = field(default_factory=list)
+    fetches: list["Fetch"] = field(default_factory=list)
+    waiters: list[ChunkWaiter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.size = chunk_size(self.owner.size, self.index)
@@ -104,35 +104,35 @@ class Chunk:
     def in_memory(self) -> int:
         """Return the granules that some frame holds, counting what running requests have received so far."""
         mask = 0
-        for request in self.requests:
+        for request in self.fetches:
             request.absorb()
-        for frame in self.frames:
-            mask |= frame.valid
+        for buffer in self.buffers:
+            mask |= buffer.valid
         return mask
 
     def pending(self) -> int:
         """Return the granules that requests will still bring."""
         mask = 0
-        for request in self.requests:
+        for request in self.fetches:
             mask |= request.mask
         return mask
 
-    def frame_with(self, mask: int) -> "Frame | None":
+    def buffer_with(self, mask: int) -> "Buffer | None":
         """Return a frame that holds all these granules."""
-        for frame in self.frames:
-            if not mask & ~frame.valid:
-                return frame
+        for buffer in self.buffers:
+            if not mask & ~buffer.valid:
+                return buffer
         return None
 
-    def frame_of(self, granule: int) -> "Frame | None":
+    def buffer_of(self, granule: int) -> "Buffer | None":
         """Return a frame that holds this granule."""
-        return self.frame_with(1 << granule)
+        return self.buffer_with(1 << granule)
 
-    def frame_for(self, first: int, stop: int) -> "Frame | None":
+    def buffer_for(self, first: int, stop: int) -> "Buffer | None":
         """Return a frame with room for granules first..stop-1, whatever it holds of them."""
-        for frame in self.frames:
-            if not frame.small or frame.first <= first < stop <= frame.first + SMALL_GRANULES:
-                return frame
+        for buffer in self.buffers:
+            if not buffer.small or buffer.first <= first < stop <= buffer.first + SMALL_GRANULES:
+                return buffer
         return None
 
     def add_present(self, mask: int) -> None:
@@ -168,10 +168,10 @@ class Chunk:
     def is_idle(self) -> bool:
         """Say whether nothing refers to the chunk, so that it can leave memory without loss."""
         return not (
-            self.frames
-            or self.requests
+            self.buffers
+            or self.fetches
             or self.waiters
-            or self.pins
+            or self.readers
             or self.disk_operations
             or self.dirty
             or self.is_being_indexed
@@ -180,7 +180,7 @@ class Chunk:
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class Fetch:
     """One fetch or load of neighbouring granules first..stop-1 of a chunk into one frame.
 
     received: bytes from `first` on that are valid, written by the thread. wake_at: the thread calls the
@@ -195,15 +195,15 @@ class Request:
     chunk: Chunk
     first: int
     stop: int
-    source: Source
+    source: FetchSource
     cause: Cause
     depth: int
     handle: object
     queued_at: float
     started_at: float | None = None
-    state: RequestState = RequestState.QUEUED
+    state: FetchState = FetchState.QUEUED
     demanded_at: float | None = None
-    frame: "Frame | None" = None
+    buffer: "Buffer | None" = None
     received: int = 0
     first_byte_seconds: float | None = None
     longest_gap_seconds: float = 0.0
@@ -213,7 +213,7 @@ class Request:
     early_retries: int = 0
     wake_at: int = 1 << 62
     attempts: int = 0
-    queue: "FetchQueue[Request] | None" = None
+    queue: "FetchQueue[Fetch] | None" = None
     denials: int = 0
     error: Exception | None = None
     kept: trio.Event | None = None
@@ -243,15 +243,15 @@ class Request:
 
     def absorb(self) -> None:
         """Count the whole granules that have arrived as valid."""
-        if self.frame is not None and self.received:
-            self.frame.valid |= received_mask(self.first, self.stop, self.received)
+        if self.buffer is not None and self.received:
+            self.buffer.valid |= received_mask(self.first, self.stop, self.received)
 
 
 @dataclass(eq=False, slots=True)
-class Frame:
+class Buffer:
     """A buffer with bytes of one chunk, from granule `first` on. valid: the chunk's granules it holds."""
 
-    buffer: memoryview
+    memory: memoryview
     small: bool
     chunk: Chunk | None = None
     first: int = 0
@@ -263,8 +263,8 @@ class Frame:
     def view(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the chunk."""
         base = self.first * GRANULE_BYTES
-        return self.buffer[start - base : stop - base]
+        return self.memory[start - base : stop - base]
 
     def view_from(self, granule: int) -> memoryview:
         """Return the buffer from a granule on, to its end: page-aligned, with room for padding."""
-        return self.buffer[(granule - self.first) * GRANULE_BYTES :]
+        return self.memory[(granule - self.first) * GRANULE_BYTES :]

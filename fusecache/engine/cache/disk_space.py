@@ -15,16 +15,21 @@ from functools import partial
 import trio
 
 from fusecache.disk.cache_files import CacheFiles
-from fusecache.engine.cache.block_table import CacheTable
+from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.chunks import CachedObject, Chunk
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex, Evicted
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
-from fusecache.policy.cache.eviction import CANDIDATES_PER_VICTIM, Candidate, choose_victims, is_admitted
+from fusecache.policy.cache.eviction import (
+    CANDIDATES_PER_VICTIM,
+    EvictionCandidate,
+    choose_victims,
+    is_admitted,
+)
 from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, runs
-from fusecache.policy.cache.space_ledger import Ledger
+from fusecache.policy.cache.space_ledger import SpaceLedger
 
 # One eviction frees this much, or this part of a small cache, so that sampling and punching are paid once for many
 # blocks …
@@ -41,10 +46,10 @@ _BOOKKEEPING_SHARE = 1024
 # What may evict nothing that is needed as soon as itself looks so often for something else.
 _SEARCHES = 32
 # … and if it is in vain, nobody who is needed later does so for this long, unless jobs have moved.
-_VAIN_SECONDS = 1.0
+_FUTILE_SECONDS = 1.0
 
 
-class Room:
+class DiskSpace:
     """Grants room to cache blocks and staging files. Cache blocks ask whether they are worth evicting others."""
 
     def __init__(
@@ -52,8 +57,8 @@ class Room:
         offload: Offload,
         files: CacheFiles,
         index: CacheIndex,
-        table: CacheTable,
-        ledger: Ledger,
+        table: BlockTable,
+        ledger: SpaceLedger,
         counters: Counters,
         *,
         floor_bytes: int,
@@ -65,7 +70,7 @@ class Room:
         self._counters = counters
         self.floor_bytes = floor_bytes
         self._free_bytes = files.free_bytes()
-        self._room_lock = trio.Lock()
+        self._lock = trio.Lock()
         self._random = random.Random()
         # Blocks whose hole is being punched: a write there now would be lost. At most one eviction's victims.
         self._punching: set[tuple[int, int]] = set()
@@ -74,19 +79,19 @@ class Room:
         self.is_pinned: Callable[[ObjectId], bool] | None = None
         self._pinned: set[int] = set()
         # What warm-ups say; nothing until somebody sets it.
-        self.next_use: Callable[[CachedObject | None, Candidate], float | None] = lambda entry, candidate: (
-            None
+        self.next_use: Callable[[CachedObject | None, EvictionCandidate], float | None] = (
+            lambda entry, candidate: None
         )
         # In how many seconds hints say that bytes [start, stop) of an object are read; None: there are no hints.
         self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
         self._sampled: dict[int, ObjectId] = {}
         # Until when nothing is looked for that is read later than in so many seconds: there was nothing.
-        self._vain: tuple[float, float] = -math.inf, math.inf
+        self._futile_until: tuple[float, float] = -math.inf, math.inf
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
         """Keep what is read soonest, by hints that are new or have moved; None: there are none any more."""
         self.hinted_use = hinted_use
-        self._vain = -math.inf, math.inf
+        self._futile_until = -math.inf, math.inf
 
     async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
         """Reserve room for cache blocks, evicting others if needed.
@@ -99,21 +104,21 @@ class Room:
         if incoming_use is None and not await self._is_admitted():
             self._counters.not_admitted += 1
             return False
-        until, use = self._vain
+        until, use = self._futile_until
         if incoming_use is not None and incoming_use >= use and trio.current_time() < until:
             self._counters.not_admitted += 1
             return False
         spare = math.inf if incoming_use is None else incoming_use
         ledger = self.ledger
         reserve, give_back = partial(ledger.reserve_cache, nbytes), partial(ledger.cancel_cache, nbytes)
-        if await self._make_room(nbytes, reserve, give_back, spare):
+        if await self._evict_for_staging(nbytes, reserve, give_back, spare):
             return True
         if incoming_use:
             self._counters.not_admitted += 1  # all that is here is read sooner
-            self._vain = trio.current_time() + _VAIN_SECONDS, incoming_use
+            self._futile_until = trio.current_time() + _FUTILE_SECONDS, incoming_use
             return False
         self._counters.uncached += 1
-        self._table.tell_once("room", "no room in the cache: reads go on, uncached")
+        self._table.warn_once("room", "no room in the cache: reads go on, uncached")
         return False
 
     async def _is_admitted(self) -> bool:
@@ -124,7 +129,7 @@ class Room:
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
             return False
-        candidates = [Candidate(number, block, row.size, row.stamp) for number, block, row in sample]
+        candidates = [EvictionCandidate(number, block, row.size, row.stamp) for number, block, row in sample]
         await self._look_at_objects(candidates)
         return not candidates or is_admitted(
             candidates,
@@ -134,7 +139,7 @@ class Room:
             chance=self._random.random(),
         )
 
-    async def _look_at_objects(self, candidates: list[Candidate]) -> None:
+    async def _look_at_objects(self, candidates: list[EvictionCandidate]) -> None:
         """Learn what the files in a sample are, if anybody pins or hints, and which of them are pinned."""
         if self.is_pinned is None and self.hinted_use is None:
             return
@@ -145,7 +150,7 @@ class Room:
                 number for number, object_id in self._sampled.items() if self.is_pinned(object_id)
             }
 
-    def _next_use(self, candidate: Candidate) -> float | None:
+    def _next_use(self, candidate: EvictionCandidate) -> float | None:
         """Return when a block is read next: now, if it is pinned or warmed; as hints say; None if nobody said."""
         number = candidate.file_number
         if number in self._pinned:
@@ -177,7 +182,7 @@ class Room:
         on_disk = self._free_bytes - self.floor_bytes - ledger.reserved_bytes
         return max(0, min(ledger.limit_bytes - ledger.total_bytes, on_disk))
 
-    async def make_way(self, nbytes: int, incoming_use: float) -> bool:
+    async def evict_for(self, nbytes: int, incoming_use: float) -> bool:
         """Evict what is read later than so many bytes that will come soon; False if they would find no room."""
         if not await self.reserve_cache(nbytes, incoming_use=incoming_use):
             return False
@@ -198,7 +203,7 @@ class Room:
             partial(self.reserve_staging_nowait, nbytes),
             partial(ledger.release_staging, nbytes),
         )
-        if not await self._make_room(nbytes, reserve, give_back):
+        if not await self._evict_for_staging(nbytes, reserve, give_back):
             raise NoSpace(f"the disk has no room for {nbytes} more bytes, and nothing clean is left to evict")
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
@@ -212,7 +217,7 @@ class Room:
         """Return how many bytes the file system lacks for `nbytes` more above the floor; reserved ones count."""
         return self.floor_bytes + self.ledger.reserved_bytes + nbytes - self._free_bytes
 
-    async def _make_room(
+    async def _evict_for_staging(
         self,
         nbytes: int,
         reserve: Callable[[], bool],
@@ -228,7 +233,7 @@ class Room:
             return is_granted
 
         try:
-            return await self._table.to_its_end(
+            return await self._table.run_to_completion(
                 self._evict_until, nbytes, reserve_if_wanted, lambda: is_wanted, spare, name="cache-eviction"
             )
         except trio.Cancelled:
@@ -244,7 +249,7 @@ class Room:
         is_wanted: Callable[[], bool],
         spare: float | None,
     ) -> bool:
-        async with self._room_lock:
+        async with self._lock:
             while is_wanted():
                 await self.measure_free_space()
                 floor_shortage = self._floor_shortage(nbytes)
@@ -261,7 +266,7 @@ class Room:
         """Evict what the run before cached beyond the limit, which was lowered since."""
         # Before the overhead is measured: what that alone is above the limit is no reason to evict at every start.
         if self.ledger.shortage_bytes(0):
-            await self._make_room(0, lambda: not self.ledger.shortage_bytes(0), lambda: None)
+            await self._evict_for_staging(0, lambda: not self.ledger.shortage_bytes(0), lambda: None)
 
     def clean_limit_bytes(self) -> int:
         """Return how many bytes of cache could lie here now if everything clean were evicted."""
@@ -290,7 +295,7 @@ class Room:
         own = self.ledger.limit_bytes // _BOOKKEEPING_SHARE
         return self._files.free_bytes(), self._index.size_bytes() + own
 
-    def note_full(self) -> None:
+    def on_disk_full(self) -> None:
         """The file system was found at its floor: nothing is promised before it is measured again."""
         self._free_bytes = 0
 
@@ -308,13 +313,13 @@ class Room:
             victims = await self._find_victims(need_bytes, spare)
             if not victims:
                 return 0
-            gone, deletable = await self._take_out(victims)
+            gone, deletable = await self._remove_row(victims)
         await self._free(victims, gone, deletable)
         self._counters.evicted_blocks += len(victims)
         self._counters.evicted_bytes += gone.size
         return gone.size
 
-    async def _find_victims(self, need_bytes: int, spare: float | None) -> list[Candidate]:
+    async def _find_victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
         tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
         if spare is None and self.is_pinned is not None:
             # What is pinned goes too if nothing else is left, as files that are written must have room.
@@ -325,14 +330,14 @@ class Room:
                 return victims
         return []
 
-    async def _victims(self, need_bytes: int, spare: float | None) -> list[Candidate]:
+    async def _victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
         seeks = _SAMPLE_SEEKS
         if self.hinted_use is not None:
             places = CANDIDATES_PER_VICTIM * need_bytes // (BLOCK_BYTES * _SAMPLE_RUN)
             seeks = min(max(places, _SAMPLE_SEEKS_LEAST), _SAMPLE_SEEKS)
         sample = await self._offload.rows(self._index.sample, self._random, seeks, _SAMPLE_RUN)
         candidates = [
-            Candidate(number, block, row.size, row.stamp)
+            EvictionCandidate(number, block, row.size, row.stamp)
             for number, block, row in sample
             if self._may_evict(number, block)
         ]
@@ -347,26 +352,26 @@ class Room:
 
     async def drop(self, blocks: list[tuple[int, int]]) -> int:
         """Evict (file number, block) pairs, but those in use just now or gone; return the bytes freed."""
-        return await self._table.to_its_end(self._drop, blocks, name="cache-drop")
+        return await self._table.run_to_completion(self._drop, blocks, name="cache-drop")
 
     async def _drop(self, blocks: list[tuple[int, int]]) -> int:
-        async with self._room_lock:
+        async with self._lock:
             async with self._table.rows_lock:
                 await self._table.write_rows()
                 # Somebody else may have evicted some since they were listed.
                 there = await self._offload.rows(self._index.sizes, blocks)
                 victims = [
-                    Candidate(number, block, size, 0)
+                    EvictionCandidate(number, block, size, 0)
                     for (number, block), size in there.items()
                     if self._may_evict(number, block)
                 ]
                 if not victims:
                     return 0
-                gone, deletable = await self._take_out(victims)
+                gone, deletable = await self._remove_row(victims)
             await self._free(victims, gone, deletable)
         return gone.size
 
-    async def _take_out(self, victims: list[Candidate]) -> tuple[Evicted, set[int]]:
+    async def _remove_row(self, victims: list[EvictionCandidate]) -> tuple[Evicted, set[int]]:
         """Take victims out of memory and index, under the rows' lock; return what goes, and files to delete."""
         hidden = [self._hide(victim) for victim in victims]
         self._punching = {(victim.file_number, victim.block) for victim in victims}
@@ -381,7 +386,7 @@ class Room:
             raise
         return gone, self._forget_emptied(gone)
 
-    async def _free(self, victims: list[Candidate], gone: Evicted, deletable: set[int]) -> None:
+    async def _free(self, victims: list[EvictionCandidate], gone: Evicted, deletable: set[int]) -> None:
         """Give the bytes of victims back to the disk."""
         try:
             await self._offload.disk(self._free_files, victims, deletable)
@@ -415,7 +420,7 @@ class Room:
                     mask |= BLOCK_MASK << (block * GRANULES_PER_BLOCK)
         return mask
 
-    def _hide(self, victim: Candidate) -> int | None:
+    def _hide(self, victim: EvictionCandidate) -> int | None:
         """Take a victim out of memory's table; return which granules of its chunk that were, None if unknown."""
         entry = self._table.by_number.get(victim.file_number)
         if entry is None:
@@ -431,7 +436,7 @@ class Room:
         chunk.dirty = dirty  # the index is told by the eviction itself
         return mask
 
-    def _show(self, victim: Candidate, mask: int | None) -> None:
+    def _show(self, victim: EvictionCandidate, mask: int | None) -> None:
         """Take `_hide` back."""
         entry = self._table.by_number.get(victim.file_number)
         if entry is None:
@@ -457,7 +462,7 @@ class Room:
             deletable.add(number)
         return deletable
 
-    def _free_files(self, victims: Iterable[Candidate], deletable: set[int]) -> None:
+    def _free_files(self, victims: Iterable[EvictionCandidate], deletable: set[int]) -> None:
         """Run in a thread: delete emptied files, punch the others. A failure leaves bytes behind."""
         holes: dict[int, list[tuple[int, int]]] = {}
         for victim in sorted(victims, key=lambda victim: (victim.file_number, victim.block)):
@@ -475,7 +480,7 @@ class Room:
             for number, extents in holes.items():
                 self._files.punch(number, extents)
         except LocalDiskError as exc:
-            self._offload.soon(self._table.count_disk_error, exc)
+            self._offload.call_soon(self._table.count_disk_error, exc)
 
     def count_written(self, nbytes: int) -> None:
         """Bytes were written: the estimate of free space follows until it is measured again."""

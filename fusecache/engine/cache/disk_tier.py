@@ -16,9 +16,9 @@ import trio
 
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
 from fusecache.disk.direct_reads import LARGEST_BYTES
-from fusecache.engine.cache.block_table import CacheTable
-from fusecache.engine.cache.chunks import CachedObject, Chunk, Frame
-from fusecache.engine.cache.disk_space import Room
+from fusecache.engine.cache.block_table import BlockTable
+from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
+from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
@@ -41,7 +41,7 @@ _ROWS_PER_COMMIT = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedObject:
     """A staging file whose bytes the bucket has. granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB."""
 
     object_id: ObjectId
@@ -67,7 +67,7 @@ class _Adopted:
     """
 
     entry: CachedObject
-    staged: Staged
+    staged: StagedObject
     number: int
     padding: int
     rows: int = 0
@@ -81,7 +81,7 @@ class _Adopted:
         return -(-self.entry.size // BLOCK_BYTES)
 
 
-class Keeper:
+class DiskTier:
     """Moves bytes between frames and cache files."""
 
     def __init__(
@@ -89,19 +89,19 @@ class Keeper:
         offload: Offload,
         files: CacheFiles,
         index: CacheIndex,
-        table: CacheTable,
-        room: Room,
+        table: BlockTable,
+        disk_space: DiskSpace,
         counters: Counters,
     ) -> None:
         self._offload = offload
         self._files = files
         self._index = index
         self._table = table
-        self._room = room
-        self._ledger = room.ledger
+        self._disk_space = disk_space
+        self._ledger = disk_space.ledger
         self._counters = counters
 
-    async def load(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> int:
+    async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
         """Fill granules of a frame from the cache file; return the mask of those that are good."""
         entry = chunk.owner
         wanted = mask_between(first, stop)
@@ -116,7 +116,7 @@ class Keeper:
         entry.disk_operations += 1
         try:
             offset = chunk.index * CHUNK_BYTES + start
-            bad = await self._load(number, offset, frame.view_from(first), end - start, checksums)
+            bad = await self._load(number, offset, buffer.view_from(first), end - start, checksums)
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
             bad = list(range(stop - first))
@@ -146,24 +146,26 @@ class Keeper:
                 return bad_granules(memory, size, got, checksums)
         return await self._offload.disk(self._files.load, number, offset, memory, size, checksums)
 
-    async def keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
+    async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
         """Write granules of a frame to the cache file if there is room."""
         entry = chunk.owner
-        mask = mask_between(first, stop) & frame.valid & ~chunk.present
+        mask = mask_between(first, stop) & buffer.valid & ~chunk.present
         nbytes = disk_bytes(mask, chunk.size)
         self._table.traffic_bytes += nbytes
-        if not nbytes or not self._table.takes_blocks:
+        if not nbytes or not self._table.accepts_blocks:
             return
         chunk.disk_operations += 1  # no eviction of this chunk, no forgetting it, from here on
         entry.disk_operations += 1
         try:
-            if not await self._room.reserve_cache(nbytes, incoming_use=self._room.incoming_use(chunk, mask)):
+            if not await self._disk_space.reserve_cache(
+                nbytes, incoming_use=self._disk_space.incoming_use(chunk, mask)
+            ):
                 return
-            await self._write(chunk, frame, mask, nbytes)
+            await self._write(chunk, buffer, mask, nbytes)
         except NoSpace:
-            self._room.note_full()
+            self._disk_space.on_disk_full()
             self._counters.uncached += 1
-            self._table.tell_once("room", "no room in the cache: reads go on, uncached")
+            self._table.warn_once("room", "no room in the cache: reads go on, uncached")
         except LocalDiskError as exc:
             self._counters.uncached += 1
             self._table.count_disk_error(exc)
@@ -171,14 +173,14 @@ class Keeper:
             chunk.disk_operations -= 1
             entry.disk_operations -= 1
 
-    def pass_over(self) -> None:
+    def count_dropped(self) -> None:
         """Count granules that were not kept as the disk is too slow, and say so once."""
         self._counters.uncached += 1
-        self._table.tell_once(
+        self._table.warn_once(
             "slow", "disk is slower than the bucket: what it cannot take in time is served and not kept"
         )
 
-    async def _write(self, chunk: Chunk, frame: Frame, mask: int, reserved_bytes: int) -> None:
+    async def _write(self, chunk: Chunk, buffer: Buffer, mask: int, reserved_bytes: int) -> None:
         """Write reserved granules. Gives back what was reserved and not written."""
         entry = chunk.owner
         done = 0
@@ -189,17 +191,17 @@ class Keeper:
                     entry.number = number
                     self._table.by_number[number] = entry
             number = entry.number
-            for first, stop in runs(mask & ~self._room.punching_mask(chunk)):
+            for first, stop in runs(mask & ~self._disk_space.punching_mask(chunk)):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
                 checksums = await self._offload.disk(
                     self._files.store,
                     number,
                     chunk.index * CHUNK_BYTES + start,
-                    frame.view_from(first),
+                    buffer.view_from(first),
                     end - start,
-                    self._room.floor_bytes,
+                    self._disk_space.floor_bytes,
                 )
-                self._room.count_written(end - start)
+                self._disk_space.count_written(end - start)
                 if entry.number != number:  # forgotten meanwhile: nobody will look at this file again
                     with trio.CancelScope(shield=True):
                         await self._offload.disk(self._files.delete, number)
@@ -214,13 +216,13 @@ class Keeper:
         finally:
             self._ledger.cancel_cache(reserved_bytes - done)
 
-    async def adopt(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+    async def adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
         """Make each staging file the cache file of its object; its reservation moves with it."""
         for entry, _ in files:
             entry.handles += 1  # it stays in memory
-        await self._table.to_its_end(self._adopt_held, files, name="cache-adopt")
+        await self._table.run_to_completion(self._adopt_held, files, name="cache-adopt")
 
-    async def _adopt_held(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+    async def _adopt_held(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
         try:
             await self._adopt(files)
         finally:
@@ -230,7 +232,7 @@ class Keeper:
                     self._table.drop_if_idle(chunk)
                 self._table.drop_object_if_idle(entry)
 
-    async def _adopt(self, files: Sequence[tuple[CachedObject, Staged]]) -> None:
+    async def _adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
         await self._table.load_objects([entry for entry, _ in files])
         for entry, _ in files:
             await self._table.load_object_now(entry)
@@ -252,7 +254,7 @@ class Keeper:
         for number in needless:
             await self._offload.disk(self._files.delete, number)
 
-    async def _take_over(self, files: Sequence[tuple[CachedObject, Staged]]) -> "list[_Adopted]":
+    async def _take_over(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> "list[_Adopted]":
         """Rename staging files to cache files, the last page of each reserved as a whole; return those that are.
 
         The others are removed: the object has a cache file already, or is empty, or there is no room for it.
@@ -280,17 +282,17 @@ class Keeper:
                 self._ledger.release_staging(staged.size)
         return [file for file in moves if file.number in done]
 
-    async def _number_for(self, entry: CachedObject, staged: Staged) -> int | None:
+    async def _number_for(self, entry: CachedObject, staged: StagedObject) -> int | None:
         """Return the number of the cache file that a staging file may become; None: it may not."""
         if entry.number is not None or not entry.size or entry.size != staged.size:
             return None
         try:
-            return await self._table.new_number() if self._table.takes_blocks else None
+            return await self._table.new_number() if self._table.accepts_blocks else None
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
             return None
 
-    def _rename_all(self, moves: Sequence[tuple[Staged, int | None]]) -> set[int]:
+    def _rename_all(self, moves: Sequence[tuple[StagedObject, int | None]]) -> set[int]:
         """Run in a thread: make files cache files, or remove those without a number; return the numbers that are."""
         done: set[int] = set()
         for staged, number in moves:
@@ -374,7 +376,7 @@ class Keeper:
     async def forget(self, object_id: ObjectId) -> None:
         """Drop all blocks of an object version; where the index does not take it, they stay, and do no harm."""
         try:
-            await self._table.to_its_end(self._forget, object_id, name="cache-forget")
+            await self._table.run_to_completion(self._forget, object_id, name="cache-forget")
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
 
@@ -401,7 +403,7 @@ class Keeper:
             assert doomed is not None
             await self._offload.disk(self._files.delete, doomed)
 
-    async def delete_orphans(self) -> None:
+    async def delete_unindexed_files(self) -> None:
         """Delete files of earlier runs that no row knows: written just before a kill. In the background, in pieces."""
         try:
             for folder in range(FOLDERS):

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.cache.chunks import Frame
+from fusecache.engine.cache.chunks import Buffer
 from fusecache.policy.cache.fetch_order import Cause
 
 # As many saturate a local disk by direct I/O.
 WRITES = 8
 # A reader's fetch waits so long for the disk to take what waits already.
-PATIENCE_SECONDS = 0.25
+MAX_QUEUE_SECONDS = 0.25
 
 
-class WriteTurns:
+class DiskWriteQueue:
     """Lets a few frames at a time be written; the others wait in the order in which they came.
 
     large_buffers: how many there are; those that are being written are at most half of them.
@@ -31,15 +31,15 @@ class WriteTurns:
     def __init__(self, large_buffers: int) -> None:
         self._slots = trio.Semaphore(max(1, min(WRITES, -(-large_buffers // 2))))
         # Frames that wait and may be given up, the oldest first.
-        self._waiting: dict[Frame, _Wait] = {}
-        self._given_up = 0
+        self._waiting: dict[Buffer, _Wait] = {}
+        self._dropped = 0
 
     def __bool__(self) -> bool:
         """Say whether frames wait that may be given up."""
         return bool(self._waiting)
 
     @asynccontextmanager
-    async def turn(self, frame: Frame, *, is_asked_for: bool) -> AsyncIterator[bool]:
+    async def slot(self, buffer: Buffer, *, is_asked_for: bool) -> AsyncIterator[bool]:
         """Wait for the turn to write a part of a frame; False: the frame is wanted for other bytes, do not write it.
 
         is_asked_for: somebody wants these bytes to be on the disk. It is never False then.
@@ -48,9 +48,9 @@ class WriteTurns:
             if is_asked_for:
                 await self._slots.acquire()
             else:
-                await self._wait(frame, scope)
+                await self._wait(buffer, scope)
         if scope.cancel_called:
-            self._given_up -= 1
+            self._dropped -= 1
         if scope.cancelled_caught:  # else its turn had come just then
             yield False
             return
@@ -59,38 +59,38 @@ class WriteTurns:
         finally:
             self._slots.release()
 
-    async def _wait(self, frame: Frame, scope: trio.CancelScope) -> None:
-        wait = self._waiting.setdefault(frame, _Wait(trio.current_time()))
+    async def _wait(self, buffer: Buffer, scope: trio.CancelScope) -> None:
+        wait = self._waiting.setdefault(buffer, _Wait(trio.current_time()))
         wait.scopes.append(scope)
         try:
             await self._slots.acquire()
         finally:
             wait.scopes.remove(scope)
             if not wait.scopes:
-                del self._waiting[frame]
+                del self._waiting[buffer]
 
-    def give_up_one(self, *, small: bool, cause: Cause) -> None:
+    def drop_oldest(self, *, small: bool, cause: Cause) -> None:
         """Have a frame that has waited long not be written, if a fetch of this cause may take it then.
 
         Its bytes stay until it is taken. Frames that have been read go first; read-ahead takes no others. small: the
         fetch fits a small frame; if no such one can go, a large one does.
         """
-        if self._given_up:
+        if self._dropped:
             return  # one is about to be free
-        long_ago = trio.current_time() - PATIENCE_SECONDS
+        long_ago = trio.current_time() - MAX_QUEUE_SECONDS
         tired = [
-            (frame.small is not small, not frame.is_consumed, wait.since, wait)
-            for frame, wait in self._waiting.items()
+            (buffer.small is not small, not buffer.is_consumed, wait.since, wait)
+            for buffer, wait in self._waiting.items()
             if wait.since <= long_ago
-            and (small or not frame.small)
-            and (frame.is_consumed or cause is Cause.DEMAND)
-            and frame.busy == len(wait.scopes)  # nothing else uses it
-            and frame.chunk is not None
-            and not frame.chunk.pins
+            and (small or not buffer.small)
+            and (buffer.is_consumed or cause is Cause.DEMAND)
+            and buffer.busy == len(wait.scopes)  # nothing else uses it
+            and buffer.chunk is not None
+            and not buffer.chunk.readers
         ]
         if tired:
             *_, wait = min(tired, key=lambda row: row[:3])
-            self._given_up = len(wait.scopes)
+            self._dropped = len(wait.scopes)
             for scope in wait.scopes:
                 scope.cancel()
 

@@ -19,18 +19,18 @@ from typing import Protocol
 
 import trio
 
-from fusecache.engine.cache.buffer_pool import Frames
+from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import (
     DEMAND_SECONDS,
     SMALL_GRANULES,
+    Buffer,
     Chunk,
-    Frame,
-    Request,
-    RequestState,
-    Source,
-    Waiter,
+    ChunkWaiter,
+    Fetch,
+    FetchSource,
+    FetchState,
 )
-from fusecache.engine.cache.disk_write_queue import PATIENCE_SECONDS, WriteTurns
+from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
 from fusecache.engine.cache.stall_watch import StallWatch
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
@@ -53,10 +53,10 @@ DISK_LOADS = 8
 # So many more of a granule or two, for readers who wait for no turn: they take no thread.
 SMALL_LOADS = 16
 # A reader who goes on makes no longer pause between two GETs.
-MOMENT_SECONDS = 1.0
+IDLE_GAP_SECONDS = 1.0
 
 
-class SupportsGet(Protocol):
+class RangeReader(Protocol):
     """The part of a store that reads need."""
 
     def get_into(
@@ -71,61 +71,69 @@ class SupportsGet(Protocol):
         ...
 
 
-class Disk(Protocol):
+class DiskTierProtocol(Protocol):
     """The part of the cache that reads and keeps granules on disk."""
 
-    async def load(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> int:
+    async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
         """Fill granules of a frame from the cache file; return the mask of those that are good."""
         ...
 
-    async def keep(self, chunk: Chunk, frame: Frame, first: int, stop: int) -> None:
+    async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
         """Write granules of a frame to the cache file if there is room. Never raises for want of it."""
         ...
 
-    def pass_over(self) -> None:
+    def count_dropped(self) -> None:
         """Granules that came are not kept: their frame is wanted, and the disk too slow."""
         ...
 
 
-class Turn:
+class RangeTicket:
     """A GET that fills no frame and waits for its turn among the requests that do. depth: as of theirs."""
 
     def __init__(self, depth: int) -> None:
         self.cause = Cause.HINT
         self.depth = depth
-        self.has_come = trio.Event()
+        self.is_due = trio.Event()
 
 
 class Fetcher:
     """Owns the queues, the bounds and the tasks of all fetches and loads."""
 
     def __init__(
-        self, store: SupportsGet, offload: Offload, frames: Frames, counters: Counters, *, connections: int
+        self,
+        store: RangeReader,
+        offload: Offload,
+        buffer_pool: BufferPool,
+        counters: Counters,
+        *,
+        connections: int,
     ) -> None:
         self._store = store
         self._offload = offload
-        self._frames = frames
+        self._buffer_pool = buffer_pool
         self._counters = counters
         self.limit = RequestLimit(connections)
         self._stalls = StallWatch(counters, self._start_task)
-        self._writes = WriteTurns(frames.large_count)
-        self._asks_again = False
-        self._running = {Source.NETWORK: 0, Source.DISK: 0}
+        self._write_queue = DiskWriteQueue(buffer_pool.large_count)
+        self._retries = False
+        self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
         self._small_loads = 0
         self._last_get = float("-inf")
         # One queue a source and size of buffer: large buffers running out must not stop small reads.
-        self._queues: dict[tuple[Source, bool], FetchQueue[Request]] = {
-            (source, small): FetchQueue() for source in Source for small in (False, True)
+        self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
+            (source, small): FetchQueue() for source in FetchSource for small in (False, True)
         }
         # Requests whose chunk has a frame for them wait for none. Behind one that does they would wait for ever: the
         # frame that it needs may be held by the reader who waits for them.
-        self._seated: dict[Source, FetchQueue[Request]] = {source: FetchQueue() for source in Source}
-        self._turns: FetchQueue[Turn] = FetchQueue()
-        self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._seated.values(), self._turns)
+        self._buffered: dict[FetchSource, FetchQueue[Fetch]] = {
+            source: FetchQueue() for source in FetchSource
+        }
+        self._turns: FetchQueue[RangeTicket] = FetchQueue()
+        self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._buffered.values(), self._turns)
         self._random = random.Random()
         # Called with the handle of read-ahead for which there is no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
-        self.disk: Disk
+        self.disk: DiskTierProtocol
         self.nursery: trio.Nursery
 
     def request(
@@ -143,34 +151,36 @@ class Fetcher:
         most_bytes: of one GET; several GETs side by side bring a chunk sooner than one does.
         """
         now = trio.current_time()
-        for request in chunk.requests:
+        for request in chunk.fetches:
             if request.mask & mask:
                 self._promote(request, cause, now)
         missing = mask & ~chunk.in_memory() & ~chunk.pending()
         for source, part in (
-            (Source.DISK, missing & chunk.present),
-            (Source.NETWORK, missing & ~chunk.present),
+            (FetchSource.DISK, missing & chunk.present),
+            (FetchSource.NETWORK, missing & ~chunk.present),
         ):
-            step = most_bytes // GRANULE_BYTES if source is Source.NETWORK else GRANULES_PER_CHUNK
+            step = most_bytes // GRANULE_BYTES if source is FetchSource.NETWORK else GRANULES_PER_CHUNK
             for first, stop in pieces(part, step):
-                request = Request(chunk, first, stop, source, cause, depth, handle, now)
+                request = Fetch(chunk, first, stop, source, cause, depth, handle, now)
                 if cause is Cause.DEMAND:
                     request.demanded_at = now
-                chunk.requests.append(request)
+                chunk.fetches.append(request)
                 self._push(request)
 
     def is_fetching(self) -> bool:
         """Say whether GETs are under way, or were a moment ago."""
-        return self._running[Source.NETWORK] > 0 or trio.current_time() < self._last_get + MOMENT_SECONDS
+        return (
+            self._running[FetchSource.NETWORK] > 0 or trio.current_time() < self._last_get + IDLE_GAP_SECONDS
+        )
 
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
         """Give up what only this handle's read-ahead wanted and no thread works on yet."""
         for chunk in chunks:
-            for request in list(chunk.requests):
+            for request in list(chunk.fetches):
                 if (
                     request.handle is handle
                     and request.cause is Cause.READAHEAD
-                    and request.state is RequestState.QUEUED
+                    and request.state is FetchState.QUEUED
                 ):
                     if request.queue is not None:
                         request.queue.remove(request)
@@ -181,12 +191,12 @@ class Fetcher:
 
         The caller pins the chunk, and looks again: what came may be only a part.
         """
-        waiter = Waiter(need)
+        waiter = ChunkWaiter(need)
         chunk.waiters.append(waiter)
         try:
-            for request in chunk.requests:
-                if request.mask & need and request.state is RequestState.RUNNING:
-                    self._ask_to_be_woken(request)
+            for request in chunk.fetches:
+                if request.mask & need and request.state is FetchState.RUNNING:
+                    self._register_wake_up(request)
             if need & ~chunk.in_memory():
                 await waiter.event.wait()
         finally:
@@ -199,11 +209,11 @@ class Fetcher:
         """Start requests while connections and frames allow."""
         if not any(map(len, self._all_queues)):
             return  # as most often: whoever ends a request asks
-        for source in Source:
-            seated = self._seated[source]
+        for source in FetchSource:
+            seated = self._buffered[source]
             queues = (seated, self._queues[source, True], self._queues[source, False])
             while self._running[source] < self._bound(source):
-                if source is Source.NETWORK and self._give_turn([queue.peek() for queue in queues]):
+                if source is FetchSource.NETWORK and self._give_ticket([queue.peek() for queue in queues]):
                     continue
                 heads = [
                     (head.cause, head.depth, rank, queue, head)
@@ -211,7 +221,7 @@ class Fetcher:
                     if (head := queue.peek()) is not None
                 ]
                 for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
-                    if self._give_frame(head):
+                    if self._give_buffer(head):
                         queue.pop()
                         self._start(head)
                         break
@@ -219,7 +229,7 @@ class Fetcher:
                         self._push(queue.pop())
                         break
                     if head.cause is not Cause.HINT:
-                        self._have_one_unwritten(head)
+                        self._drop_one_unwritten(head)
                     if head.cause is Cause.READAHEAD:
                         self.on_refused(head.handle)
                 else:
@@ -233,33 +243,35 @@ class Fetcher:
         if self._small_loads >= SMALL_LOADS:
             return
         now = trio.current_time()
-        request = Request(
-            chunk, first, stop, Source.DISK, Cause.DEMAND, 0, handle, now, now, RequestState.RUNNING, now
+        request = Fetch(
+            chunk, first, stop, FetchSource.DISK, Cause.DEMAND, 0, handle, now, now, FetchState.RUNNING, now
         )
-        if not self._give_frame(request):
+        if not self._give_buffer(request):
             return
-        chunk.requests.append(request)
-        frame = request.frame
-        assert frame is not None
+        chunk.fetches.append(request)
+        buffer = request.buffer
+        assert buffer is not None
         self._small_loads += 1
         try:
-            found = await self.disk.load(chunk, frame, first, stop)
-            frame.valid |= found  # what came meanwhile counts, too
+            found = await self.disk.load(chunk, buffer, first, stop)
+            buffer.valid |= found  # what came meanwhile counts, too
         finally:
             self._small_loads -= 1
-            self._frames.let_go(frame, trio.current_time())
+            self._buffer_pool.release_use(buffer, trio.current_time())
             self._end(request)
 
-    async def get_exactly(self, object_id: ObjectId, extent: Extent, buffer: memoryview, turn: Turn) -> None:
+    async def get_exactly(
+        self, object_id: ObjectId, extent: Extent, buffer: memoryview, ticket: RangeTicket
+    ) -> None:
         """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""
-        self._turns.push(turn, turn.cause, turn.depth)
+        self._turns.push(ticket, ticket.cause, ticket.depth)
         self.pump()
         try:
-            await turn.has_come.wait()
+            await ticket.is_due.wait()
             await self._offload.network(
                 self._store.get_into, object_id, extent, buffer, lambda received: None, Interruption()
             )
-            self._counters.bytes_by_cause[turn.cause.name.lower()] += extent.size
+            self._counters.bytes_by_cause[ticket.cause.name.lower()] += extent.size
             self.limit.on_success(trio.current_time())
         except RemoteError as exc:
             self._counters.errors += 1
@@ -267,21 +279,21 @@ class Fetcher:
                 self._slow_down(exc, trio.current_time())
             raise
         finally:
-            if turn.has_come.is_set():
-                self._running[Source.NETWORK] -= 1
+            if ticket.is_due.is_set():
+                self._running[FetchSource.NETWORK] -= 1
                 self._last_get = trio.current_time()
             else:
-                self._turns.remove(turn)
+                self._turns.remove(ticket)
             self.pump()
 
-    def hurry(self, turn: Turn) -> None:
+    def expedite(self, ticket: RangeTicket) -> None:
         """A reader waits for it now."""
-        if turn in self._turns:
-            turn.cause, turn.depth = Cause.DEMAND, 0
-            self._turns.push(turn, Cause.DEMAND)
+        if ticket in self._turns:
+            ticket.cause, ticket.depth = Cause.DEMAND, 0
+            self._turns.push(ticket, Cause.DEMAND)
             self.pump()
 
-    def _give_turn(self, others: list[Request | None]) -> bool:
+    def _give_ticket(self, others: list[Fetch | None]) -> bool:
         """Let a GET that needs no frame go if it comes before all requests that wait; return whether it went."""
         turn = self._turns.peek()
         if turn is None or any(
@@ -289,36 +301,36 @@ class Fetcher:
         ):
             return False
         self._turns.pop()
-        self._running[Source.NETWORK] += 1
+        self._running[FetchSource.NETWORK] += 1
         self._counters.requests += 1
-        turn.has_come.set()
+        turn.is_due.set()
         return True
 
-    def _bound(self, source: Source) -> int:
-        if source is Source.DISK:
+    def _bound(self, source: FetchSource) -> int:
+        if source is FetchSource.DISK:
             return DISK_LOADS
         return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
 
     def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
         self.nursery.start_soon(task, name="stall-watch")
 
-    def _push(self, request: Request) -> None:
+    def _push(self, request: Fetch) -> None:
         chunk = request.chunk
-        if chunk.frame_for(request.first, request.stop) is not None:
-            request.queue = self._seated[request.source]
+        if chunk.buffer_for(request.first, request.stop) is not None:
+            request.queue = self._buffered[request.source]
         else:
             request.queue = self._queues[request.source, _is_small(request)]
         request.queue.push(request, request.cause, request.depth)
 
-    def _seat(self, chunk: Chunk, but: Request) -> None:
+    def _assign_buffer(self, chunk: Chunk, but: Fetch) -> None:
         """The chunk has a frame now: its other requests need not wait for one."""
-        for request in chunk.requests:
+        for request in chunk.fetches:
             queue = request.queue
             if request is not but and queue is not None and request in queue:
                 queue.remove(request)
                 self._push(request)
 
-    def _promote(self, request: Request, cause: Cause, now: float) -> None:
+    def _promote(self, request: Fetch, cause: Cause, now: float) -> None:
         """Let a more urgent cause take over a request."""
         if cause is Cause.DEMAND and request.demanded_at is None:
             request.demanded_at = now
@@ -328,78 +340,78 @@ class Fetcher:
         if request.queue is not None and request in request.queue:
             request.queue.push(request, cause)
 
-    def _give_frame(self, request: Request) -> bool:
+    def _give_buffer(self, request: Fetch) -> bool:
         """Find the request a frame: one that its chunk has, or an empty one. False if there is none now."""
-        request.frame = self._frame_for(request)
-        if request.frame is None:
+        request.buffer = self._buffer_for(request)
+        if request.buffer is None:
             return False
-        self._frames.hold(request.frame)
+        self._buffer_pool.acquire_use(request.buffer)
         return True
 
-    def _frame_for(self, request: Request) -> Frame | None:
+    def _buffer_for(self, request: Fetch) -> Buffer | None:
         chunk, now = request.chunk, trio.current_time()
-        frame = chunk.frame_for(request.first, request.stop)
-        if frame is not None:
-            return frame
-        chunk.pins += 1  # making room must not take this chunk's own frames
+        buffer = chunk.buffer_for(request.first, request.stop)
+        if buffer is not None:
+            return buffer
+        chunk.readers += 1  # making room must not take this chunk's own frames
         try:
             if _is_small(request):
-                frame = self._frames.acquire(small=True, cause=request.cause, now=now)
-                if frame is not None:
-                    self._frames.give(frame, chunk, request.first)
-                    self._seat(chunk, request)
-                    return frame
-            frame = self._frames.acquire(small=False, cause=request.cause, now=now)
-            if frame is None:
+                buffer = self._buffer_pool.acquire(small=True, cause=request.cause, now=now)
+                if buffer is not None:
+                    self._buffer_pool.give(buffer, chunk, request.first)
+                    self._assign_buffer(chunk, request)
+                    return buffer
+            buffer = self._buffer_pool.acquire(small=False, cause=request.cause, now=now)
+            if buffer is None:
                 return None
-            self._frames.give(frame, chunk, 0)
-            self._merge_small_frames(chunk, frame)
-            self._seat(chunk, request)
+            self._buffer_pool.give(buffer, chunk, 0)
+            self._merge_small_buffers(chunk, buffer)
+            self._assign_buffer(chunk, request)
         finally:
-            chunk.pins -= 1
-        return frame
+            chunk.readers -= 1
+        return buffer
 
-    def _merge_small_frames(self, chunk: Chunk, large: Frame) -> None:
+    def _merge_small_buffers(self, chunk: Chunk, large: Buffer) -> None:
         """Copy what the chunk's small frames hold into its new large one, so that a read meets one frame."""
-        for frame in [frame for frame in chunk.frames if frame.small and not frame.busy]:
-            for first, stop in runs(frame.valid):
+        for buffer in [buffer for buffer in chunk.buffers if buffer.small and not buffer.busy]:
+            for first, stop in runs(buffer.valid):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
-                large.view(start, end)[:] = frame.view(start, end)
-            large.valid |= frame.valid
-            self._frames.release(frame)
+                large.view(start, end)[:] = buffer.view(start, end)
+            large.valid |= buffer.valid
+            self._buffer_pool.release(buffer)
 
-    def _start(self, request: Request) -> None:
-        request.state = RequestState.RUNNING
+    def _start(self, request: Fetch) -> None:
+        request.state = FetchState.RUNNING
         self._running[request.source] += 1
         now = trio.current_time()
         if request.started_at is None:
             request.started_at = now
         if request.cause is Cause.HINT and request.demanded_at is None:
             request.demanded_at = now  # somebody asked for it by name: worth as many attempts as a reader's
-        run = self._fetch if request.source is Source.NETWORK else self._load
+        run = self._fetch if request.source is FetchSource.NETWORK else self._load
         self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
 
     # ---- the network
 
-    async def _fetch(self, request: Request) -> None:
+    async def _fetch(self, request: Fetch) -> None:
         """Run one GET; then keep what came, and ask again for the rest while a reader waits for it."""
-        chunk, frame = request.chunk, request.frame
-        assert frame is not None
+        chunk, buffer = request.chunk, request.buffer
+        assert buffer is not None
         offset, length = request.first * GRANULE_BYTES, request.size
         base = chunk.index * CHUNK_BYTES + offset
         request.begin_attempt()
         self._counters.requests += 1
-        self._ask_to_be_woken(request)
+        self._register_wake_up(request)
         self._stalls.begin(request)
         error: RemoteError | None = None
         try:
-            view = frame.view(offset, offset + length)
+            view = buffer.view(offset, offset + length)
             await self._offload.network(self._get, request, Extent(base, base + length), view)
             request.received = length
         except RemoteError as exc:
             error = exc
         finally:
-            self._running[Source.NETWORK] -= 1
+            self._running[FetchSource.NETWORK] -= 1
             self._last_get = trio.current_time()
             self._stalls.end(request)
         if request.first_byte_seconds is not None:
@@ -407,7 +419,7 @@ class Fetcher:
         self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
         first = request.first
         if request.received == length:
-            frame.valid |= request.mask
+            buffer.valid |= request.mask
             self.limit.on_success(trio.current_time())
             self._end(request)
         else:
@@ -418,17 +430,17 @@ class Fetcher:
             )
             request.first += request.received // GRANULE_BYTES
             request.received = 0
-            request.frame = None
+            request.buffer = None
             if has_lost_connection and request.early_retries < EARLY_RETRIES and self._has_time(request):
                 self._retry_early(request)
             else:
                 self._retry_or_give_up(request, error)
         stop = request.stop if error is None else request.first
-        await self._keep(chunk, frame, first, stop, is_asked_for=request.kept is not None)
-        if request.kept is not None and request.state is RequestState.DONE:
+        await self._store_on_disk(chunk, buffer, first, stop, is_asked_for=request.kept is not None)
+        if request.kept is not None and request.state is FetchState.DONE:
             request.kept.set()
 
-    def _get(self, request: Request, extent: Extent, buffer: memoryview) -> None:
+    def _get(self, request: Fetch, extent: Extent, buffer: memoryview) -> None:
         """Run in a thread: the GET, with word to the loop only when a reader waits for what came."""
 
         last = time.perf_counter()
@@ -445,12 +457,12 @@ class Fetcher:
             last = now
             if received >= request.wake_at:
                 request.wake_at = 1 << 62
-                self._offload.soon(self._on_progress, request)
+                self._offload.call_soon(self._on_progress, request)
 
         object_id = request.chunk.owner.object_id
         self._store.get_into(object_id, extent, buffer, progress, request.interruption)
 
-    def _ask_to_be_woken(self, request: Request) -> None:
+    def _register_wake_up(self, request: Fetch) -> None:
         """Have the thread call when the next waiter's last granule is whole.
 
         wake_at is set before `received` is looked at, the thread does it the other way round: one of them
@@ -467,11 +479,11 @@ class Fetcher:
         if request.received >= lowest:
             self._wake(chunk)
 
-    def _on_progress(self, request: Request) -> None:
+    def _on_progress(self, request: Fetch) -> None:
         """Some reader's bytes are there."""
-        if request.state is RequestState.RUNNING:
+        if request.state is FetchState.RUNNING:
             self._wake(request.chunk)
-            self._ask_to_be_woken(request)
+            self._register_wake_up(request)
 
     def _wake(self, chunk: Chunk) -> None:
         """Wake the readers of a chunk that have all they need, or for whom nothing is on its way."""
@@ -484,18 +496,18 @@ class Fetcher:
             if not missing or missing & ~pending:
                 waiter.event.set()
 
-    def _has_time(self, request: Request) -> bool:
+    def _has_time(self, request: Fetch) -> bool:
         """Return whether no reader has waited for the request as long as readers wait."""
         return not request.is_overdue(trio.current_time())
 
-    def _retry_early(self, request: Request) -> None:
+    def _retry_early(self, request: Fetch) -> None:
         """Ask for the rest at once: the connection failed, not the bucket."""
         self._counters.errors += 1
         request.early_retries += 1
         self._wake(request.chunk)
-        self._push_again(request)
+        self._repush(request)
 
-    def _retry_or_give_up(self, request: Request, error: RemoteError) -> None:
+    def _retry_or_give_up(self, request: Fetch, error: RemoteError) -> None:
         """Queue the rest again after a pause while a reader waits and its time is not over; else end it."""
         now = trio.current_time()
         self._counters.errors += 1
@@ -512,12 +524,12 @@ class Fetcher:
             log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
             self._end(request, error)
             return
-        request.state = RequestState.PAUSED
+        request.state = FetchState.PAUSED
         self._wake(request.chunk)
         pause = min(left, backoff_seconds(request.attempts, self._random.random()))
         if request.denials:
             pause = 0.0  # an answer, not an outage: asking again costs a round trip
-        self.nursery.start_soon(self._queue_again, request, pause, name="fetch-pause")
+        self.nursery.start_soon(self._requeue, request, pause, name="fetch-pause")
         self.pump()
 
     def _slow_down(self, error: RemoteError, now: float) -> None:
@@ -530,50 +542,52 @@ class Fetcher:
         await trio.sleep(seconds)
         self.pump()
 
-    async def _queue_again(self, request: Request, pause_seconds: float) -> None:
+    async def _requeue(self, request: Fetch, pause_seconds: float) -> None:
         await trio.sleep(pause_seconds)
-        self._push_again(request)
+        self._repush(request)
 
-    def _push_again(self, request: Request) -> None:
-        request.state = RequestState.QUEUED
+    def _repush(self, request: Fetch) -> None:
+        request.state = FetchState.QUEUED
         request.queued_at = trio.current_time()
         self._push(request)
         self.pump()
 
-    async def _keep(self, chunk: Chunk, frame: Frame, first: int, stop: int, *, is_asked_for: bool) -> None:
+    async def _store_on_disk(
+        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, is_asked_for: bool
+    ) -> None:
         """Keep granules on disk, unless it is too slow for that; then let the frame go."""
         try:
             if first < stop:
-                async with self._writes.turn(frame, is_asked_for=is_asked_for) as may_write:
+                async with self._write_queue.slot(buffer, is_asked_for=is_asked_for) as may_write:
                     if may_write:
-                        await self.disk.keep(chunk, frame, first, stop)
+                        await self.disk.store(chunk, buffer, first, stop)
                     else:
-                        self.disk.pass_over()
+                        self.disk.count_dropped()
         finally:
-            self._frames.let_go(frame, trio.current_time())
+            self._buffer_pool.release_use(buffer, trio.current_time())
         self.pump()
 
-    def _have_one_unwritten(self, request: Request) -> None:
+    def _drop_one_unwritten(self, request: Fetch) -> None:
         """No frame is left for a reader's request: if all wait for the disk, one waits no longer.
 
         Who may go changes with time, and with what readers do, of which nobody tells: look again.
         """
-        self._writes.give_up_one(small=_is_small(request), cause=request.cause)
-        if not self._asks_again and (request.cause is Cause.DEMAND or self._writes):
-            self._asks_again = True
-            self.nursery.start_soon(self._ask_again, name="slow-disk")
+        self._write_queue.drop_oldest(small=_is_small(request), cause=request.cause)
+        if not self._retries and (request.cause is Cause.DEMAND or self._write_queue):
+            self._retries = True
+            self.nursery.start_soon(self._retry, name="slow-disk")
 
-    async def _ask_again(self) -> None:
-        await trio.sleep(PATIENCE_SECONDS)
-        self._asks_again = False
+    async def _retry(self) -> None:
+        await trio.sleep(MAX_QUEUE_SECONDS)
+        self._retries = False
         self.pump()
 
-    def _end(self, request: Request, error: RemoteError | None = None) -> None:
+    def _end(self, request: Fetch, error: RemoteError | None = None) -> None:
         """Nothing more will arrive by this request: tell the readers."""
-        request.state = RequestState.DONE
+        request.state = FetchState.DONE
         request.error = error
         chunk = request.chunk
-        chunk.requests.remove(request)
+        chunk.fetches.remove(request)
         if error is not None and request.demanded_at is not None:
             for waiter in chunk.waiters:
                 if waiter.need & request.mask:
@@ -584,19 +598,19 @@ class Fetcher:
 
     # ---- the disk
 
-    async def _load(self, request: Request) -> None:
+    async def _load(self, request: Fetch) -> None:
         """Read granules from the cache file; bad ones are simply not there afterwards, and are fetched."""
-        frame = request.frame
-        assert frame is not None
+        buffer = request.buffer
+        assert buffer is not None
         try:
-            found = await self.disk.load(request.chunk, frame, request.first, request.stop)
-            frame.valid |= found  # what came meanwhile counts, too
+            found = await self.disk.load(request.chunk, buffer, request.first, request.stop)
+            buffer.valid |= found  # what came meanwhile counts, too
         finally:
-            self._running[Source.DISK] -= 1
-            self._frames.let_go(frame, trio.current_time())
+            self._running[FetchSource.DISK] -= 1
+            self._buffer_pool.release_use(buffer, trio.current_time())
         self._end(request)
 
 
-def _is_small(request: Request) -> bool:
+def _is_small(request: Fetch) -> bool:
     """Say whether a small buffer holds all of it."""
     return request.stop - request.first <= SMALL_GRANULES

@@ -16,16 +16,16 @@ from functools import partial
 import trio
 
 from fusecache.disk.cache_files import CHECKSUM_BYTES, CacheFiles
-from fusecache.engine.cache.block_table import CacheTable
-from fusecache.engine.cache.buffer_pool import Frames
-from fusecache.engine.cache.chunks import CachedObject, Chunk, Source
-from fusecache.engine.cache.disk_space import Room
+from fusecache.engine.cache.block_table import BlockTable
+from fusecache.engine.cache.buffer_pool import BufferPool
+from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchSource
+from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.runtime.offload import Offload
-from fusecache.index.cache_index import CachedBlock, CacheIndex, Place
+from fusecache.index.cache_index import CachedBlock, CacheIndex, ScanCursor
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, MIB, ObjectId
-from fusecache.policy.cache.eviction import Candidate
+from fusecache.policy.cache.eviction import EvictionCandidate
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import full_mask, runs
 
@@ -44,7 +44,7 @@ IsWanted = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class EvictResult:
     """Bytes dropped from the disk, and those that stayed, as they were in use at that moment."""
 
     freed_bytes: int
@@ -52,7 +52,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ScrubResult:
     """One piece of a check: what was read, and the objects and bytes of granules that were damaged."""
 
     blocks: int
@@ -61,7 +61,7 @@ class Checked:
     damaged_bytes: int
 
 
-class Housekeeping:
+class CacheMaintenance:
     """Fills, drops and checks cached blocks."""
 
     def __init__(
@@ -69,27 +69,27 @@ class Housekeeping:
         offload: Offload,
         files: CacheFiles,
         index: CacheIndex,
-        table: CacheTable,
-        room: Room,
+        table: BlockTable,
+        disk_space: DiskSpace,
         fetcher: Fetcher,
-        frames: Frames,
+        buffer_pool: BufferPool,
     ) -> None:
         self._offload = offload
         self._files = files
         self._index = index
         self._table = table
-        self._room = room
+        self._disk_space = disk_space
         self._fetcher = fetcher
-        self._frames = frames
+        self._buffer_pool = buffer_pool
         self._warmed: list[set[int]] = []
-        room.next_use = self._next_use
+        disk_space.next_use = self._next_use
         # Chunks that may be on their way at once: three quarters of the buffers stay to readers.
-        self.large_at_once = max(1, frames.large_count // 4)
+        self.large_at_once = max(1, buffer_pool.large_count // 4)
 
     # ---- bringing in
 
     @contextmanager
-    def protecting(self) -> Iterator[set[int]]:
+    def protect_warmed(self) -> Iterator[set[int]]:
         """Give a set of file numbers whose blocks nothing evicts that has no nearer use."""
         warmed: set[int] = set()
         self._warmed.append(warmed)
@@ -98,14 +98,14 @@ class Housekeeping:
         finally:
             self._warmed = [other for other in self._warmed if other is not warmed]
 
-    def _next_use(self, entry: CachedObject | None, candidate: Candidate) -> float | None:
+    def _next_use(self, entry: CachedObject | None, candidate: EvictionCandidate) -> float | None:
         if entry is not None and entry.warming:
             return 0.0
         return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
 
-    def room_bytes(self) -> int:
+    def free_space_bytes(self) -> int:
         """Return how many bytes the cache could hold if all that it holds were evicted."""
-        return self._room.clean_limit_bytes()
+        return self._disk_space.clean_limit_bytes()
 
     async def fill(
         self,
@@ -121,34 +121,36 @@ class Housekeeping:
         The caller keeps the object in memory. Raises the fetch's error; NoSpace if it came and was not kept.
         """
         chunk = await self._table.loaded_chunk(entry, index)
-        chunk.pins += 1
+        chunk.readers += 1
         try:
             full = full_mask(chunk.size) if mask is None else mask
             for _ in range(attempts):
                 if not full & ~chunk.present:
                     return
-                await self._keep_what_is_in_memory(chunk, full & ~chunk.present)
+                await self._store_buffers(chunk, full & ~chunk.present)
                 await self._fetch(chunk, full & ~chunk.present, depth)
             # What others fetched meanwhile is not kept for their sake if the disk is slow.
-            await self._keep_what_is_in_memory(chunk, full & ~chunk.present)
+            await self._store_buffers(chunk, full & ~chunk.present)
             if full & ~chunk.present:
                 raise NoSpace("it was fetched, but not kept: no room in the cache, or its disk fails")
         finally:
-            chunk.pins -= 1
-            for frame in chunk.frames:
-                self._frames.consume(frame)  # the first to be reused: who reads it later has it on the disk
+            chunk.readers -= 1
+            for buffer in chunk.buffers:
+                self._buffer_pool.mark_consumed(
+                    buffer
+                )  # the first to be reused: who reads it later has it on the disk
             self._table.drop_if_idle(chunk)
 
-    async def _keep_what_is_in_memory(self, chunk: Chunk, missing: int) -> None:
+    async def _store_buffers(self, chunk: Chunk, missing: int) -> None:
         """Write what was read without being kept."""
         pending = chunk.pending()
-        for frame in list(chunk.frames):
-            for first, stop in runs(frame.valid & missing & ~pending):
-                self._frames.hold(frame)
+        for buffer in list(chunk.buffers):
+            for first, stop in runs(buffer.valid & missing & ~pending):
+                self._buffer_pool.acquire_use(buffer)
                 try:
-                    await self._fetcher.disk.keep(chunk, frame, first, stop)
+                    await self._fetcher.disk.store(chunk, buffer, first, stop)
                 finally:
-                    self._frames.let_go(frame, trio.current_time())
+                    self._buffer_pool.release_use(buffer, trio.current_time())
 
     async def missing(self, entry: CachedObject, index: int, mask: int) -> int:
         """Return which granules of a chunk are not on disk, and not on their way. The caller keeps the object."""
@@ -157,25 +159,25 @@ class Housekeeping:
         self._table.drop_if_idle(chunk)
         return found
 
-    async def make_way(self, nbytes: int, incoming_use: float) -> bool:
+    async def evict_for(self, nbytes: int, incoming_use: float) -> bool:
         """Evict what is read later than so many bytes that will come soon; False if they would not be kept."""
-        return self._table.takes_blocks and await self._room.make_way(nbytes, incoming_use)
+        return self._table.accepts_blocks and await self._disk_space.evict_for(nbytes, incoming_use)
 
     def free_bytes(self) -> int:
         """Return how much may be brought in without anything going for it."""
-        return self._room.free_bytes() if self._table.takes_blocks else 0
+        return self._disk_space.free_bytes() if self._table.accepts_blocks else 0
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
         """Keep what is read soonest: `hinted_use` says in how many seconds that is; None: nobody says."""
-        self._room.listen_to_hints(hinted_use)
+        self._disk_space.listen_to_hints(hinted_use)
 
     async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
         self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)
         self._fetcher.pump()
         requests = [
             request
-            for request in chunk.requests
-            if request.source is Source.NETWORK and request.mask & missing
+            for request in chunk.fetches
+            if request.source is FetchSource.NETWORK and request.mask & missing
         ]
         # All events before the first wait: the second request may end while we wait for the first.
         events = [trio.Event() if request.kept is None else request.kept for request in requests]
@@ -192,26 +194,26 @@ class Housekeeping:
 
     # ---- dropping
 
-    async def drop(self, is_wanted: IsWanted, *, may_drop: Callable[[ObjectId], bool]) -> Dropped:
+    async def evict(self, is_wanted: IsWanted, *, may_drop: Callable[[ObjectId], bool]) -> EvictResult:
         """Drop the blocks of all objects whose key is wanted, but of those that may not be dropped."""
         freed = left = 0
         for _ in range(_DROP_ATTEMPTS):
             left = 0
             async for blocks in self._walk(is_wanted):
                 pairs = [(each.number, each.block) for each in blocks if may_drop(each.object_id)]
-                gone = await self._room.drop(pairs)
+                gone = await self._disk_space.drop(pairs)
                 freed += gone
                 left += sum(each.row.size for each in blocks) - gone
             if not left:
                 break
-        await self._empty_frames(is_wanted)
-        return Dropped(freed, left)
+        await self._empty_buffers(is_wanted)
+        return EvictResult(freed, left)
 
     async def cached(self, is_wanted: IsWanted) -> set[ObjectId]:
         """Return the versions of wanted keys of which something is on the disk."""
         return {each.object_id async for blocks in self._walk(is_wanted) for each in blocks}
 
-    async def _empty_frames(self, is_wanted: IsWanted) -> None:
+    async def _empty_buffers(self, is_wanted: IsWanted) -> None:
         """Let go what is in memory of dropped objects, but what somebody is about to read."""
         for place, entry in enumerate(list(self._table.objects.values())):
             if place % _OBJECTS_BETWEEN_CHECKPOINTS == 0:
@@ -219,13 +221,13 @@ class Housekeeping:
             if not is_wanted(entry.object_id.key):
                 continue
             for chunk in list(entry.chunks.values()):
-                for frame in list(chunk.frames):
-                    if not frame.busy and not chunk.pins and frame.chunk is chunk:
-                        self._frames.release(frame)
+                for buffer in list(chunk.buffers):
+                    if not buffer.busy and not chunk.readers and buffer.chunk is chunk:
+                        self._buffer_pool.release(buffer)
 
     # ---- checking
 
-    async def check(self, is_wanted: IsWanted) -> AsyncGenerator[Checked, None]:
+    async def scrub(self, is_wanted: IsWanted) -> AsyncGenerator[ScrubResult, None]:
         """Read all blocks of wanted objects, drop those that are damaged, and rest as long as reading took."""
         buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # aligned, as direct I/O wants it
         async for blocks in self._walk(is_wanted):
@@ -237,7 +239,7 @@ class Housekeeping:
                 for block in await self._offload.disk(self._bad_blocks, piece, buffer):
                     if await self._drop_if_still_bad(block, buffer):
                         damaged.append(block)
-                yield Checked(
+                yield ScrubResult(
                     count,
                     nbytes,
                     tuple(dict.fromkeys(block.object_id for block in damaged)),
@@ -258,7 +260,7 @@ class Housekeeping:
         if not await self._offload.disk(self._bad_blocks, [again], buffer):
             return False
         for _ in range(_DROP_ATTEMPTS):
-            if await self._room.drop([(block.number, block.block)]):
+            if await self._disk_space.drop([(block.number, block.block)]):
                 break
             await trio.sleep(_PUMP_SECONDS)
         self._table.count_damaged(block.object_id.key, row.mask.bit_count())
@@ -286,7 +288,7 @@ class Housekeeping:
     async def _walk(self, is_wanted: IsWanted) -> AsyncIterator[list[CachedBlock]]:
         """Yield what the index knows of wanted objects, in bounded portions."""
         await self._table.flush_rows()
-        place: Place | None = Place()
+        place: ScanCursor | None = ScanCursor()
         look = partial(self._index.walk, most_objects=_OBJECTS_A_LOOK, most_blocks=_BLOCKS_A_LOOK)
         while place is not None:
             async with self._table.rows_lock:

@@ -17,20 +17,20 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.cache.fetcher import Fetcher, Turn
+from fusecache.engine.cache.fetcher import Fetcher, RangeTicket
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import PAGE_BYTES
 
 # 8 batches of 512 samples of 16 KiB.
-SNIPPET_BYTES = 64 * MIB
+RANGE_CACHE_BYTES = 64 * MIB
 # A larger piece wastes little at the borders of its granules.
-SNIPPET_BYTES_EACH = MIB
+RANGE_BYTES_MAX = MIB
 # Longer than this a reader waits for no snippet; the cache asks again, and knows what to do with silence.
-PATIENCE_SECONDS = 5.0
+MAX_WAIT_SECONDS = 5.0
 
 
 @dataclass(eq=False, slots=True)
-class Snippet:
+class CachedRange:
     """Bytes [start, stop) of an object, on their way or there.
 
     read_at: when some of them were first given to a reader; given_bytes: how many were, repetitions counted.
@@ -39,7 +39,7 @@ class Snippet:
     object_id: ObjectId
     start: int
     stop: int
-    turn: Turn
+    ticket: RangeTicket
     data: memoryview | None = None
     read_at: float = math.inf
     given_bytes: int = 0
@@ -47,15 +47,15 @@ class Snippet:
     ended: trio.Event = field(default_factory=trio.Event)
 
 
-class Snippets:
+class RangeCache:
     """The snippets of a cache, found by object and place."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         # Those of an object, in the order of their starts.
-        self._of: dict[ObjectId, list[Snippet]] = {}
+        self._of: dict[ObjectId, list[CachedRange]] = {}
         # Those that the kernel was given whole, the first first: a job that lags behind its reads has no use for them.
-        self._read: dict[Snippet, None] = {}
+        self._read: dict[CachedRange, None] = {}
         self.held_bytes = 0
 
     def __bool__(self) -> bool:
@@ -63,72 +63,72 @@ class Snippets:
 
     def fits(self, extent: Extent) -> bool:
         """Say whether there is room for an extent; what was read goes for it."""
-        most = SNIPPET_BYTES - _rounded(extent, extent.stop).size
+        most = RANGE_CACHE_BYTES - _rounded(extent, extent.stop).size
         while self.held_bytes > most and self._read:
-            snippet = next(iter(self._read))
-            self.drop(snippet)
-            snippet.data = None  # it may be remembered until its job has come past its step
+            cached_range = next(iter(self._read))
+            self.drop(cached_range)
+            cached_range.data = None  # it may be remembered until its job has come past its step
         return self.held_bytes <= most
 
-    def find(self, object_id: ObjectId, extent: Extent) -> Snippet | None:
+    def find(self, object_id: ObjectId, extent: Extent) -> CachedRange | None:
         """Return the snippet that holds an extent, here or on its way."""
         return self._find(object_id, extent.start, extent.stop)
 
-    def begin(self, object_id: ObjectId, size: int, extent: Extent, depth: int) -> Snippet:
+    def begin(self, object_id: ObjectId, size: int, extent: Extent, depth: int) -> CachedRange:
         """Take room for an extent of an object of `size` bytes, rounded to pages; `fetch` must follow."""
         whole = _rounded(extent, size)
-        snippet = Snippet(object_id, whole.start, whole.stop, Turn(depth))
+        cached_range = CachedRange(object_id, whole.start, whole.stop, RangeTicket(depth))
         there = self._of.setdefault(object_id, [])
-        there.insert(bisect_right(there, snippet.start, key=lambda other: other.start), snippet)
+        there.insert(bisect_right(there, cached_range.start, key=lambda other: other.start), cached_range)
         self.held_bytes += whole.size
-        return snippet
+        return cached_range
 
-    async def fetch(self, snippet: Snippet) -> None:
+    async def fetch(self, cached_range: CachedRange) -> None:
         """Bring the bytes. Raises RemoteError; nothing is held then."""
-        extent = Extent(snippet.start, snippet.stop)
+        extent = Extent(cached_range.start, cached_range.stop)
         data = memoryview(bytearray(extent.size))
         try:
-            await self._fetcher.get_exactly(snippet.object_id, extent, data, snippet.turn)
-            snippet.data = data
+            await self._fetcher.get_exactly(cached_range.object_id, extent, data, cached_range.ticket)
+            cached_range.data = data
         except BaseException:
-            self.drop(snippet)
+            self.drop(cached_range)
             raise
         finally:
-            snippet.ended.set()
+            cached_range.ended.set()
 
-    def drop(self, snippet: Snippet) -> None:
+    def drop(self, cached_range: CachedRange) -> None:
         """Let a snippet go, if it is not gone."""
-        snippet.is_held = False
-        self._read.pop(snippet, None)
-        there = self._of.get(snippet.object_id, [])
-        if snippet in there:
-            there.remove(snippet)
-            self.held_bytes -= snippet.stop - snippet.start
+        cached_range.is_held = False
+        self._read.pop(cached_range, None)
+        there = self._of.get(cached_range.object_id, [])
+        if cached_range in there:
+            there.remove(cached_range)
+            self.held_bytes -= cached_range.stop - cached_range.start
             if not there:
-                del self._of[snippet.object_id]
+                del self._of[cached_range.object_id]
 
     async def read(self, object_id: ObjectId, start: int, stop: int) -> memoryview | None:
         """Return bytes [start, stop) if a snippet holds them all, waiting for it if it is on its way; else None."""
-        snippet = self._find(object_id, start, stop)
-        if snippet is None:
+        cached_range = self._find(object_id, start, stop)
+        if cached_range is None:
             return None
-        if snippet.data is None:
-            self._fetcher.hurry(snippet.turn)
-            with trio.move_on_after(PATIENCE_SECONDS):
-                await snippet.ended.wait()
-        if snippet.data is None:
+        if cached_range.data is None:
+            self._fetcher.expedite(cached_range.ticket)
+            with trio.move_on_after(MAX_WAIT_SECONDS):
+                await cached_range.ended.wait()
+        if cached_range.data is None:
             return None
-        snippet.read_at = min(snippet.read_at, trio.current_time())
-        snippet.given_bytes += stop - start
-        if snippet.is_held and snippet.given_bytes >= snippet.stop - snippet.start:
-            self._read[snippet] = None
-        return snippet.data[start - snippet.start : stop - snippet.start]
+        cached_range.read_at = min(cached_range.read_at, trio.current_time())
+        cached_range.given_bytes += stop - start
+        if cached_range.is_held and cached_range.given_bytes >= cached_range.stop - cached_range.start:
+            self._read[cached_range] = None
+        return cached_range.data[start - cached_range.start : stop - cached_range.start]
 
-    def _find(self, object_id: ObjectId, start: int, stop: int) -> Snippet | None:
+    def _find(self, object_id: ObjectId, start: int, stop: int) -> CachedRange | None:
         there = self._of.get(object_id)
         if there is None:
             return None
-        place = bisect_right(there, start, key=lambda snippet: snippet.start) - 1
+        place = bisect_right(there, start, key=lambda cached_range: cached_range.start) - 1
         if place < 0 or there[place].stop < stop:
             return None
         return there[place]
@@ -143,4 +143,4 @@ def _rounded(extent: Extent, size: int) -> Extent:
 
 def is_worth_it(extent: Extent) -> bool:
     """Say whether an extent is small enough for a snippet."""
-    return extent.size <= SNIPPET_BYTES_EACH
+    return extent.size <= RANGE_BYTES_MAX

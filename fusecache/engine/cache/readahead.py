@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fusecache.engine.cache.block_table import CacheTable
-from fusecache.engine.cache.buffer_pool import Frames
+from fusecache.engine.cache.block_table import BlockTable
+from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.model.objects import Extent
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import (
-    Pattern,
     Phase,
+    ReadPattern,
     ahead,
     choose_stream,
     fair_bound_bytes,
@@ -36,29 +36,29 @@ STREAMS_PER_HANDLE = 8
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class ReadStream:
     """One way through an object: what its reads look like, and until where they are read ahead."""
 
     entry: CachedObject
-    pattern: Pattern = field(default_factory=Pattern)
+    pattern: ReadPattern = field(default_factory=ReadPattern)
     ahead_until: int = 0
     read_at: float = 0.0
 
 
-class ReadAhead:
+class Readahead:
     """Owns the streams that are read ahead. The nursery is given before the first read."""
 
-    def __init__(self, table: CacheTable, frames: Frames, fetcher: Fetcher) -> None:
+    def __init__(self, table: BlockTable, buffer_pool: BufferPool, fetcher: Fetcher) -> None:
         self._table = table
-        self._frames = frames
+        self._buffer_pool = buffer_pool
         self._fetcher = fetcher
-        self._active: set[Stream] = set()
+        self._active: set[ReadStream] = set()
         self.nursery: trio.Nursery | None = None
         fetcher.on_refused = self._shrink
 
     def observe(
-        self, streams: list[Stream], entry: CachedObject, start: int, stop: int, now: float
-    ) -> Stream:
+        self, streams: list[ReadStream], entry: CachedObject, start: int, stop: int, now: float
+    ) -> ReadStream:
         """Return the stream of an open file that a read of [start, stop) belongs to; it knows of the read now.
 
         streams: the file's, the last used first; changed in place.
@@ -71,7 +71,7 @@ class ReadAhead:
             # A jump. Whether the other streams go on is open: what they have queued can be asked for again.
             for other in streams:
                 self._stop(other)
-            stream = Stream(entry)
+            stream = ReadStream(entry)
             if streams:
                 stream.pattern = side_stream(stop, streams[0].pattern.near_bytes)
             else:
@@ -83,7 +83,7 @@ class ReadAhead:
             self._stop(stream)
         return stream
 
-    def close(self, streams: Sequence[Stream]) -> None:
+    def close(self, streams: Sequence[ReadStream]) -> None:
         """Their file is closed."""
         for stream in streams:
             self._stop(stream)
@@ -92,12 +92,12 @@ class ReadAhead:
         """Give the shares of streams that rest to the others."""
         self._active = {stream for stream in self._active if now - stream.read_at < STREAM_IDLE_SECONDS}
 
-    def run(self, stream: Stream) -> None:
+    def run(self, stream: ReadStream) -> None:
         """Ask for what a sequential reader will want next."""
         if stream.pattern.phase is not Phase.SEQUENTIAL:
             return
         self._active.add(stream)
-        bound = fair_bound_bytes(self._frames.large_count, len(self._active))
+        bound = fair_bound_bytes(self._buffer_pool.large_count, len(self._active))
         extent = ahead(stream.pattern, stream.entry.size, bound)
         if extent is None or extent.stop <= stream.ahead_until:
             return
@@ -117,7 +117,7 @@ class ReadAhead:
 
     # ---- private
 
-    async def _run_unloaded(self, stream: Stream, pieces: list[tuple[Chunk, int, int]]) -> None:
+    async def _run_unloaded(self, stream: ReadStream, pieces: list[tuple[Chunk, int, int]]) -> None:
         """Load the rows of chunks, then read them ahead."""
         for chunk, mask, depth in pieces:
             if stream not in self._active:
@@ -128,11 +128,11 @@ class ReadAhead:
             self._request(stream, chunk, mask, depth)
             self._fetcher.pump()
 
-    def _request(self, stream: Stream, chunk: Chunk, mask: int, depth: int) -> None:
+    def _request(self, stream: ReadStream, chunk: Chunk, mask: int, depth: int) -> None:
         most = request_bytes(stream.pattern)
         self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth, handle=stream, most_bytes=most)
 
-    def _stop(self, stream: Stream) -> None:
+    def _stop(self, stream: ReadStream) -> None:
         """Take back what only this stream's read-ahead has queued."""
         if stream.ahead_until:
             self._fetcher.cancel_readahead(stream, list(stream.entry.chunks.values()))
@@ -141,5 +141,5 @@ class ReadAhead:
 
     def _shrink(self, handle: object) -> None:
         """There was no buffer for a stream's read-ahead."""
-        if isinstance(handle, Stream):
+        if isinstance(handle, ReadStream):
             handle.pattern = shrink(handle.pattern)

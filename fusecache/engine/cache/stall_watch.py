@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from fusecache.engine.cache.chunks import Request
+from fusecache.engine.cache.chunks import Fetch
 from fusecache.engine.cache.statistics import Counters
-from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, Waits
+from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, WaitHistory
 
 # A stall is noticed this much late, and by what the loop itself is late; looking at 64 requests takes some 20
 # microseconds.
@@ -23,25 +23,25 @@ class StallWatch:
         """spawn: starts the watching task, which ends when nothing is under way."""
         self._counters = counters
         self._spawn = spawn
-        self._first_byte = Waits()
-        self._gap = Waits()
+        self._first_byte = WaitHistory()
+        self._gap = WaitHistory()
         # request -> (bytes received, since when no more came; moved on by what the loop stood still)
-        self._seen: dict[Request, tuple[int, float]] = {}
+        self._seen: dict[Fetch, tuple[int, float]] = {}
         self._is_watching = False
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Fetch) -> None:
         """Watch a request that is about to get a thread."""
         self._seen[request] = (0, float("inf"))
         if not self._is_watching:
             self._is_watching = True
             self._spawn(self._watch)
 
-    def end(self, request: Request) -> None:
+    def end(self, request: Fetch) -> None:
         """Watch it no longer; learn from how long it waited."""
         del self._seen[request]
         if request.first_byte_seconds is not None:
-            self._first_byte.note(request.first_byte_seconds)
-            self._gap.note(request.longest_gap_seconds)
+            self._first_byte.record(request.first_byte_seconds)
+            self._gap.record(request.longest_gap_seconds)
 
     async def _watch(self) -> None:
         try:
@@ -67,10 +67,10 @@ class StallWatch:
             if request.early_retries < EARLY_RETRIES or request.is_overdue(now):
                 waits = self._gap if received else self._first_byte
                 if now - since > waits.deadline_seconds:
-                    waits.note(now - since)
+                    waits.record(now - since)
                     self._give_up(request)
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: Fetch) -> None:
         self._counters.stalls += 1
         request.is_given_up = True
         assert request.interruption is not None

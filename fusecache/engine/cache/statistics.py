@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fusecache.engine.cache.chunks import Request
+from fusecache.engine.cache.chunks import Fetch
 
 # Four steps an octave from 1 microsecond on: a percentile is right within 19 %.
 _STEPS_PER_OCTAVE = 4
@@ -52,7 +52,7 @@ class CacheStatistics:
     first_byte_p99_seconds: float
 
 
-class Latencies:
+class LatencyHistogram:
     """How long things took, as a histogram of bounded size."""
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class Counters:
     # When each read began that waits for the bucket now, the oldest first, by a number.
     waiting: dict[int, float] = field(default_factory=dict)
     waits: int = 0
-    latency: Latencies = field(default_factory=Latencies)
-    first_byte: Latencies = field(default_factory=Latencies)
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    first_byte: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     def begin_wait(self, now: float) -> int:
         """A reader waits for the bucket from now on; return its number in `waiting`, until it is taken out."""
@@ -108,7 +108,7 @@ class Counters:
         self.waiting[self.waits] = now
         return self.waits
 
-    def count_wait(self, requests: Sequence[Request], began: float, now: float) -> None:
+    def count_wait(self, requests: Sequence[Fetch], began: float, now: float) -> None:
         """Count a reader's wait for requests: to the queue until the last was started, then to its source."""
         if not requests:
             return

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable
 
-from fusecache.engine.namespace.nodes import Generation, Item
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.states import FileState
 
 
@@ -15,11 +15,11 @@ class Barrier:
     stood in for is waited for as that; so is content whose writer took the promise back and made it again.
     """
 
-    def __init__(self, owed: Owed, items: Iterable[Item]) -> None:
-        self._owed = owed
+    def __init__(self, queue: WritebackQueue, items: Iterable[QueuedChange]) -> None:
+        self._queue = queue
         self._left = deque(items)
         # Content that is not owed any more, and was not published either.
-        self.unpublished: list[Generation] = []
+        self.unpublished: list[FileVersion] = []
 
     def __len__(self) -> int:
         """Return how much is left, or was when it was last looked at."""
@@ -27,19 +27,19 @@ class Barrier:
 
     def is_over(self) -> bool:
         """Look again; all in all this costs the same for each item, however often it is called."""
-        while self._left and self._left[0] not in self._owed:
+        while self._left and self._left[0] not in self._queue:
             item = self._left.popleft()
-            if isinstance(item, Generation) and item.state is not FileState.STORED:
+            if isinstance(item, FileVersion) and item.state is not FileState.STORED:
                 self.unpublished.append(item)
         if not self._left:
-            heirs = list(dict.fromkeys(map(newest, self.unpublished)))
-            self._left.extend(each for each in heirs if each in self._owed)
-            self.unpublished = [each for each in heirs if each not in self._owed]
+            heirs = list(dict.fromkeys(map(latest_version, self.unpublished)))
+            self._left.extend(each for each in heirs if each in self._queue)
+            self.unpublished = [each for each in heirs if each not in self._queue]
         return not self._left
 
 
-def newest(generation: Generation) -> Generation:
+def latest_version(version: FileVersion) -> FileVersion:
     """Return the content that stands for this one since it was dropped: itself, if it was not."""
-    while generation.successor is not None:
-        generation = generation.successor
-    return generation
+    while version.successor is not None:
+        version = version.successor
+    return version

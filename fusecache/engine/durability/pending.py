@@ -7,7 +7,7 @@ from typing import Self
 
 import trio
 
-from fusecache.engine.namespace.nodes import Generation, Item
+from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
 
 # Names in answers; more are counted.
 NAMED = 50
@@ -18,7 +18,7 @@ class Pending:
     """What the bucket does not have yet.
 
     files: changes, of which contents are files with their bytes, and put_off removals that wait on purpose, for
-    put_off_seconds at most; the others are of names. left_bytes: those that were not sent yet. oldest_seconds: since
+    deferred_seconds at most; the others are of names. left_bytes: those that were not sent yet. oldest_seconds: since
     the oldest of it was closed, what is put off apart. uploading: at most NAMED of those under way, stuck: of those
     that an error holds up. requested_files, requested_bytes: those whose requests wait for an answer now;
     requested_seconds: the longest of them.
@@ -29,51 +29,51 @@ class Pending:
     bytes: int = 0
     left_bytes: int = 0
     oldest_seconds: float = 0.0
-    put_off: int = 0
-    put_off_seconds: float = 0.0
-    uploading: tuple[Generation, ...] = ()
-    stuck: tuple[Item, ...] = ()
+    deferred: int = 0
+    deferred_seconds: float = 0.0
+    uploading: tuple[FileVersion, ...] = ()
+    failing: tuple[QueuedChange, ...] = ()
     requested_files: int = 0
     requested_bytes: int = 0
     requested_seconds: float = 0.0
 
 
-class Tally:
+class PendingCounter:
     """Adds up items, in one pass without detours: there may be many."""
 
-    def __init__(self, put_off_seconds: Callable[[Item], float]) -> None:
-        """put_off_seconds: for how long an item waits on purpose, 0 for what does not."""
-        self._put_off_seconds = put_off_seconds
-        self._files = self._contents = self._bytes = self._sent = self._put_off = 0
+    def __init__(self, deferred_seconds: Callable[[QueuedChange], float]) -> None:
+        """deferred_seconds: for how long an item waits on purpose, 0 for what does not."""
+        self._deferred_seconds = deferred_seconds
+        self._files = self._contents = self._bytes = self._sent = self._deferred = 0
         self._requested_files = self._requested_bytes = 0
-        self._oldest = self._requested_seconds = self._longest_put_off = 0.0
+        self._oldest = self._requested_seconds = self._longest_deferred = 0.0
         self._now, self._wall = trio.current_time(), time.time()
-        self._uploading: list[Generation] = []
-        self._stuck: list[Item] = []
+        self._uploading: list[FileVersion] = []
+        self._failing: list[QueuedChange] = []
 
-    def add(self, items: Iterable[Item]) -> Self:
+    def add(self, items: Iterable[QueuedChange]) -> Self:
         """Count some more."""
         for item in items:
             self._files += 1
-            if isinstance(item, Generation):
+            if isinstance(item, FileVersion):
                 self._contents += 1
                 self._bytes += item.size
                 self._sent += item.moved_bytes
                 age = _age(item, self._now, self._wall)
                 if item.in_flight or item.record.upload_id:
                     self._add_uploading(item)
-            elif (seconds := self._put_off_seconds(item)) > 0:
-                self._put_off += 1
-                self._longest_put_off = max(self._longest_put_off, seconds)
+            elif (seconds := self._deferred_seconds(item)) > 0:
+                self._deferred += 1
+                self._longest_deferred = max(self._longest_deferred, seconds)
                 continue
             else:
                 age = self._now - item.queued_at
             self._oldest = max(self._oldest, age)
-            if item.error is not None and len(self._stuck) < NAMED:
-                self._stuck.append(item)
+            if item.error is not None and len(self._failing) < NAMED:
+                self._failing.append(item)
         return self
 
-    def _add_uploading(self, item: Generation) -> None:
+    def _add_uploading(self, item: FileVersion) -> None:
         if len(self._uploading) < NAMED:
             self._uploading.append(item)
         self._requested_bytes += item.bytes_under_way
@@ -92,17 +92,17 @@ class Tally:
             bytes=self._bytes,
             left_bytes=self._bytes - self._sent,
             oldest_seconds=self._oldest,
-            put_off=self._put_off,
-            put_off_seconds=self._longest_put_off,
+            deferred=self._deferred,
+            deferred_seconds=self._longest_deferred,
             uploading=tuple(self._uploading),
-            stuck=tuple(self._stuck),
+            failing=tuple(self._failing),
             requested_files=self._requested_files,
             requested_bytes=self._requested_bytes,
             requested_seconds=self._requested_seconds,
         )
 
 
-def _age(item: Generation, now: float, wall: float) -> float:
+def _age(item: FileVersion, now: float, wall: float) -> float:
     """Return the seconds since content was closed, by this daemon or by the one before it."""
     since = min(item.flushed_at, item.sealed_at)
     if item.flushed_at == float("inf") and item.record.moment:

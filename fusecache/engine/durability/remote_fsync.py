@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import trio
 
-from fusecache.engine.durability.barrier import Barrier, newest
-from fusecache.engine.namespace.nodes import FileHandle, Generation, Item, Node
+from fusecache.engine.durability.barrier import Barrier, latest_version
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillWatch, environment, thread_group
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillDetector, environment, thread_group
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import Interrupted, ObjectChanged, Unavailable
 from fusecache.model.states import FileState
-from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, Patience
+from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, ProgressTimeout
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _PROCESSES_REMEMBERED = 1024
 
 
 @dataclass(eq=False, slots=True)
-class _Wait:
+class _FsyncWait:
     """One remote fsync.
 
     content: what of the file must be in the bucket (None: nothing of it); all of `folder` that was ordered before
@@ -41,24 +41,24 @@ class _Wait:
     path: str
     key: str
     folder: str
-    content: Generation | None
+    content: FileVersion | None
     last: int
     process: int
 
-    def is_after(self, item: Item) -> bool:
+    def is_after(self, item: QueuedChange) -> bool:
         """Return whether the file is to come after an item, and after it alone, by place and order."""
         below = self.folder + "/" if self.folder else ""
         return item.sequence < self.last and any(key.startswith(below) for key in item.changed_keys())
 
 
-class Fsync:
+class RemoteFsync:
     """Carries out fsync and fdatasync of files."""
 
     def __init__(
         self,
         tree: Tree,
-        contents: Contents,
-        owed: Owed,
+        file_io: FileIO,
+        queue: WritebackQueue,
         publisher: Publisher,
         journal: JournalWriter,
         store: Store,
@@ -67,14 +67,14 @@ class Fsync:
         settle_seconds: float,
     ) -> None:
         self._tree = tree
-        self._contents = contents
-        self._owed = owed
+        self._file_io = file_io
+        self._queue = queue
         self._publisher = publisher
         self._journal = journal
         self._store = store
         self._is_remote = is_remote
         self._settle_seconds = settle_seconds
-        self._watch = KillWatch()
+        self._watch = KillDetector()
         self._is_ending = False
         self._known: dict[int, None] = {}
         self._has_warned = False
@@ -90,12 +90,12 @@ class Fsync:
         Raises the file's first stored error; in remote mode ObjectChanged after a conflict, Interrupted for a process
         that is being killed, Unavailable after a while without progress.
         """
-        await self._contents.fsync(handle)
+        await self._file_io.fsync(handle)
         node = handle.node
         if not self._is_remote:
             self._warn_if_distributed(handle)
             return
-        if not self._tree.is_linked(node) or self._contents.is_local(node):
+        if not self._tree.is_linked(node) or self._file_io.is_local(node):
             return
         wait = await self._begin(handle, node)
         if wait.content is not None:
@@ -108,46 +108,46 @@ class Fsync:
 
     # ---- remote
 
-    async def _begin(self, handle: FileHandle, node: Node) -> _Wait:
+    async def _begin(self, handle: FileHandle, node: Node) -> _FsyncWait:
         key = self._tree.key(node)
         content = self._queued(node, key)
-        if node.generation is not None and node.generation.is_mutable and not self._is_unfinished(node):
-            content = await self._contents.snapshot(node, rested_seconds=self._settle_seconds) or content
+        if node.version is not None and node.version.is_mutable and not self._is_unfinished(node):
+            content = await self._file_io.snapshot(node, rested_seconds=self._settle_seconds) or content
         last = content.sequence if content is not None else self._journal.next_number()
         process = handle.process or (thread_group(handle.pid) if handle.pid else 0)
-        return _Wait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
+        return _FsyncWait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
 
     def _is_unfinished(self, node: Node) -> bool:
         """Whether nothing may be published under this name yet: a temporary one, or a file that nobody wrote to."""
         if node.object is not None:
             return False
-        return node.size == 0 or self._contents.has_temporary_name(node)
+        return node.size == 0 or self._file_io.has_temporary_name(node)
 
-    def _queued(self, node: Node, key: str) -> Generation | None:
+    def _queued(self, node: Node, key: str) -> FileVersion | None:
         """Return the newest content of the file that waits for the bucket under a name of its own."""
         if self._is_unfinished(node):
             return None
-        queued = (item for item in reversed(self._owed.for_key(key)) if item.node is node)
-        return next((item for item in queued if isinstance(item, Generation)), None)
+        queued = (item for item in reversed(self._queue.for_key(key)) if item.node is node)
+        return next((item for item in queued if isinstance(item, FileVersion)), None)
 
-    async def _until_durable(self, wait: _Wait) -> None:
+    async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)
         kept_before = self._publisher.kept_as.copy()
-        barrier = Barrier(self._owed, earlier if wait.content is None else [*earlier, wait.content])
-        patience = Patience(trio.current_time())
+        barrier = Barrier(self._queue, earlier if wait.content is None else [*earlier, wait.content])
+        patience = ProgressTimeout(trio.current_time())
         while True:
             is_over = barrier.is_over()
             if wait.content is not None and wait.content.successor is not None:
                 # It was renamed, and only the newest that was closed went with its name.
                 wait.content.awaited -= 1
-                wait.content = newest(wait.content)
+                wait.content = latest_version(wait.content)
                 wait.content.awaited += 1
             self._check(wait)
             if is_over:
                 self._check_earlier(wait, earlier, kept_before)
                 return
             now = trio.current_time()
-            patience.note(self._progress(wait, len(barrier)), now)
+            patience.on_progress(self._progress(wait, len(barrier)), now)
             if patience.is_over(now):
                 raise Unavailable(
                     f"{wait.path}: not in the bucket after {STANDSTILL_SECONDS:.0f} s without progress "
@@ -157,17 +157,17 @@ class Fsync:
                 await self._publisher.wait_progress()
                 await trio.sleep(_SCAN_SECONDS)
 
-    def _earlier(self, wait: _Wait) -> list[Item]:
+    def _earlier(self, wait: _FsyncWait) -> list[QueuedChange]:
         """Return what was ordered before in the file's directory, and is to be in the bucket as well."""
         return [
             item
-            for item in self._owed.items()
+            for item in self._queue.items()
             if wait.is_after(item)
             and not self._publisher.is_temporary(item)
-            and not self._publisher.is_put_off(item)
+            and not self._publisher.is_deferred(item)
         ]
 
-    def _progress(self, wait: _Wait, left: int) -> object:
+    def _progress(self, wait: _FsyncWait, left: int) -> object:
         """Return a mark of how far it is: of the mount as a whole, unless this very file is what the bucket refuses."""
         content = wait.content
         if content is None:
@@ -175,7 +175,7 @@ class Fsync:
         own = (left, content.sent_bytes, content.record.upload_id, content.state)
         return own if content.error is not None else (own, self._store.statistics().bytes_written)
 
-    def _check(self, wait: _Wait) -> None:
+    def _check(self, wait: _FsyncWait) -> None:
         """Raise why waiting ends before the bucket has it."""
         content = wait.content
         if content is not None:
@@ -188,12 +188,14 @@ class Fsync:
                 raise content.error
         self._check_caller(wait)
 
-    def _check_earlier(self, wait: _Wait, earlier: list[Item], kept_before: dict[str, str]) -> None:
+    def _check_earlier(
+        self, wait: _FsyncWait, earlier: list[QueuedChange], kept_before: dict[str, str]
+    ) -> None:
         """Raise what keeps from the bucket, or from its name, what the file was to come after."""
-        items = {newest(item) if isinstance(item, Generation) else item for item in earlier}
+        items = {latest_version(item) if isinstance(item, FileVersion) else item for item in earlier}
         for refused in self._publisher.rejected:
             # A change of names that was given up before is nothing that this file comes after.
-            is_before = refused in items or (isinstance(refused, Generation) and wait.is_after(refused))
+            is_before = refused in items or (isinstance(refused, FileVersion) and wait.is_after(refused))
             if refused.error is not None and is_before:
                 raise refused.error
         kept = {k: copy for k, copy in self._publisher.kept_as.items() if kept_before.get(k) != copy}
@@ -204,7 +206,7 @@ class Fsync:
                     + (f"ours is kept as {copy}" if copy else "our change was given up")
                 )
 
-    def _check_caller(self, wait: _Wait) -> None:
+    def _check_caller(self, wait: _FsyncWait) -> None:
         if self._is_ending:
             raise Unavailable(
                 f"{wait.path}: the mount ends; it is kept here, and uploaded before that or after"

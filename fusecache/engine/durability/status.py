@@ -10,20 +10,20 @@ from typing import Any
 import trio
 
 from fusecache.engine.durability.barrier import Barrier
-from fusecache.engine.durability.pending import NAMED, Pending, Tally
-from fusecache.engine.namespace.nodes import Generation, Item, Kind, Node
+from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.rename import is_rename
 from fusecache.engine.publish.publisher import Publisher
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.writeback.conflict_log import Conflicts
-from fusecache.engine.writeback.queue import Owed
-from fusecache.model.error_text import PERSONS, code_of, way_out
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.conflict_log import ConflictLog
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.model.error_text import PERSONS, code_of, remedy
 from fusecache.model.errors import NotFound, Throttled
 from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
 from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
-from fusecache.policy.rate_meter import Rate, seconds_left
+from fusecache.policy.rate_meter import RateMeter, seconds_left
 from fusecache.remote.store import Store
 
 # Items looked at between two checkpoints: a millisecond or two.
@@ -46,16 +46,16 @@ class Durability:
     message: str = ""
 
 
-class Looking:
+class QueueStatus:
     """Looks at the queue, and at what is behind it."""
 
     def __init__(
         self,
         tree: Tree,
-        owed: Owed,
-        contents: Contents,
+        queue: WritebackQueue,
+        file_io: FileIO,
         publisher: Publisher,
-        conflicts: Conflicts,
+        conflict_log: ConflictLog,
         store: Store,
         resolve: Callable[[str], Awaitable[Node]],
         *,
@@ -64,13 +64,13 @@ class Looking:
         """keys_from: where the keys of who writes are read from, as `causes.renewal_text` takes it."""
         self._tree = tree
         self._keys_from = keys_from
-        self._owed = owed
-        self._contents = contents
+        self._queue = queue
+        self._file_io = file_io
         self._publisher = publisher
-        self._conflicts = conflicts
+        self._conflict_log = conflict_log
         self._store = store
         self._resolve = resolve
-        self._rate = Rate()
+        self._rate = RateMeter()
         self._sampled, self._sent = float("-inf"), 0
         self._counted = Pending()
 
@@ -80,7 +80,7 @@ class Looking:
         counted = float("-inf")
         while True:
             self._sample(now := trio.current_time())
-            if len(self._owed) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
+            if len(self._queue) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
                 counted = now
                 self._counted = await self.count()
             await trio.sleep(_SAMPLE_SECONDS)
@@ -90,10 +90,10 @@ class Looking:
         if is_still and sent <= self._sent:
             self._rate.reset(now, sent)  # a rest before it begins says nothing of the pace
         else:
-            self._rate.note(now, sent)
+            self._rate.record(now, sent)
         self._sampled, self._sent = now, sent
 
-    def _pace(self) -> float:
+    def _rate_of(self) -> float:
         """Return the bytes a second of now, also of what has just begun; 0 if nothing waits, or moves."""
         if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
             self._sample(now)
@@ -104,33 +104,33 @@ class Looking:
 
     def pending(self) -> Pending:
         """Return what the whole mount owes, without waiting; of a long queue as it was some seconds ago."""
-        if len(self._owed) <= _AT_ONCE:
-            return self._tally().add(self._owed.unordered()).pending()
-        return replace(self._counted, files=len(self._owed))
+        if len(self._queue) <= _AT_ONCE:
+            return self._counter().add(self._queue.unordered()).pending()
+        return replace(self._counted, files=len(self._queue))
 
     async def count(self, path: str = "") -> Pending:
         """Return what is owed at or below a path."""
-        tally = self._tally()
-        async for items in self._slices(path):
+        tally = self._counter()
+        async for items in self._batches_at(path):
             tally.add(items)
         return tally.pending()
 
-    def _tally(self) -> Tally:
-        return Tally(self._publisher.put_off_seconds)
+    def _counter(self) -> PendingCounter:
+        return PendingCounter(self._publisher.deferred_seconds)
 
     def statistics(self, pending: Pending) -> dict[str, Any]:
         """Return the numbers of the whole mount as plain values."""
         dirty = self._dirty("")
-        dirty_bytes = sum(generation.size for generation in dirty)
+        dirty_bytes = sum(version.size for version in dirty)
         refused = self._publisher.rejected
-        refused_bytes = sum(item.size for item in refused if isinstance(item, Generation))
-        rate = self._pace()
+        refused_bytes = sum(item.size for item in refused if isinstance(item, FileVersion))
+        rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
-        conflicts = list(self._conflicts.open())
+        conflicts = list(self._conflict_log.open())
         local = self._local_at("")
-        local_bytes = sum(generation.size for generation in local)
+        local_bytes = sum(version.size for version in local)
         return {
-            **self._facts(pending),
+            **self._details(pending),
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
             # What only this node holds, whatever the reason; what lies aside is counted apart.
@@ -143,17 +143,17 @@ class Looking:
             "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
             "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in refused[-NAMED:]],
             "rejected_files": len(refused),
-            "conflicts": [self._conflict_facts(each) for each in conflicts[-NAMED:]],
+            "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
-            "shortages": self._contents.shortages.facts(),
+            "shortages": self._file_io.enospc_log.facts(),
         }
 
     def progress(self, pending: Pending) -> dict[str, Any]:
         """Return one report to somebody who waits for `pending`."""
         # To be told to ask less often is no news to who waits: that is done, and the rest goes on.
-        errors = (item.error for item in pending.stuck if not isinstance(item.error, Throttled))
+        errors = (item.error for item in pending.failing if not isinstance(item.error, Throttled))
         stuck = next(errors, self._publisher.failure)
-        left = None if stuck is not None else seconds_left(pending.left_bytes, self._pace())
+        left = None if stuck is not None else seconds_left(pending.left_bytes, self._rate_of())
         return {
             **_counts(pending),
             "seconds_left": left,
@@ -169,29 +169,29 @@ class Looking:
         waiting = f", waiting: {failure}" if failure is not None else ""
         if not pending.files:
             return "everything is in the bucket" + waiting
-        rate = self._pace()
+        rate = self._rate_of()
         left = seconds_left(pending.left_bytes, rate)
         pace = f", {size_text(rate)}/s" if rate else ""
         pace += left_text(left) if failure is None else ""
-        put_off = f"{count_text(pending.put_off, 'removal')} put off" if pending.put_off else ""
-        if pending.files == pending.put_off:
+        put_off = f"{count_text(pending.deferred, 'removal')} put off" if pending.deferred else ""
+        if pending.files == pending.deferred:
             return put_off
         return (
-            f"{changes_text(pending.files - pending.put_off, pending.contents, pending.bytes)} not in the bucket yet, "
+            f"{changes_text(pending.files - pending.deferred, pending.contents, pending.bytes)} not in the bucket yet, "
             f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(put_off)}{put_off}"
         )
 
     # ---- one path
 
-    async def look(self, path: str) -> dict[str, Any]:
+    async def path_status(self, path: str) -> dict[str, Any]:
         """Return the state of a file or directory, in one word, and what is behind it. Raises NotFound.
 
         The word: `clean`, `dirty`, `queued`, `uploading:<sent>/<size>`, `error:<code>`, `conflict`, or `local-only`
         for a file that is never published; of a directory the gravest of what is in it.
         """
         key = self._tree.key_of_path(path)
-        conflicts = [record for record in self._conflicts.open() if _key_is_at(record.key, key)]
-        shortages = self._contents.shortages.facts(path)
+        conflicts = [record for record in self._conflict_log.open() if _key_is_at(record.key, key)]
+        shortages = self._file_io.enospc_log.facts(path)
         node = None
         if not any(record.key.rstrip("/") == key for record in conflicts):
             try:
@@ -199,13 +199,13 @@ class Looking:
             except NotFound:
                 if shortages.get("path") != path:
                     raise
-        if node is not None and node.generation is not None and self._contents.is_local(node):
-            return {"path": path, "state": "local-only", **self._facts(Pending()), "shortages": shortages}
+        if node is not None and node.version is not None and self._file_io.is_local(node):
+            return {"path": path, "state": "local-only", **self._details(Pending()), "shortages": shortages}
         pending = await self.count(path)
         local = self._local_at(key)
         dirty = self._dirty(path)
         failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
-        state = self._word(pending, dirty, failed, conflicts, is_local=bool(local))
+        state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
             state = "error:no-space"  # what was written found no room, and nothing else has that name
         link = {"link_to": node.target} if node is not None and node.kind is Kind.SYMLINK else {}
@@ -213,36 +213,36 @@ class Looking:
             "path": path,
             "state": state,
             **link,
-            **self._facts(pending),
+            **self._details(pending),
             "dirty_files": len(dirty),
-            "dirty_bytes": sum(generation.size for generation in dirty),
+            "dirty_bytes": sum(version.size for version in dirty),
             "failed_files": len(failed),
-            "failed": [self._error_facts(item) for item in failed[-NAMED:]],
+            "failed": [self._error_details(item) for item in failed[-NAMED:]],
             "conflict_files": len(conflicts),
-            "conflicts": [self._conflict_facts(each) for each in conflicts[-NAMED:]],
+            "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "local_only_files": len(local),
-            "local_only_bytes": sum(generation.size for generation in local),
+            "local_only_bytes": sum(version.size for version in local),
             "shortages": shortages,
         }
 
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory in one word. Raises NotFound."""
-        return str((await self.look(path))["state"])
+        return str((await self.path_status(path))["state"])
 
-    def _word(
+    def _state_word(
         self,
         pending: Pending,
-        dirty: list[Generation],
-        failed: list[Item],
+        dirty: list[FileVersion],
+        failed: list[QueuedChange],
         conflicts: list[ConflictRecord],
         *,
         is_local: bool,
     ) -> str:
         if conflicts:
             return "conflict"
-        errors = [item.error for item in (*failed, *pending.stuck) if item.error is not None]
+        errors = [item.error for item in (*failed, *pending.failing) if item.error is not None]
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
-        hindrance = self._publisher.hindrance if pending.files > pending.put_off else None
+        hindrance = self._publisher.blocking_error if pending.files > pending.deferred else None
         if not code and not failed and hindrance is not None and code_of(hindrance) in PERSONS:
             code = code_of(hindrance)  # it holds up all, also what was not tried yet
         if code or failed:
@@ -255,7 +255,7 @@ class Looking:
             return "queued"
         return "local-only" if is_local else "clean"
 
-    def _facts(self, pending: Pending) -> dict[str, Any]:
+    def _details(self, pending: Pending) -> dict[str, Any]:
         return {
             **_counts(pending),
             "oldest_pending_seconds": round(pending.oldest_seconds, 3),
@@ -271,15 +271,15 @@ class Looking:
                 }
                 for item in pending.uploading
             ],
-            "waiting": [self._error_facts(item) for item in pending.stuck],
+            "waiting": [self._error_details(item) for item in pending.failing],
         }
 
-    def _error_facts(self, item: Item) -> dict[str, str]:
+    def _error_details(self, item: QueuedChange) -> dict[str, str]:
         error = item.error
-        words = "" if error is None else way_out(error, self._keys_from)
-        return {"path": self._name_of(item), "cause": str(error or ""), "way_out": words}
+        words = "" if error is None else remedy(error, self._keys_from)
+        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": words}
 
-    def _conflict_facts(self, record: ConflictRecord) -> dict[str, str]:
+    def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:
         return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
 
     # ---- waiting
@@ -290,9 +290,9 @@ class Looking:
         Also what was renamed since. Not waited for, but named: removals that are put off on purpose.
         """
         key = self._tree.key_of_path(path)
-        items = [item for item in await self._items_at(path) if not self._publisher.is_put_off(item)]
+        items = [item for item in await self._items_at(path) if not self._publisher.is_deferred(item)]
         # Of what was refused, too: what is kept back until something else is there is queued again by the end of that.
-        barrier = Barrier(self._owed, [*items, *self._refused_at(key)])
+        barrier = Barrier(self._queue, [*items, *self._refused_at(key)])
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
             while not barrier.is_over():
                 await self._publisher.wait_progress()
@@ -303,16 +303,16 @@ class Looking:
         if refused:
             return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
         # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
-        conflicts = [each for each in self._conflicts.open() if _key_is_at(each.key, key)]
+        conflicts = [each for each in self._conflict_log.open() if _key_is_at(each.key, key)]
         if conflicts:
             conflicts.sort(key=lambda record: record.key)
-            return Durability("conflict", self._words_of_conflicts(conflicts))
+            return Durability("conflict", self._conflicts_message(conflicts))
         return Durability("durable", await self._not_covered(path))
 
     async def _not_covered(self, path: str) -> str:
         """Return what the bucket does not have, or has still, although nobody waits for that; "" if there is none."""
         still_open = [self._tree.path(node) for node in self._written_at(path)]
-        put_off = [item for item in await self._items_at(path) if self._publisher.is_put_off(item)]
+        put_off = [item for item in await self._items_at(path) if self._publisher.is_deferred(item)]
         removed = [self._path_of(item) for item in put_off]
         said = []
         if still_open:
@@ -333,8 +333,8 @@ class Looking:
             return f"{self._path_of(temporary)} has a temporary name: it is published 60 s after its close"
         return "uploads are still under way"
 
-    def _words_of_conflicts(self, records: list[ConflictRecord]) -> str:
-        words, more = self._words_of_conflict(records[0]), len(records) - 1
+    def _conflicts_message(self, records: list[ConflictRecord]) -> str:
+        words, more = self._conflict_message(records[0]), len(records) - 1
         if not more:
             return words
         names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
@@ -342,7 +342,7 @@ class Looking:
         )
         return f"{words}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
 
-    def _words_of_conflict(self, record: ConflictRecord) -> str:
+    def _conflict_message(self, record: ConflictRecord) -> str:
         name = self._tree.relative(record.key)
         if not record.kept_as:
             return (
@@ -357,12 +357,12 @@ class Looking:
 
     # ---- inside
 
-    async def _items_at(self, path: str) -> list[Item]:
-        return [item async for items in self._slices(path) for item in items]
+    async def _items_at(self, path: str) -> list[QueuedChange]:
+        return [item async for items in self._batches_at(path) for item in items]
 
-    async def _slices(self, path: str) -> AsyncIterator[list[Item]]:
+    async def _batches_at(self, path: str) -> AsyncIterator[list[QueuedChange]]:
         """Yield the items at or below a path, some at a time, letting others run in between."""
-        items = self._owed.unordered()
+        items = self._queue.unordered()
         key = self._tree.key_of_path(path)
         below = key + "/"
         # What is sent already keeps its key, and is renamed in the bucket after that: it counts where it will be.
@@ -384,36 +384,36 @@ class Looking:
         key = self._tree.key_of_path(path)
         linked = (
             node
-            for node in self._contents.writing
-            if self._tree.is_linked(node) and not self._contents.is_local(node)
+            for node in self._file_io.writing
+            if self._tree.is_linked(node) and not self._file_io.is_local(node)
         )
         return [node for node in linked if _key_is_at(self._tree.key(node), key)]
 
-    def _dirty(self, path: str) -> list[Generation]:
+    def _dirty(self, path: str) -> list[FileVersion]:
         """Return the content at or below a path that somebody writes, and has not closed since."""
-        contents = (node.generation for node in self._written_at(path))
+        contents = (node.version for node in self._written_at(path))
         return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
 
-    def _local_at(self, key: str) -> list[Generation]:
+    def _local_at(self, key: str) -> list[FileVersion]:
         """Return the content at or below a key that is never published, also while it is written."""
-        written = (node.generation for node in self._contents.writing if self._contents.is_local(node))
-        found = {*self._contents.local, *(each for each in written if each is not None)}
+        written = (node.version for node in self._file_io.writing if self._file_io.is_local(node))
+        found = {*self._file_io.local, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
 
-    def _refused_at(self, key: str) -> list[Item]:
+    def _refused_at(self, key: str) -> list[QueuedChange]:
         return [
             item
             for item in self._publisher.rejected
             if any(_key_is_at(changed, key) for changed in item.changed_keys())
         ]
 
-    def _path_of(self, item: Item) -> str:
+    def _path_of(self, item: QueuedChange) -> str:
         return self._tree.relative(item.changed_keys()[-1])
 
-    def _name_of(self, item: Item) -> str:
+    def _name_of(self, item: QueuedChange) -> str:
         """Return the path that an item's content has by now: in the bucket it may come to that by a rename."""
         node = item.node
-        if isinstance(item, Generation) and node is not None and self._tree.is_linked(node):
+        if isinstance(item, FileVersion) and node is not None and self._tree.is_linked(node):
             return self._tree.path(node)
         return self._path_of(item)
 
@@ -424,12 +424,12 @@ def _counts(pending: Pending) -> dict[str, Any]:
         "pending_contents": pending.contents,
         "pending_bytes": pending.bytes,
         "left_bytes": pending.left_bytes,
-        "put_off_files": pending.put_off,
-        "put_off_seconds": round(pending.put_off_seconds, 1),
+        "deferred_files": pending.deferred,
+        "deferred_seconds": round(pending.deferred_seconds, 1),
     }
 
 
-def _is_at(item: Item, key: str, below: str) -> bool:
+def _is_at(item: QueuedChange, key: str, below: str) -> bool:
     """Say whether an item changes a key, or one below it. key: without a slash at its end; below: with it."""
     for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() costs thrice as much, and there are many
         if changed == key or changed.startswith(below):

@@ -3,28 +3,28 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fusecache.engine.namespace.nodes import Generation
+from fusecache.engine.namespace.nodes import FileVersion
 
 
 @contextmanager
-def bytes_in_use(generation: Generation) -> Iterator[None]:
+def reading(version: FileVersion) -> Iterator[None]:
     """Keep a generation's file while a thread works on it, even if its bytes become cache meanwhile."""
-    generation.readers += 1
+    version.readers += 1
     try:
         yield
     finally:
-        generation.readers -= 1
-        if generation.readers == 0 and generation.unread is not None:
-            generation.unread.set()
+        version.readers -= 1
+        if version.readers == 0 and version.unread is not None:
+            version.unread.set()
 
 
 @contextmanager
-def being_written(generation: Generation) -> Iterator[None]:
+def writing(version: FileVersion) -> Iterator[None]:
     """Keep a generation from being sealed while a thread writes into it."""
-    generation.writes += 1
+    version.writes += 1
     try:
         yield
     finally:
-        generation.writes -= 1
-        if generation.writes == 0 and generation.idle is not None:
-            generation.idle.set()
+        version.writes -= 1
+        if version.writes == 0 and version.idle is not None:
+            version.idle.set()

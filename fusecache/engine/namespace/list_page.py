@@ -6,8 +6,8 @@ from typing import NamedTuple
 import trio
 
 from fusecache.engine.namespace.nodes import LAST_NAME
-from fusecache.engine.runtime.exception_groups import one_failure
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import AccessDenied, ObjectMissing, Refused
 from fusecache.model.names import unusable_name
@@ -19,7 +19,7 @@ PAGE_NAMES = 1000
 _HEADS_AT_ONCE = 32
 
 
-class Page(NamedTuple):
+class ListPageRows(NamedTuple):
     """One page of LIST as rows. token: of the next page, None if it is the last.
 
     end: up to which sort name it tells all: that of its last name, hidden ones included; of the last page LAST_NAME.
@@ -44,7 +44,7 @@ def lacks_metadata(row: ListedEntry, *, of_all: bool) -> bool:
 
 
 async def with_metadata(
-    requests: Requests,
+    metadata_client: MetadataClient,
     prefix: str,
     rows: list[ListedEntry],
     known: Mapping[str, ListedEntry | None],
@@ -66,17 +66,17 @@ async def with_metadata(
     async def head(index: int, row: ListedEntry) -> None:
         async with limiter:
             try:
-                info = await requests.ask(requests.store.head, prefix + row.name)
+                info = await metadata_client.call(metadata_client.store.head, prefix + row.name)
                 full[index] = _completed(row, info)
             except ObjectMissing:
                 del full[index]
             except (AccessDenied, Refused):
-                if not row.size or requests.refused_seconds:
+                if not row.size or metadata_client.refused_seconds:
                     raise
                 full[index] = row._replace(metadata={})
             on_answer()
 
-    with one_failure():
+    with unwrap_single_error():
         async with trio.open_nursery() as nursery:
             for index in wanted:
                 row = rows[index]
@@ -95,7 +95,7 @@ def _completed(row: ListedEntry, info: ObjectInfo) -> ListedEntry:
     return file_row(row.name, info)
 
 
-def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after: str = "") -> Page:
+def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after: str = "") -> ListPageRows:
     """Ask for a page, the first one behind the sort name `after`, and make rows of it (in a thread)."""
     start_after = prefix + after if after else ""
     page = store.list_page(prefix, delimiter="/", token=token, start_after=start_after, limit=PAGE_NAMES)
@@ -123,7 +123,7 @@ def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after
         del rows[0]  # a subdirectory whose keys lie behind it as well
     if page.next_token is None:
         end = LAST_NAME
-    return Page(asked, rows, hidden, has_marker, end, page.next_token)
+    return ListPageRows(asked, rows, hidden, has_marker, end, page.next_token)
 
 
 def _sort_name(row: ListedEntry) -> str:

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 import trio
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.nodes import Node, Use, in_use
+from fusecache.engine.namespace.nodes import AccessHeat, Node, in_use
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace.ttl import Freshness
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.namespace.ttl import AttributeTtl
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.policy.name_patterns import (
     HEAT_OF_A_PAGE,
     IN_USE_SECONDS,
     LISTS_PER_SECOND,
-    cooled,
+    decayed_heat,
     is_in_use,
     relist_after_seconds,
 )
@@ -34,17 +34,19 @@ _USES_KEPT = 32
 _YOUNG_SHARE = 0.4
 
 
-class Refresher:
+class ListingRefresher:
     """Watches lookups, and keeps fresh what they ask.
 
     waited_seconds: what all who asked for names have waited.
     """
 
-    def __init__(self, tree: Tree, lister: Lister, requests: Requests, freshness: Freshness) -> None:
+    def __init__(
+        self, tree: Tree, lister: Lister, metadata_client: MetadataClient, ttl: AttributeTtl
+    ) -> None:
         self._tree = tree
         self._lister = lister
-        self._requests = requests
-        self._freshness = freshness
+        self._metadata_client = metadata_client
+        self._ttl = ttl
         self.waited_seconds = 0.0
         self._kept: set[tuple[int, str]] = set()
         # What the last page took, as a guess at the next one's time where none was measured.
@@ -68,32 +70,34 @@ class Refresher:
             seconds = trio.current_time() - began
             self.waited_seconds += seconds
             if seconds:
-                self._note_waited(seconds)
+                self._record_wait(seconds)
 
-    def _note_waited(self, seconds: float) -> None:
+    def _record_wait(self, seconds: float) -> None:
         now = trio.current_time()
-        self._waited = cooled(self._waited, now - self._waited_at) + seconds
+        self._waited = decayed_heat(self._waited, now - self._waited_at) + seconds
         self._waited_at = now
 
-    def note_used(self, directory: Node, name: str) -> bool:
+    def on_lookup(self, directory: Node, name: str) -> bool:
         """A name is looked up in a directory; return whether there are so many lookups near it that its page pays."""
         if not directory.is_listed:
             return False
         now, listing = trio.current_time(), directory.listing
-        start = listing.marks.start_of(name)
+        start = listing.page_times.start_of(name)
         before = listing.uses.pop(start, None)
         if before is None and start:
             # Who adds files in the order of their names comes from the part before.
-            before = listing.uses.get(listing.marks.start_of(start))
+            before = listing.uses.get(listing.page_times.start_of(start))
         idle = now - before.moment if before is not None else float("inf")
-        heat = 1 + (cooled(before.heat, idle) if before is not None else 0.0)
-        listing.uses[start] = Use(now, heat)
+        heat = 1 + (decayed_heat(before.heat, idle) if before is not None else 0.0)
+        listing.uses[start] = AccessHeat(now, heat)
         if len(listing.uses) > _USES_KEPT:
             del listing.uses[next(iter(listing.uses))]
         is_hot = heat >= HEAT_OF_A_PAGE
-        fresh = self._freshness.seconds(directory)
-        if (is_hot or len(listing.marks.times) == 1) and now - listing.marks.of(name) >= fresh * _YOUNG_SHARE:
-            share = cooled(self._waited, now - self._waited_at) / IN_USE_SECONDS
+        fresh = self._ttl.seconds(directory)
+        if (is_hot or len(listing.page_times.times) == 1) and now - listing.page_times.of(
+            name
+        ) >= fresh * _YOUNG_SHARE:
+            share = decayed_heat(self._waited, now - self._waited_at) / IN_USE_SECONDS
             if is_in_use(idle, fresh, share):
                 self._keep(directory, start)
         return is_hot
@@ -112,20 +116,20 @@ class Refresher:
     async def _keep_fresh(self, directory: Node, start: str) -> None:
         is_known = directory.lookups > 0
         listing = directory.listing
-        seconds = max(self._list_seconds, listing.seconds / max(1, len(listing.marks.times)))
+        seconds = max(self._list_seconds, listing.seconds / max(1, len(listing.page_times.times)))
         began = float("-inf")
         with in_use(directory):
             try:
                 while self._is_wanted(directory, start):
-                    pause = relist_after_seconds(self._freshness.seconds(directory), seconds)
-                    due = max(listing.marks.behind(start) + pause, began + 1 / LISTS_PER_SECOND)
+                    pause = relist_after_seconds(self._ttl.seconds(directory), seconds)
+                    due = max(listing.page_times.behind(start) + pause, began + 1 / LISTS_PER_SECOND)
                     if due == float("inf"):
                         break
                     if due > trio.current_time():
                         await trio.sleep_until(due)
                         continue
                     began = trio.current_time()
-                    if not await self._list_again(directory, start):
+                    if not await self._relist(directory, start):
                         break
                     seconds = self._list_seconds = trio.current_time() - began
             finally:
@@ -137,12 +141,16 @@ class Refresher:
         use = directory.listing.uses.get(start)
         if use is None or trio.current_time() - use.moment > IN_USE_SECONDS:
             return False
-        return directory.is_listed and self._tree.is_linked(directory) and not self._requests.is_struggling
+        return (
+            directory.is_listed
+            and self._tree.is_linked(directory)
+            and not self._metadata_client.is_unresponsive
+        )
 
-    async def _list_again(self, directory: Node, start: str) -> bool:
+    async def _relist(self, directory: Node, start: str) -> bool:
         """List a part again, unless that is under way; return whether it succeeded."""
-        building = self._lister.building(directory)
-        asked = building if building is not None and not start else self._lister.renew(directory, start)
+        run = self._lister.current_run(directory)
+        asked = run if run is not None and not start else self._lister.refresh_pages(directory, start)
         while not asked.done:
             await asked.wait()
         return asked.failure is None

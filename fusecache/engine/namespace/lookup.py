@@ -11,35 +11,35 @@ from contextlib import contextmanager
 import trio
 
 from fusecache.engine.namespace.list_page import file_row
-from fusecache.engine.namespace.lister import Building, Lister
-from fusecache.engine.namespace.listing_refresher import Refresher
+from fusecache.engine.namespace.lister import Lister, ListingRun
+from fusecache.engine.namespace.listing_refresher import ListingRefresher
 from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Node, in_use
-from fusecache.engine.namespace.probing import Probe, ask_for_name
+from fusecache.engine.namespace.probing import NameProbe, probe_name
 from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace.ttl import Freshness, is_within
-from fusecache.engine.runtime.metadata_client import Asked, Requests
+from fusecache.engine.namespace.ttl import AttributeTtl, is_within
+from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import LocalDiskError, NotFound
 from fusecache.model.metadata import symlink_target
 from fusecache.model.objects import ObjectInfo
-from fusecache.policy.name_patterns import listing_pays
+from fusecache.policy.name_patterns import is_listing_cheaper
 
 # A name that is published here again and again is asked for so often; then the last answer does.
-_PROBES_AGAIN = 2
+_MAX_PROBES = 2
 
 
-class Names:
+class Lookup:
     """Looks names up; `reader` reads directories, `freshness` says how long their answers hold."""
 
     def __init__(
         self,
         tree: Tree,
         listings: Listings,
-        requests: Requests,
+        metadata_client: MetadataClient,
         journal: Journal,
         *,
         fresh_seconds: float,
@@ -49,20 +49,22 @@ class Names:
         self.posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
-        self._requests = requests
-        self.freshness = freshness = Freshness(tree, fresh_seconds)
+        self._metadata_client = metadata_client
+        self.ttl = freshness = AttributeTtl(tree, fresh_seconds)
         self._lister = lister = Lister(
             tree,
             listings,
-            requests,
+            metadata_client,
             ahead_seconds=max(10.0, fresh_seconds),
             has_metadata=posix_metadata,
         )
-        self._refresher = refresher = Refresher(tree, lister, requests, freshness)
+        self._refresher = refresher = ListingRefresher(tree, lister, metadata_client, freshness)
         self._reconciler = reconciler = Reconciler(tree, lister, listings, journal)
-        self.reader = DirectoryReader(tree, lister, listings, requests, reconciler, refresher, freshness)
-        self._probes: dict[tuple[int, str], Probe] = {}
-        requests.on_struggle = self._wake_waiting
+        self.reader = DirectoryReader(
+            tree, lister, listings, metadata_client, reconciler, refresher, freshness
+        )
+        self._probes: dict[tuple[int, str], NameProbe] = {}
+        metadata_client.on_unresponsive = self._wake_waiting
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -85,7 +87,7 @@ class Names:
     async def lookup(self, parent: Node, name: str) -> Node:
         """Return the child of that name as the bucket shows it at most `fresh_seconds` ago. Raises NotFound."""
         child = parent.children.get(name)
-        if child is not None and self.freshness.is_trusted(child):
+        if child is not None and self.ttl.is_node_fresh(child):
             return child
         with self._refresher.waiting():
             if child is not None and child.verified == float("-inf"):
@@ -94,10 +96,10 @@ class Names:
             else:
                 rows, seen = await self._rows(parent, name)
         node = self._reconciler.reconcile(parent, name, rows, seen)
-        self._reconciler.make_room()
+        self._reconciler.evict_idle_nodes()
         return node
 
-    def glance(self, parent: Node, name: str) -> Node | None:
+    def lookup_cached(self, parent: Node, name: str) -> Node | None:
         """Return a file as an older listing shows it, where only a request of its own would tell more; None elsewhere.
 
         Asks nobody. The kernel looks the names of one directory up one after the other (libfuse 3.14 does not tell it
@@ -106,30 +108,30 @@ class Names:
         """
         child = parent.children.get(name)
         if child is not None and (
-            child.handles or child.verified == float("-inf") or self.freshness.is_trusted(child)
+            child.handles or child.verified == float("-inf") or self.ttl.is_node_fresh(child)
         ):
             return None
         marks = self._lister.marks(parent)
-        generation = max(self._covering(parent, name), default=0)
+        version = max(self._covering(parent, name), default=0)
         # One page is listed again for all who ask, at the cost of one of them.
-        if generation == 0 or len(marks[generation].times) < 2:
+        if version == 0 or len(marks[version].times) < 2:
             return None
-        rows = self._listings.named(parent.number, generation, name)
+        rows = self._listings.named(parent.number, version, name)
         if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
             return None
         try:
-            node = self._reconciler.reconcile(parent, name, rows, marks[generation].of(name))
+            node = self._reconciler.reconcile(parent, name, rows, marks[version].of(name))
         except NotFound:
             return None
-        self._reconciler.make_room()
+        self._reconciler.evict_idle_nodes()
         return node
 
-    def recall(self, number: int) -> Node | None:
+    def node_by_inode(self, number: int) -> Node | None:
         """Return the node of an inode that the kernel knows, made again from a listing's row if need be, or None."""
         node = self._tree.nodes.get(number)
         if node is None and number >= LISTED_NUMBERS:
             node = self._reconciler.recalled(number)
-            self._reconciler.make_room()
+            self._reconciler.evict_idle_nodes()
         if node is not None and not node.lookups:
             node.lookups = 1
         return node
@@ -138,119 +140,121 @@ class Names:
         """Return the fresh rows of a name (file, directory, both or none) and the loop time of that view."""
         began = trio.current_time()
         known = self._fresh_rows(parent, name, began)
-        is_hot = self._refresher.note_used(parent, name)
+        is_hot = self._refresher.on_lookup(parent, name)
         if known is not None:
             return known
-        if self._must_do(parent, name):
+        if self._must_serve_stale(parent, name):
             if not self._probes:
                 self._start_probe(parent, name)  # shows when the bucket answers again
             return self._last_rows(parent, name)
-        building = self._listing_that_pays(parent)
-        if building is not None:
+        run = self._cheaper_listing(parent)
+        if run is not None:
             # The first page answers for most directories; in a larger one this name alone is asked for.
-            building.is_wanted = True
-            await self._wait(building, parent, name, lambda: building.pages > 0)
+            run.is_wanted = True
+            await self._wait(run, parent, name, lambda: run.pages > 0)
             known = self._answer(parent, name, began)
         if known is None and is_hot and parent.is_listed:
             # Others will ask for its neighbours: one request tells of them all.
-            await self._wait(self._lister.renew(parent, parent.listing.marks.start_of(name)), parent, name)
+            await self._wait(
+                self._lister.refresh_pages(parent, parent.listing.page_times.start_of(name)), parent, name
+            )
             known = self._answer(parent, name, began)
         return known or await self._probed(parent, name, must_answer=False)
 
-    def _listing_that_pays(self, parent: Node) -> Building | None:
+    def _cheaper_listing(self, parent: Node) -> ListingRun | None:
         """Return a listing under way, begun now if it is worth it."""
         listing = parent.listing
         idle_seconds = trio.current_time() - listing.finished
-        if self._lister.building(parent) is None and listing_pays(
-            listing.probes, len(listing.marks.times), listing.seconds, idle_seconds
+        if self._lister.current_run(parent) is None and is_listing_cheaper(
+            listing.probes, len(listing.page_times.times), listing.seconds, idle_seconds
         ):
             self._lister.start(parent)
-        return self._lister.building(parent)
+        return self._lister.current_run(parent)
 
     async def _wait(
-        self, asked: Asked, parent: Node, name: str, is_enough: Callable[[], bool] = lambda: False
+        self, asked: SharedRequest, parent: Node, name: str, is_enough: Callable[[], bool] = lambda: False
     ) -> None:
         """Wait for a question's end, or until it is enough, or the bucket does not answer; raises its failure."""
         while not asked.done and not is_enough():
-            await self._requests.wait_for(asked)
-            if self._must_do(parent, name):
+            await self._metadata_client.wait_for(asked)
+            if self._must_serve_stale(parent, name):
                 return
         if asked.failure is not None:
             raise asked.failure
 
     def _answer(self, parent: Node, name: str, began: float) -> tuple[list[ListedEntry], float] | None:
-        if self._must_do(parent, name):
+        if self._must_serve_stale(parent, name):
             return self._last_rows(parent, name)
         return self._fresh_rows(parent, name, began)
 
     def _fresh_rows(self, parent: Node, name: str, began: float) -> tuple[list[ListedEntry], float] | None:
         """Return what a listing says of a name, if it asked a moment ago, or since the loop time `began`."""
         below = name + "/"
-        building = self._lister.building(parent)
-        for generation, marks in reversed(list(self._lister.marks(parent).items())):
-            if building is not None and generation == building.generation and below > building.progress:
+        run = self._lister.current_run(parent)
+        for version, marks in reversed(list(self._lister.marks(parent).items())):
+            if run is not None and version == run.epoch and below > run.progress:
                 continue
-            rows = self._listings.named(parent.number, generation, name)
+            rows = self._listings.named(parent.number, version, name)
             seen = min(marks.of(name), marks.of(below))
             if seen >= began or self._is_fresh_child(parent, name, rows, seen):
                 return rows, seen
         return None
 
     def _is_fresh_child(self, parent: Node, name: str, rows: list[ListedEntry], seen: float) -> bool:
-        seconds = self.freshness.seconds(parent)
-        return is_within(self.freshness.seconds_below(parent, name) if rows else seconds, seen)
+        seconds = self.ttl.seconds(parent)
+        return is_within(self.ttl.seconds_below(parent, name) if rows else seconds, seen)
 
     def _last_rows(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
         listing = parent.listing
-        return self._listings.named(parent.number, listing.generation, name), listing.marks.of(name)
+        return self._listings.named(parent.number, listing.epoch, name), listing.page_times.of(name)
 
-    def _must_do(self, parent: Node, name: str) -> bool:
+    def _must_serve_stale(self, parent: Node, name: str) -> bool:
         """Whether what was known last must do, as the bucket does not answer: a listing, or the node of the name."""
         child = parent.children.get(name)
         is_known = child is not None and child.verified > float("-inf")
-        return self._lister.must_do(parent) or (is_known and self._requests.is_struggling)
+        return self._lister.must_serve_stale(parent) or (is_known and self._metadata_client.is_unresponsive)
 
     def _wake_waiting(self) -> None:
         for waited in (*self._lister.under_way(), *self._probes.values()):
             waited.announce()
 
-    def listed(self, directory: Node, name: str) -> ListedEntry | None:
+    def cached_row(self, directory: Node, name: str) -> ListedEntry | None:
         """Return a file's row as some listing shows it, however old it is; asks nobody."""
-        generation = max(self._covering(directory, name), default=0)
-        rows = self._listings.named(directory.number, generation, name) if generation else []
+        version = max(self._covering(directory, name), default=0)
+        rows = self._listings.named(directory.number, version, name) if version else []
         return next((row for row in rows if not row.is_directory), None)
 
     async def _probed(self, parent: Node, name: str, *, must_answer: bool) -> tuple[list[ListedEntry], float]:
         """Ask the bucket for one name; an older listing will do while it does not answer, unless it `must_answer`."""
-        probe, again = self._start_probe(parent, name), _PROBES_AGAIN
+        probe, again = self._start_probe(parent, name), _MAX_PROBES
         while not probe.done:
-            if not must_answer and self._must_do(parent, name):
+            if not must_answer and self._must_serve_stale(parent, name):
                 return self._last_rows(parent, name)
-            await self._requests.wait_for(probe)
-            if probe.done and probe.is_overtaken and probe.failure is None and again:
+            await self._metadata_client.wait_for(probe)
+            if probe.done and probe.is_superseded and probe.failure is None and again:
                 probe, again = self._start_probe(parent, name), again - 1
         if probe.failure is not None:
             raise probe.failure
         return probe.rows, probe.asked
 
-    def _start_probe(self, parent: Node, name: str) -> Probe:
+    def _start_probe(self, parent: Node, name: str) -> NameProbe:
         probe = self._probes.get((parent.number, name))
         if probe is None:
             if self._nursery is None:
                 raise RuntimeError("names are not running")
             key = self._tree.child_key(parent, name)
-            probe = self._probes[parent.number, name] = Probe(asked=trio.current_time())
+            probe = self._probes[parent.number, name] = NameProbe(asked=trio.current_time())
             self._nursery.start_soon(self._probe, parent, key, name, probe, name=f"probe {key}")
             listing = parent.listing
             if name != listing.probed:
                 listing.probed, listing.probes = name, listing.probes + 1
         return probe
 
-    async def _probe(self, parent: Node, key: str, name: str, probe: Probe) -> None:
+    async def _probe(self, parent: Node, key: str, name: str, probe: NameProbe) -> None:
         with in_use(parent):
             known = self._known_version(parent, key, name)
-            await ask_for_name(self._requests, key, name, probe, known, of_all=self.posix_metadata)
-            if probe.failure is None and not probe.is_overtaken:
+            await probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
+            if probe.failure is None and not probe.is_superseded:
                 self._correct(parent, name, probe)
             del self._probes[parent.number, name]
             probe.end()
@@ -271,36 +275,36 @@ class Names:
         is_known = version is not None and version.key == key and version.size
         return file_row(name, version) if version is not None and is_known else None
 
-    def _correct(self, parent: Node, name: str, probe: Probe) -> None:
+    def _correct(self, parent: Node, name: str, probe: NameProbe) -> None:
         """Enter newer rows of a name into what was listed: the node that they make may be forgotten at once."""
         generations = self._covering(parent, name)
-        for generation in generations:
-            old = self._listings.named(parent.number, generation, name)
+        for version in generations:
+            old = self._listings.named(parent.number, version, name)
             if [row._replace(number=0) for row in old] != probe.rows:
-                with _or_listed_again(parent):
+                with _or_relisted(parent):
                     for row in old:
-                        self._listings.remove(parent.number, generation, row.sort_name)
+                        self._listings.remove(parent.number, version, row.sort_name)
                     numbered = [row._replace(number=self._lister.new_number(parent)) for row in probe.rows]
-                    self._listings.put(parent.number, generation, numbered)
-                    if generation == parent.listing.generation:
-                        self._lister.note_newer(parent, old, numbered)
+                    self._listings.put(parent.number, version, numbered)
+                    if version == parent.listing.epoch:
+                        self._lister.on_newer(parent, old, numbered)
                     parent.listing.has_directories |= any(row.is_directory for row in numbered)
         # With the inode's number that a listing gives this version.
-        for generation in generations:
-            probe.rows = self._listings.named(parent.number, generation, name)
+        for version in generations:
+            probe.rows = self._listings.named(parent.number, version, name)
 
-    def _overtake(self, parent: Node, name: str) -> None:
+    def _supersede(self, parent: Node, name: str) -> None:
         probe = self._probes.get((parent.number, name))
         if probe is not None:
-            probe.is_overtaken = True
+            probe.is_superseded = True
 
     def _covering(self, parent: Node, name: str) -> list[int]:
         """Return the generations that show the name if it is there: a listing under way only up to its progress."""
-        building = self._lister.building(parent)
+        run = self._lister.current_run(parent)
         return [
-            generation
-            for generation in self._lister.marks(parent)
-            if building is None or generation != building.generation or name + "/" <= building.progress
+            version
+            for version in self._lister.marks(parent)
+            if run is None or version != run.epoch or name + "/" <= run.progress
         ]
 
     # ---- what is known
@@ -315,31 +319,31 @@ class Names:
 
     async def look_into(self, directory: Node) -> None:
         """Have something to say of what a directory holds, and whether it has a marker, unless the bucket is silent."""
-        if directory.is_listed or directory.has_marker or self._requests.is_struggling:
+        if directory.is_listed or directory.has_marker or self._metadata_client.is_unresponsive:
             return
-        building = self._lister.start(directory)
-        while not building.done and not building.has_more and not self._requests.is_struggling:
-            await self._requests.wait_for(building)
+        run = self._lister.start(directory)
+        while not run.done and not run.has_more and not self._metadata_client.is_unresponsive:
+            await self._metadata_client.wait_for(run)
 
     def is_empty_as_known(self, directory: Node) -> bool:
         """Return whether nothing is known to be in the directory; asks nobody."""
-        if self._lister.building(directory) is not None and not directory.is_listed:
+        if self._lister.current_run(directory) is not None and not directory.is_listed:
             return False  # of one page it would be complete
         prefix, listing = self._tree.key(directory), directory.listing
         are_hidden = all(
-            self._tree.is_hidden(prefix + row.sort_name, listing.marks.of(row.sort_name))
-            for row in self._listings.iterate(directory.number, listing.generation, batch=10)
+            self._tree.is_hidden(prefix + row.sort_name, listing.page_times.of(row.sort_name))
+            for row in self._listings.iterate(directory.number, listing.epoch, batch=10)
         )
-        return are_hidden and not any(child.pins > 0 for child in directory.children.values())
+        return are_hidden and not any(child.local_refs > 0 for child in directory.children.values())
 
     # ---- what this node's own changes make known
 
-    def note_made(self, directory: Node) -> None:
+    def on_created(self, directory: Node) -> None:
         """A directory that was made here just now is known to be empty."""
-        self._lister.note_empty(directory)
-        self._refresher.note_used(directory, "")
+        self._lister.on_empty(directory)
+        self._refresher.on_lookup(directory, "")
 
-    def note_published(self, node: Node) -> None:
+    def on_published(self, node: Node) -> None:
         """The bucket shows the node now: enter it, and the directories above it, into what is known."""
         step = node
         while step.parent is not None:
@@ -351,22 +355,22 @@ class Names:
             else:
                 return
             if self._tree.hides_keys:
-                self._tree.note_shown(self._tree.key(step))
-            with _or_listed_again(parent):
+                self._tree.on_shown(self._tree.key(step))
+            with _or_relisted(parent):
                 self._enter(parent, step.number, row)
             step = parent
 
-    def note_left(self, version: ObjectInfo) -> None:
+    def on_removed(self, version: ObjectInfo) -> None:
         """The bucket shows what another file has replaced here: that may fail, and then this shows again."""
         parent, name = self._place_of(version.key)
         if parent is None or self._tree.is_hidden(version.key, self._tree.now()):
             return
         if self._tree.hides_keys:
-            self._tree.note_shown(version.key)
-        with _or_listed_again(parent):
+            self._tree.on_shown(version.key)
+        with _or_relisted(parent):
             self._enter(parent, 0, file_row(name, version))
 
-    def note_unknown(self, key: str) -> tuple[Node | None, str]:
+    def on_unknown(self, key: str) -> tuple[Node | None, str]:
         """What the bucket shows under this key has to be asked for again; return its directory, if known, and name."""
         parent, name = self._place_of(key)
         if parent is not None:
@@ -385,33 +389,33 @@ class Names:
         """Enter a row. number: of the inode that the kernel knows it by, 0: of none."""
         known = None
         listing = parent.listing
-        if listing.generation and row.is_directory:
-            known = self._listings.get(parent.number, listing.generation, row.sort_name)
-        if known is None and (listing.generation or not row.is_directory):  # else it is no news
-            self._overtake(parent, row.name)
-        directory, first, last = self._lister.place_of(number)
+        if listing.epoch and row.is_directory:
+            known = self._listings.get(parent.number, listing.epoch, row.sort_name)
+        if known is None and (listing.epoch or not row.is_directory):  # else it is no news
+            self._supersede(parent, row.name)
+        directory, first, last = self._lister.row_position(number)
         if directory is parent and first <= row.sort_name <= last:
             row = row._replace(number=number)  # the kernel goes on with its inode
         elif known is not None:
             row = row._replace(number=known.number)
         else:
             row = row._replace(number=self._lister.new_number(parent))
-        if listing.generation and known != row:
-            self._listings.put(parent.number, listing.generation, [row])
+        if listing.epoch and known != row:
+            self._listings.put(parent.number, listing.epoch, [row])
         listing.has_directories |= row.is_directory
-        self._lister.note_published(parent, row)
+        self._lister.on_published(parent, row)
 
-    def note_gone(self, parent: Node, sort_name: str) -> None:
+    def on_gone(self, parent: Node, sort_name: str) -> None:
         """The bucket no longer shows this name, or will not."""
-        self._overtake(parent, sort_name.rstrip("/"))
-        with _or_listed_again(parent):
-            for generation in self._lister.marks(parent):
-                self._listings.remove(parent.number, generation, sort_name)
-            self._lister.note_gone(parent, sort_name)
+        self._supersede(parent, sort_name.rstrip("/"))
+        with _or_relisted(parent):
+            for version in self._lister.marks(parent):
+                self._listings.remove(parent.number, version, sort_name)
+            self._lister.on_gone(parent, sort_name)
 
 
 @contextmanager
-def _or_listed_again(directory: Node) -> Iterator[None]:
+def _or_relisted(directory: Node) -> Iterator[None]:
     """Where the disk does not take a row, the directory counts as not listed."""
     try:
         yield

@@ -19,13 +19,13 @@ from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import MUTABLE, FileState, check_transition
-from fusecache.policy.incremental_checksums import Sums
+from fusecache.policy.incremental_checksums import IncrementalChecksums
 from fusecache.policy.writeback.multipart import PartTable, first_ready_at
 from fusecache.remote.store import Sent
 
 # Inode numbers from here on are those of listings' rows: in chunks, of which one page of a listing takes one at most.
 LISTED_NUMBERS = 1 << 40
-CHUNK = 1024
+INODE_RANGE = 1024
 # Behind every sort name.
 LAST_NAME = "\U0010ffff"
 
@@ -39,7 +39,7 @@ class Kind(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Marks:
+class PageTimes:
     """When which part of a directory was listed: names up to `ends[i]` at loop time `times[i]`, one a page."""
 
     ends: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Marks:
         self.ends, self.times = [part[0] for part in parts], [part[1] for part in parts]
 
 
-class Use(NamedTuple):
+class AccessHeat(NamedTuple):
     """How names of a part of a directory are looked up: the loop time of the last one, and a decaying count of them."""
 
     moment: float
@@ -93,7 +93,7 @@ class Use(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Listing:
+class ListingState:
     """What is known of a directory's remote names; the rows themselves are in `index/listings.py`.
 
     generation: of the newest complete listing (0: none); finished: the loop time at which it ended (-inf: it cannot be
@@ -103,11 +103,11 @@ class Listing:
     walked: the child that was last read since. uses: of its parts, by where they begin.
     """
 
-    generation: int = 0
+    epoch: int = 0
     hidden: int = 0
     finished: float = float("-inf")
     seconds: float = 0.0
-    marks: Marks = field(default_factory=Marks)
+    page_times: PageTimes = field(default_factory=PageTimes)
     has_directories: bool = True
     chunks: set[int] = field(default_factory=set)
     open_numbers: range = range(0)
@@ -115,15 +115,15 @@ class Listing:
     probed: str = ""
     walker: int = 0
     walked: str = ""
-    uses: "dict[str, Use]" = field(default_factory=dict)
+    uses: "dict[str, AccessHeat]" = field(default_factory=dict)
 
     def expire(self) -> None:
         """Nothing of it is fresh any more."""
         self.finished = float("-inf")
-        self.marks.times = [float("-inf")] * len(self.marks.times)
+        self.page_times.times = [float("-inf")] * len(self.page_times.times)
 
 
-class Listed(NamedTuple):
+class ListedName(NamedTuple):
     """A name as a listing shows it, for which no node is needed until somebody does something with it.
 
     number: of its inode, from the listing's row. seen: the loop time at which the bucket showed it.
@@ -160,35 +160,35 @@ class Node:
     gid: int
     mtime_ns: int
     object: ObjectInfo | None = None
-    generation: "Generation | None" = None
+    version: "FileVersion | None" = None
     target: str = ""
     lookups: int = 0
     handles: int = 0
     writers: int = 0
     appenders: int = 0
     write_error: FusecacheError | None = None
-    pins: int = 0
+    local_refs: int = 0
     verified: float = float("-inf")
     has_marker: bool = False
     # Files, of which there are many, have neither children nor a listing, and seldom need the lock.
     children: "dict[str, Node]" = field(init=False)
-    _listing: Listing | None = field(default=None, init=False)
+    _listing: ListingState | None = field(default=None, init=False)
     _lock: trio.Lock | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.children = {} if self.kind is Kind.DIRECTORY else _NO_CHILDREN
 
     @property
-    def listing(self) -> Listing:
+    def listing(self) -> ListingState:
         """What is known of a directory's remote names."""
         if self._listing is None:
-            self._listing = Listing()
+            self._listing = ListingState()
         return self._listing
 
     @property
     def is_listed(self) -> bool:
         """Whether the rows of a listing of it are kept."""
-        return self._listing is not None and self._listing.generation > 0
+        return self._listing is not None and self._listing.epoch > 0
 
     @property
     def lock(self) -> trio.Lock:
@@ -204,15 +204,15 @@ class Node:
     @property
     def size(self) -> int:
         """Bytes of content as this node shows it."""
-        if self.generation is not None:
-            return self.generation.size
+        if self.version is not None:
+            return self.version.size
         if self.kind is Kind.SYMLINK:
             return len(self.target.encode())
         return self.object.size if self.object is not None else 0
 
 
 @dataclass(eq=False, slots=True)
-class Generation:
+class FileVersion:
     """One version of a file's content that is or was written here. `record` is its journal row."""
 
     record: FileRecord
@@ -239,33 +239,33 @@ class Generation:
     dirty_since: float = float("inf")
     # Those who wait for this very content to be in the bucket.
     awaited: int = 0
-    prepared: "Prepared | None" = None
+    prepared: "Preparation | None" = None
     granule_checksums: bytes = field(default=b"", repr=False)
     # How often its bytes changed; that number at the last promise; its checksums at the last fsync.
     changes: int = 0
     flushed_changes: int = -1
-    sums: Sums = field(default_factory=Sums, repr=False)
+    checksums: IncrementalChecksums = field(default_factory=IncrementalChecksums, repr=False)
     # Whether it was promised right behind the version before it, with nothing queued between.
-    follows: bool = False
+    has_dependent_write: bool = False
     # Whether it may speak of what was removed before it was published: the next version goes before it.
-    is_hollow: bool = False
+    is_superseded_marker: bool = False
     # Bytes written so far, repetitions counted; past `grows_at` of them the next part may be sent.
     written: int = 0
     grows_at: int = field(default_factory=first_ready_at)
     growing_since: float = float("inf")
-    upload: "Upload | None" = None
+    upload: "MultipartUpload | None" = None
     sent_bytes: int = 0
     # The one request that sends it whole, or completes its upload.
     asked: Sent | None = None
     # What its name says to be there, and the bucket refused: for that it is kept back. told_before: the place of the
     # version of its name before it. is_forced: somebody wants it published all the same.
-    missing: "Item | None" = None
-    told_before: int = 0
+    missing: "QueuedChange | None" = None
+    reported_before: int = 0
     is_forced: bool = False
     # The refused version that this one replaces once it is promised.
-    replaces: "Generation | None" = None
+    replaces: "FileVersion | None" = None
     # Newer content of the same file for which this one was dropped: who waits for this one waits for that.
-    successor: "Generation | None" = None
+    successor: "FileVersion | None" = None
     # Where its multipart upload was begun: a rename changes `record.key`, an upload's key never.
     upload_key: str = ""
 
@@ -317,22 +317,22 @@ class Generation:
         """How many of its bytes the bucket has, or the network has taken."""
         return min(self.size, self.sent_bytes + sum(each.bytes for each in self.requests))
 
-    def note_written(self, start: int, stop: int) -> bool:
+    def on_written(self, start: int, stop: int) -> bool:
         """Bytes [start, stop) were written; return whether another part may be sent now."""
-        self.note_changed(start, stop)
+        self.on_changed(start, stop)
         self.size = max(self.size, stop)
         self.written += stop - start
         return self.written >= self.grows_at and stop >= self.grows_at
 
-    def note_changed(self, start: int, stop: int) -> None:
+    def on_changed(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are others now, or gone: what the bucket holds of them counts no longer."""
         self.changes += 1
-        self.sums.change(min(start, self.size), stop)  # a hole before it is new, too
+        self.checksums.change(min(start, self.size), stop)  # a hole before it is new, too
         if self.upload is not None and self.upload.parts.change(start, stop):
             self.record = replace(self.record, part_etags=self.upload.parts.etags())
             self.sent_bytes = self.upload.parts.held_bytes(self.size)
 
-    def go(self, state: FileState, **changes: object) -> FileRecord:
+    def transition_to(self, state: FileState, **changes: object) -> FileRecord:
         """Change state, and other fields of the record with it; return the new row."""
         check_transition(self.record.state, state)
         self.record = replace(self.record, state=state, **changes)  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ class Generation:
 
 
 @dataclass(eq=False, slots=True)
-class Prepared:
+class Preparation:
     """The work that may run before a generation's turn: sync, checksums, parts. done is set at its end."""
 
     done: trio.Event
@@ -353,7 +353,7 @@ class Prepared:
 
 
 @dataclass(eq=False, slots=True)
-class Upload:
+class MultipartUpload:
     """The multipart upload of one generation, perhaps begun before it is sealed.
 
     key: where it was begun. upload_id: "" until the bucket has answered; is_known: the journal has it; is_asked: one of
@@ -407,7 +407,7 @@ class Operation:
     readers: Node | None = None
     error: FusecacheError | None = None
     delays: int = 0
-    is_followed: bool = False
+    has_dependent_write: bool = False
     queued_at: float = field(default_factory=trio.current_time)
 
     @property
@@ -422,16 +422,16 @@ class Operation:
         return (self.record.key,)
 
 
-Item = Generation | Operation
+QueuedChange = FileVersion | Operation
 
 
-def is_removal(item: Item | None) -> TypeGuard[Operation]:
+def is_removal(item: QueuedChange | None) -> TypeGuard[Operation]:
     """Return whether an item is the removal of an object."""
     return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
 
 
 # What a directory shows.
-Shown = Node | Listed
+Shown = Node | ListedName
 _NO_CHILDREN: dict[str, Node] = {}
 
 
@@ -467,9 +467,9 @@ class DirectoryHandle:
 
     node: Node
     process: int = 0
-    generation: int = 0
+    epoch: int = 0
     after: str = ""
-    early: list[str] = field(default_factory=list)
+    unpaired_files: list[str] = field(default_factory=list)
     local_names: list[str] | None = None
     pinned: set[str] = field(default_factory=set)
     queue: "deque[Shown]" = field(default_factory=deque)

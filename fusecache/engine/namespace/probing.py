@@ -3,28 +3,28 @@
 from dataclasses import dataclass, field
 
 from fusecache.engine.namespace.list_page import file_row, with_metadata
-from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, Asked, Requests
+from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, MetadataClient, SharedRequest
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import FusecacheError
 
 
 @dataclass(eq=False, slots=True)
-class Probe(Asked):
+class NameProbe(SharedRequest):
     """A question for one name. asked: loop time; rows: the answer, none if nothing has that name.
 
     is_overtaken: what this node published since has changed the name, so that the answer may be of before or after.
     """
 
     asked: float = 0.0
-    is_overtaken: bool = False
+    is_superseded: bool = False
     rows: list[ListedEntry] = field(default_factory=list)
 
 
-async def ask_for_name(
-    requests: Requests,
+async def probe_name(
+    metadata_client: MetadataClient,
     key: str,
     name: str,
-    probe: Probe,
+    probe: NameProbe,
     known: ListedEntry | None,
     *,
     of_all: bool,
@@ -34,23 +34,23 @@ async def ask_for_name(
     All of it fails together once the bucket has answered nobody for UNREACHABLE_SECONDS.
     """
     try:
-        with requests.patience(UNREACHABLE_SECONDS):
-            rows = await _rows_of(requests, key, name)
+        with metadata_client.deadline(UNREACHABLE_SECONDS):
+            rows = await _rows_of(metadata_client, key, name)
             prefix = key.removesuffix(name)
-            probe.rows = await with_metadata(requests, prefix, rows, {name: known}, of_all=of_all)
+            probe.rows = await with_metadata(metadata_client, prefix, rows, {name: known}, of_all=of_all)
     except FusecacheError as exc:
         probe.failure = exc
 
 
-async def _rows_of(requests: Requests, key: str, name: str) -> list[ListedEntry]:
-    store, below = requests.store, key + "/"
-    page = await requests.ask(store.list_page, key, delimiter="/", limit=2)
+async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list[ListedEntry]:
+    store, below = metadata_client.store, key + "/"
+    page = await metadata_client.call(store.list_page, key, delimiter="/", limit=2)
     rows = [file_row(name, info) for info in page.objects if info.key == key]
     is_directory = below in page.prefixes
     last = max((*(info.key for info in page.objects), *page.prefixes), default="")
     if not is_directory and page.next_token is not None and last < below:
         # Names that sort between, such as `name-1` and `name.txt`, have filled the page.
-        is_directory = bool((await requests.ask(store.list_page, below, limit=1)).objects)
+        is_directory = bool((await metadata_client.call(store.list_page, below, limit=1)).objects)
     if is_directory:
         rows.append(ListedEntry(name, is_directory=True))
     return rows

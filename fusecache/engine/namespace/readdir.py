@@ -5,13 +5,13 @@ Invariant: nobody waits for a whole listing, only for the page that answers him.
 
 from contextlib import suppress
 
-from fusecache.engine.namespace.lister import Building, Lister
-from fusecache.engine.namespace.listing_refresher import Refresher
+from fusecache.engine.namespace.lister import Lister, ListingRun
+from fusecache.engine.namespace.listing_refresher import ListingRefresher
 from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, Shown
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace.ttl import Freshness
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.namespace.ttl import AttributeTtl
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import NotFound
@@ -30,26 +30,26 @@ class DirectoryReader:
         tree: Tree,
         lister: Lister,
         listings: Listings,
-        requests: Requests,
+        metadata_client: MetadataClient,
         reconciler: Reconciler,
-        refresher: Refresher,
-        freshness: Freshness,
+        refresher: ListingRefresher,
+        ttl: AttributeTtl,
     ) -> None:
         self._tree = tree
         self._lister = lister
         self._listings = listings
-        self._requests = requests
+        self._metadata_client = metadata_client
         self._reconciler = reconciler
         self._refresher = refresher
-        self._freshness = freshness
+        self._ttl = ttl
 
     async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
         """Return up to `limit` further names, the bucket's in its order, then those only here; [] at the end."""
         directory = handle.node
-        if handle.generation == 0:
-            self._walk_ahead(handle)
-            if directory.pins:
-                handle.pinned = {name for name, child in directory.children.items() if child.pins}
+        if handle.epoch == 0:
+            self._prefetch_listings(handle)
+            if directory.local_refs:
+                handle.pinned = {name for name, child in directory.children.items() if child.local_refs}
         while handle.local_names is None:
             with self._refresher.waiting():
                 shown = await self._next_remote(handle, limit)
@@ -89,60 +89,58 @@ class DirectoryReader:
         """Return the next names that rows show; sets `local_names` at the end of the rows."""
         directory = handle.node
         while True:
-            building = self._listing_of(handle)
-            rows = self._listings.scan(directory.number, handle.generation, handle.after, limit)
-            if building is not None:
-                rows = [row for row in rows if row.sort_name <= building.progress]
+            run = self._listing_of(handle)
+            rows = self._listings.scan(directory.number, handle.epoch, handle.after, limit)
+            if run is not None:
+                rows = [row for row in rows if row.sort_name <= run.progress]
             if rows:
                 handle.after = rows[-1].sort_name
-                shown = self._visible(handle, rows, building)
+                shown = self._visible(handle, rows, run)
                 if shown:
                     return shown
-            elif building is None:
+            elif run is None:
                 # Names that no row shows: made here, or published since the listing began.
                 handle.local_names = sorted({*directory.children, *handle.pinned})
                 return []
             else:
-                await self._requests.wait_for(building)
-                if building.failure is not None and not self._lister.must_do(directory):
-                    raise building.failure
+                await self._metadata_client.wait_for(run)
+                if run.failure is not None and not self._lister.must_serve_stale(directory):
+                    raise run.failure
 
-    def _listing_of(self, handle: DirectoryHandle) -> Building | None:
+    def _listing_of(self, handle: DirectoryHandle) -> ListingRun | None:
         """Return the listing under way that the handle reads, None if it reads a complete one; begins it if needed."""
         directory = handle.node
-        building = self._lister.building(directory)
-        if self._lister.must_do(directory):
-            building, handle.generation = None, directory.listing.generation
-        elif handle.generation == 0 and building is None and self._freshness.is_fresh(directory):
-            handle.generation = directory.listing.generation
-        elif handle.generation == 0 or (
-            building is None and handle.generation > directory.listing.generation
-        ):
-            building = self._lister.start(directory)  # or ours failed while nobody waited for it
-            handle.generation = building.generation
-        elif building is None or building.generation != handle.generation:
+        run = self._lister.current_run(directory)
+        if self._lister.must_serve_stale(directory):
+            run, handle.epoch = None, directory.listing.epoch
+        elif handle.epoch == 0 and run is None and self._ttl.is_listing_fresh(directory):
+            handle.epoch = directory.listing.epoch
+        elif handle.epoch == 0 or (run is None and handle.epoch > directory.listing.epoch):
+            run = self._lister.start(directory)  # or ours failed while nobody waited for it
+            handle.epoch = run.epoch
+        elif run is None or run.epoch != handle.epoch:
             # Complete by now, or a newer one took its place.
-            building, handle.generation = None, directory.listing.generation
-        if building is not None:
-            building.is_wanted = True
-        return building
+            run, handle.epoch = None, directory.listing.epoch
+        if run is not None:
+            run.is_wanted = True
+        return run
 
     def _visible(
-        self, handle: DirectoryHandle, rows: list[ListedEntry], building: Building | None
+        self, handle: DirectoryHandle, rows: list[ListedEntry], run: ListingRun | None
     ) -> list[Shown]:
         """Return what rows show: nodes where there are any, else the names as they are listed."""
         directory = handle.node
-        marks = building.marks if building is not None else directory.listing.marks
-        view = self._reconciler.view(directory)
+        marks = run.page_times if run is not None else directory.listing.page_times
+        view = self._reconciler.defaults_below(directory)
         children, nodes, hides_keys = directory.children, self._tree.nodes, self._tree.hides_keys
         page_end, seen = "", float("-inf")
         shown: list[Shown] = []
         for row in rows:
             name = row.name
-            if row.is_directory and name in handle.early:
-                handle.early.remove(name)
+            if row.is_directory and name in handle.unpaired_files:
+                handle.unpaired_files.remove(name)
                 continue
-            if not row.is_directory and self._is_behind_directory(handle, name, building):
+            if not row.is_directory and self._is_behind_directory(handle, name, run):
                 continue  # its directory shows instead
             handle.pinned.discard(name)
             if name > page_end:
@@ -157,29 +155,29 @@ class DirectoryReader:
                 continue
         return shown
 
-    def _is_behind_directory(self, handle: DirectoryHandle, name: str, building: Building | None) -> bool:
+    def _is_behind_directory(self, handle: DirectoryHandle, name: str, run: ListingRun | None) -> bool:
         """Return whether a directory has the file's name; where that is not known yet, note that the file was shown."""
         below = name + "/"
-        if building is not None and below > building.progress:
+        if run is not None and below > run.progress:
             # Of names that all begin alike: at most as many as the last one has characters.
-            handle.early = [early for early in handle.early if early + "/" > name]
-            handle.early.append(name)
+            handle.unpaired_files = [early for early in handle.unpaired_files if early + "/" > name]
+            handle.unpaired_files.append(name)
             return False
         directory = handle.node
-        if not (building or directory.listing).has_directories:
+        if not (run or directory.listing).has_directories:
             return False
-        return self._listings.get(directory.number, handle.generation, below) is not None
+        return self._listings.get(directory.number, handle.epoch, below) is not None
 
     def _is_only_here(self, handle: DirectoryHandle, child: Node) -> bool:
         """Return whether the rows that were read did not show the child, though it is there."""
         directory = handle.node
-        seen = directory.listing.marks.of(child.name)
-        if not child.pins and child.verified <= seen:
+        seen = directory.listing.page_times.of(child.name)
+        if not child.local_refs and child.verified <= seen:
             return False
         key = self._tree.child_key(directory, child.name)
         shown = [
             row
-            for row in self._listings.named(directory.number, handle.generation, child.name)
+            for row in self._listings.named(directory.number, handle.epoch, child.name)
             if not self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen)
         ]
         return not shown
@@ -188,14 +186,14 @@ class DirectoryReader:
         """Return what a name stands for whose node nobody needed any more once it was published."""
         directory = handle.node
         listing = directory.listing
-        for generation in {handle.generation, listing.generation}:
-            rows = self._listings.named(directory.number, generation, name)
+        for version in {handle.epoch, listing.epoch}:
+            rows = self._listings.named(directory.number, version, name)
             if rows:
                 with suppress(NotFound):
-                    return self._reconciler.reconcile(directory, name, rows, listing.marks.of(name))
+                    return self._reconciler.reconcile(directory, name, rows, listing.page_times.of(name))
         return None
 
-    def _walk_ahead(self, handle: DirectoryHandle) -> None:
+    def _prefetch_listings(self, handle: DirectoryHandle) -> None:
         """List the next directories for somebody who reads one after the other, as `find` does."""
         directory = handle.node
         parent = directory.parent
@@ -214,7 +212,7 @@ class DirectoryReader:
         marks = self._lister.marks(parent)
         ahead = 0
         for row in self._lister.rows_after(parent, directory.name + "/", _ROWS_AHEAD):
-            if not row.is_directory or ahead == _DIRECTORIES_AHEAD or self._requests.is_struggling:
+            if not row.is_directory or ahead == _DIRECTORIES_AHEAD or self._metadata_client.is_unresponsive:
                 continue
             ahead += 1
             try:
@@ -223,7 +221,11 @@ class DirectoryReader:
                 )
             except NotFound:
                 continue
-            if child.kind is Kind.DIRECTORY and not child.pins and not self._freshness.is_fresh(child):
+            if (
+                child.kind is Kind.DIRECTORY
+                and not child.local_refs
+                and not self._ttl.is_listing_fresh(child)
+            ):
                 self._lister.start(child, ahead=True)
 
     def _follows(self, parent: Node, before: str, name: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Listed, Node
+from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, ListedName, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
@@ -25,7 +25,7 @@ NODES_KEPT = 50_000
 _NODES_LOOKED_AT = 16
 
 
-class View(NamedTuple):
+class DirectoryDefaults(NamedTuple):
     """What all names of a directory have in common. file, directory: attributes, but for the time of files."""
 
     prefix: str
@@ -52,10 +52,10 @@ class Reconciler:
         # A key that is also a prefix: the directory shows, as what lies in it would be lost otherwise.
         row = next((row for row in visible if row.is_directory), visible[0] if visible else None)
         child = parent.children.get(name)
-        if child is not None and (child.pins > 0 or child.verified > seen):
+        if child is not None and (child.local_refs > 0 or child.verified > seen):
             return child
         if child is not None and (
-            row is None or not _is_same(child, row) or self._is_told_anew(child, key, row)
+            row is None or not _is_same(child, row) or self._metadata_changed(child, key, row)
         ):
             self._tree.detach(child)
             child = None
@@ -83,51 +83,55 @@ class Reconciler:
         name = version.key[len(self._tree.key(parent)) :]
         attributes = self._journal.attributes(version.key, version.etag)
         if attributes is None and version.metadata is not None:
-            attributes = self._told(version.metadata, version.modified)
+            attributes = self._attributes_from_metadata(version.metadata, version.modified)
         target = symlink_target(version.metadata)
         kind = Kind.SYMLINK if target else Kind.FILE
         return self._tree.make(
             parent, name, kind, attributes=attributes, version=version, target=target, number=number
         )
 
-    def _told(self, metadata: Mapping[str, str], modified: float) -> PosixAttributes | None:
+    def _attributes_from_metadata(
+        self, metadata: Mapping[str, str], modified: float
+    ) -> PosixAttributes | None:
         kind = Kind.SYMLINK if symlink_target(metadata) else Kind.FILE
         default = self._tree.default_attributes(kind, modified)
         return attributes_from_metadata(metadata, default, with_owner=self._tree.ownership.is_told)
 
-    def _is_told_anew(self, child: Node, key: str, row: ListedEntry) -> bool:
+    def _metadata_changed(self, child: Node, key: str, row: ListedEntry) -> bool:
         """Say whether the same bytes have other metadata now: a kernel that writes back keeps the times of an inode."""
         if child.kind is not Kind.FILE or child.object is None or row.metadata is None:
             return False
         return child.object.metadata != row.metadata and self._journal.attributes(key, row.etag) is None
 
-    def view(self, directory: Node) -> View:
+    def defaults_below(self, directory: Node) -> DirectoryDefaults:
         """Return what all names of a directory have in common."""
-        return View(
+        return DirectoryDefaults(
             self._tree.key(directory),
             self._tree.default_attributes(Kind.FILE, 0.0),
             self._directory_attributes(),
             has_attributes=self._journal.has_attributes,
         )
 
-    def listed(self, view: View, row: ListedEntry, seen: float) -> Listed:
+    def listed(self, defaults: DirectoryDefaults, row: ListedEntry, seen: float) -> ListedName:
         """Return what a row shows, without making a node of it."""
         own: PosixAttributes | None = None
         if row.is_directory:
-            kind, target, own = Kind.DIRECTORY, "", view.directory
+            kind, target, own = Kind.DIRECTORY, "", defaults.directory
         else:
             target = symlink_target(row.metadata) if row.metadata else ""
             kind = Kind.SYMLINK if target else Kind.FILE
-            if view.has_attributes:
-                own = self._journal.attributes(view.prefix + row.name, row.etag)
+            if defaults.has_attributes:
+                own = self._journal.attributes(defaults.prefix + row.name, row.etag)
             if own is None and row.metadata is not None:
-                own = self._told(row.metadata, row.modified)
+                own = self._attributes_from_metadata(row.metadata, row.modified)
                 if own is None and target:
                     own = self._tree.default_attributes(kind, row.modified)
         mtime_ns = int(row.modified * 1e9) if own is None else own.mtime_ns
-        own = own or view.file
+        own = own or defaults.file
         size = len(target.encode()) if target else row.size
-        return Listed(row.number, kind, row.name, own.mode, own.uid, own.gid, mtime_ns, size, target, seen)
+        return ListedName(
+            row.number, kind, row.name, own.mode, own.uid, own.gid, mtime_ns, size, target, seen
+        )
 
     def _directory_attributes(self) -> PosixAttributes:
         # The bucket knows no time of a directory; one that stays the same will do.
@@ -137,12 +141,12 @@ class Reconciler:
 
     def recalled(self, number: int) -> Node | None:
         """Make the node of an inode that only a row tells of; None if no row does any more."""
-        directory, first, last = self._lister.place_of(number)
+        directory, first, last = self._lister.row_position(number)
         if directory is None or not self._tree.is_linked(directory):
             return None
         marks = self._lister.marks(directory)
-        for generation, marked in reversed(list(marks.items())):
-            row = self._listings.find_number(directory.number, generation, number, first, last)
+        for version, marked in reversed(list(marks.items())):
+            row = self._listings.find_number(directory.number, version, number, first, last)
             if row is not None:
                 try:
                     node = self.reconcile(directory, row.name, [row], marked.of(row.sort_name))
@@ -151,28 +155,24 @@ class Reconciler:
                 return node if node.number == number else None
         return None
 
-    def make_room(self) -> None:
+    def evict_idle_nodes(self) -> None:
         """Drop nodes that nobody uses and that can be made again, the longest unused first."""
         if len(self._tree.nodes) <= NODES_KEPT:
             return
         for node in self._tree.oldest(_NODES_LOOKED_AT):
-            if self._can_be_recalled(node):
-                self._tree.park(node)
+            if self._is_recallable(node):
+                self._tree.drop_recallable(node)
 
-    def _can_be_recalled(self, node: Node) -> bool:
+    def _is_recallable(self, node: Node) -> bool:
         parent = node.parent
         if node.number < LISTED_NUMBERS or node.kind is Kind.DIRECTORY or parent is None:
             return False
-        if node.handles or node.pins or node.generation is not None or node.writers:
+        if node.handles or node.local_refs or node.version is not None or node.writers:
             return False
-        directory, first, last = self._lister.place_of(node.number)
+        directory, first, last = self._lister.row_position(node.number)
         if directory is not parent or not first <= node.name <= last or not self._tree.is_linked(parent):
             return False
-        row = (
-            self._listings.get(parent.number, parent.listing.generation, node.name)
-            if parent.is_listed
-            else None
-        )
+        row = self._listings.get(parent.number, parent.listing.epoch, node.name) if parent.is_listed else None
         return row is not None and row.number == node.number and _is_same(node, row)
 
 

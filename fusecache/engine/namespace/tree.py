@@ -70,7 +70,7 @@ class Tree:
         # In the order in which `oldest` goes round.
         self.nodes: OrderedDict[int, Node] = OrderedDict({ROOT: self.root})
         # Who waits, and goes by what is here; what nobody else needs any more meanwhile.
-        self._keepers = 0
+        self._freezes = 0
         self._unneeded: list[Node] = []
         self.on_listing_lost: Callable[[Node], None] = lambda node: None
 
@@ -183,7 +183,7 @@ class Tree:
             raise ValueError(f"{name!r}: attached twice")
         node.parent, node.name = parent, name
         parent.children[name] = node
-        self._add_pins(parent, node.pins)
+        self._add_local_refs(parent, node.local_refs)
 
     def detach(self, node: Node) -> None:
         """Take a node's name away; it lives on while the kernel or a handle knows it."""
@@ -192,7 +192,7 @@ class Tree:
             return
         del parent.children[node.name]
         node.parent = None
-        self._add_pins(parent, -node.pins)
+        self._add_local_refs(parent, -node.local_refs)
         self._release(node)
         self._release(parent)
 
@@ -204,16 +204,16 @@ class Tree:
         if old is not None:
             del old.children[node.name]
             node.parent = None
-            self._add_pins(old, -node.pins)
+            self._add_local_refs(old, -node.local_refs)
         self.attach(node, parent, name)
 
-    def pin(self, node: Node) -> None:
+    def hold_local(self, node: Node) -> None:
         """Make the node the truth about its name until it is unpinned as often."""
-        self._add_pins(node, 1)
+        self._add_local_refs(node, 1)
 
-    def unpin(self, node: Node) -> None:
+    def release_local(self, node: Node) -> None:
         """Undo one `pin`; the bucket shows now what the node says."""
-        self._add_pins(node, -1)
+        self._add_local_refs(node, -1)
         now = trio.current_time()
         step: Node | None = node
         while step is not None:
@@ -229,21 +229,21 @@ class Tree:
             self._release(node)
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
+    def freeze_forgets(self) -> Iterator[None]:
         """Drop no node meanwhile: what is known of it is newer than an answer that is under way."""
-        self._keepers += 1
+        self._freezes += 1
         try:
             yield
         finally:
-            self._keepers -= 1
-            if not self._keepers:
+            self._freezes -= 1
+            if not self._freezes:
                 unneeded, self._unneeded = self._unneeded, []
                 for node in unneeded:
                     self._release(node)
 
     def oldest(self, count: int) -> list[Node]:
         """Return so many nodes, those first that were not among them for the longest time; none while all are kept."""
-        if self._keepers:
+        if self._freezes:
             return []
         found = []
         for _ in range(min(count, len(self.nodes))):
@@ -252,10 +252,10 @@ class Tree:
             found.append(self.nodes[number])
         return found
 
-    def park(self, node: Node) -> None:
+    def drop_recallable(self, node: Node) -> None:
         """Drop a file's node that can be made again, with its number, from a listing's row when it is needed."""
         parent = node.parent
-        if parent is None or node.handles or node.pins or node.generation is not None or node.children:
+        if parent is None or node.handles or node.local_refs or node.version is not None or node.children:
             raise ValueError(f"{node.name!r}: is in use")
         del parent.children[node.name]
         del self.nodes[node.number]
@@ -268,11 +268,11 @@ class Tree:
         """Whether any key is hidden now."""
         return bool(self._tombstones)
 
-    def hide(self, key: str) -> None:
+    def add_tombstone(self, key: str) -> None:
         """A queued change will take `key` out of the bucket: listings that still show it are wrong."""
         self._tombstones.setdefault(key, _Tombstone()).pending += 1
 
-    def unhide(self, key: str, *, gone: bool) -> None:
+    def clear_tombstone(self, key: str, *, gone: bool) -> None:
         """Undo one `hide`; gone: the bucket no longer shows the key."""
         tombstone = self._tombstones.get(key)
         if tombstone is None:
@@ -286,7 +286,7 @@ class Tree:
         if len(self._tombstones) > 1000:
             self._purge_tombstones(now)
 
-    def note_shown(self, key: str) -> None:
+    def on_shown(self, key: str) -> None:
         """The bucket shows the key again: what listings tell of it is right, unless another change takes it out."""
         tombstone = self._tombstones.get(key)
         if tombstone is not None and tombstone.pending == 0:
@@ -302,19 +302,19 @@ class Tree:
             if tombstone.pending == 0 and tombstone.gone < now - _TOMBSTONE_SECONDS:
                 del self._tombstones[key]
 
-    def _add_pins(self, node: Node | None, count: int) -> None:
+    def _add_local_refs(self, node: Node | None, count: int) -> None:
         while node is not None and count:
-            node.pins += count
+            node.local_refs += count
             node = node.parent
 
     def _release(self, node: Node) -> None:
         """Forget a node that nobody knows any more, and then its parent likewise."""
-        if self._keepers:
+        if self._freezes:
             self._unneeded.append(node)
             return
         step: Node | None = node
         while step is not None and step is not self.root:
-            if step.lookups or step.handles or step.pins or step.children or step.generation is not None:
+            if step.lookups or step.handles or step.local_refs or step.children or step.version is not None:
                 return
             parent = step.parent
             self.nodes.pop(step.number, None)

@@ -7,7 +7,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.policy.name_patterns import is_immutable
 
 
-class Freshness:
+class AttributeTtl:
     """Says what is recent enough to be shown without asking.
 
     seconds: how long what may change is believed. immutable: patterns of paths that never do.
@@ -32,11 +32,11 @@ class Freshness:
                 return float("inf")
         return self._seconds
 
-    def is_trusted(self, child: Node) -> bool:
+    def is_node_fresh(self, child: Node) -> bool:
         """Return whether what is known of a node is recent enough, or better than what the bucket shows."""
-        return child.pins > 0 or is_within(self.seconds(child), child.verified)
+        return child.local_refs > 0 or is_within(self.seconds(child), child.verified)
 
-    def is_fresh(self, directory: Node) -> bool:
+    def is_listing_fresh(self, directory: Node) -> bool:
         """Return whether the last listing of a directory may be believed."""
         return is_within(self.seconds(directory), directory.listing.finished)
 

@@ -6,10 +6,10 @@ order. 2. No call waits for the bucket to take anything. Two ask it for names: r
 rename of a directory (what lies in it?).
 """
 
-from fusecache.engine.namespace.nodes import Generation, Item, Kind, Node, Operation, in_use
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, Operation, QueuedChange, in_use
 from fusecache.engine.namespace_ops.rename import is_rename
-from fusecache.engine.namespace_ops.rename_directory import DirectoryMoves
-from fusecache.engine.write.disposal import disowned
+from fusecache.engine.namespace_ops.rename_directory import DirectoryRename
+from fusecache.engine.write.disposal import dropped_row
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.errors import (
     AlreadyExists,
@@ -22,18 +22,18 @@ from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
 
-class Changes(DirectoryMoves):
+class NamespaceOps(DirectoryRename):
     """Carries out changes of names on the tree, the queue and the journal."""
 
     # ---- making
 
     async def create(self, parent: Node, name: str, mode: int) -> Node:
         """Make an empty file, not yet promised to anyone. Raises AlreadyExists, NoSpace."""
-        await self._contents.check_room(lambda: self._tree.relative(self._tree.child_key(parent, name)))
+        await self._file_io.check_space(lambda: self._tree.relative(self._tree.child_key(parent, name)))
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
         node.mode = mode
-        self._contents.create(node)
+        self._file_io.create(node)
         return node
 
     async def mkdir(self, parent: Node, name: str, mode: int) -> Node:
@@ -44,7 +44,7 @@ class Changes(DirectoryMoves):
         node = self._tree.make(parent, name, Kind.DIRECTORY)
         node.mode = mode
         node.has_marker = True
-        self._names.note_made(node)
+        self._lookup.on_created(node)
         changes: list[Change] = []
         self._add(node, OperationKind.MKDIR, key, changes)
         self._collapse_rmdir(key, changes)
@@ -58,7 +58,7 @@ class Changes(DirectoryMoves):
         key = self._tree.child_key(parent, name)
         node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
         changes: list[Change] = []
-        base = self._contents.places.collapse_delete(key, changes)
+        base = self._file_io.placement.collapse_delete(key, changes)
         self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
         await self._journal.commit(*changes)
         return node
@@ -68,31 +68,31 @@ class Changes(DirectoryMoves):
     async def unlink(self, parent: Node, name: str) -> None:
         """Remove a file or symlink; open handles keep working. Raises NotFound, IsADirectory."""
         self._journal.check_writable()
-        await self._names.look_into(parent)
-        node = await self._names.lookup(parent, name)
+        await self._lookup.look_into(parent)
+        node = await self._lookup.lookup(parent, name)
         if node.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(node)}: is a directory")
         changes: list[Change] = []
         self.on_removed(self._tree.key(node))
         self._remove_content(node, changes)
         self._tree.detach(node)
-        self._names.note_gone(parent, name)
+        self._lookup.on_gone(parent, name)
         self._keep_directory(parent, changes)
         await self._journal.commit(*changes)
 
     async def rmdir(self, parent: Node, name: str) -> None:
         """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
         self._journal.check_writable()
-        await self._names.look_into(parent)
-        node = await self._names.lookup(parent, name)
+        await self._lookup.look_into(parent)
+        node = await self._lookup.lookup(parent, name)
         if node.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(node)}: is not a directory")
-        if not await self._names.reader.is_empty(node):
+        if not await self._lookup.reader.is_empty(node):
             raise NotEmpty(f"{self._tree.path(node)}: is not empty")
         changes: list[Change] = []
         self._remove_marker(node, self._tree.key(node), changes)
         self._tree.detach(node)
-        self._names.note_gone(parent, name + "/")
+        self._lookup.on_gone(parent, name + "/")
         self._keep_directory(parent, changes)
         await self._journal.commit(*changes)
 
@@ -107,13 +107,13 @@ class Changes(DirectoryMoves):
         NotADirectory.
         """
         self._journal.check_writable()
-        await self._names.look_into(old_parent)
+        await self._lookup.look_into(old_parent)
         try:
-            target: Node | None = await self._names.lookup(new_parent, new_name)
+            target: Node | None = await self._lookup.lookup(new_parent, new_name)
         except NotFound:
             target = None
         with in_use(target):
-            node = await self._names.lookup(old_parent, old_name)
+            node = await self._lookup.lookup(old_parent, old_name)
         # Another client may have made, replaced or removed it while we looked the other name up.
         target = new_parent.children.get(new_name)
         if target is node:
@@ -126,10 +126,10 @@ class Changes(DirectoryMoves):
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
         if node.kind is Kind.FILE:
             new_key = self._tree.child_key(new_parent, new_name)
-            self._contents.check_stays_published(self._tree.key(node), new_key)
+            self._file_io.check_stays_published(self._tree.key(node), new_key)
         changes: list[Change] = []
         self._move_file(node, target, new_parent, new_name, changes)
-        self._names.note_gone(old_parent, old_name)
+        self._lookup.on_gone(old_parent, old_name)
         self._keep_directory(old_parent, changes)
         await self._journal.commit(*changes)
 
@@ -137,7 +137,7 @@ class Changes(DirectoryMoves):
 
     async def _check_free(self, parent: Node, name: str) -> None:
         try:
-            there = await self._names.lookup(parent, name)
+            there = await self._lookup.lookup(parent, name)
         except NotFound:
             self._tree.child_key(parent, name)
             return
@@ -147,37 +147,37 @@ class Changes(DirectoryMoves):
         """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
         key = self._tree.key(node)
         published = self._shown(node)
-        left: list[Item] = []
-        for item in self._to_take_back(node, key):
-            if not self._owed.is_aside(item):  # for what is aside nobody waits by its place
+        left: list[QueuedChange] = []
+        for item in self._withdrawable(node, key):
+            if not self._queue.is_deferred(item):  # for what is aside nobody waits by its place
                 left.append(item)
-            if isinstance(item, Generation):
-                changes += self._contents.take_out(item)
+            if isinstance(item, FileVersion):
+                changes += self._file_io.dequeue(item)
             else:
-                self._owed.remove(item)
+                self._queue.remove(item)
                 changes.append(DropOperation(item.sequence))
-                self._tree.unpin(node)
-        generation = node.generation
+                self._tree.release_local(node)
+        version = node.version
         # What is owed still stays so: it is relied on, or a rename stands behind it and moves what is there.
-        if generation is not None and not generation.in_flight and generation not in self._owed:
+        if version is not None and not version.in_flight and version not in self._queue:
             if not node.handles:
-                changes += self._contents.drop(generation)
+                changes += self._file_io.drop(version)
             else:
-                self._contents.on_key_changed(generation)  # parts that were sent are for nobody
-                changes += self._contents.drop_replaced(generation)
-                if generation.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
-                    changes.append(disowned(generation))
-        if self._owed.exists_after(key, published):
-            readers = node if node.handles and node.generation is None else None
+                self._file_io.on_key_changed(version)  # parts that were sent are for nobody
+                changes += self._file_io.drop_replaced(version)
+                if version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
+                    changes.append(dropped_row(version))
+        if self._queue.exists_after(key, published):
+            readers = node if node.handles and node.version is None else None
             self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)
-            self._tree.hide(key)
-        changes += self._contents.places.queue_removals(key)
+            self._tree.add_tombstone(key)
+        changes += self._file_io.placement.queue_deletes(key)
         for item in left:
-            changes += self._rotating.note_gone(item.sequence, key)
+            changes += self._rotation.on_gone(item.sequence, key)
 
-    def _to_take_back(self, node: Node, key: str) -> list[Item]:
+    def _withdrawable(self, node: Node, key: str) -> list[QueuedChange]:
         """Return what is queued of a node that is removed, and is not to be published for anything else."""
-        queued = self._owed.for_key(key)
+        queued = self._queue.for_key(key)
         # What is before a rename of ours away from here has come back by another: they need it.
         leaves = [item.sequence for item in queued if is_rename(item) and item.changed_keys()[0] == key]
         return [
@@ -187,12 +187,12 @@ class Changes(DirectoryMoves):
             and not item.in_flight
             and not is_rename(item)
             and item.sequence > max(leaves, default=0)
-            and not self._rotating.is_relied_on(item)
+            and not self._rotation.blocks_a_delete(item)
         ]
 
     def _collapse_rmdir(self, key: str, changes: list[Change]) -> None:
-        for item in self._owed.for_key(key):
+        for item in self._queue.for_key(key):
             if isinstance(item, Operation) and item.record.kind is OperationKind.RMDIR and not item.in_flight:
-                self._owed.remove(item)
-                self._tree.unhide(key, gone=False)
+                self._queue.remove(item)
+                self._tree.clear_tombstone(key, gone=False)
                 changes.append(DropOperation(item.sequence))

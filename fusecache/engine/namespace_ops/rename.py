@@ -7,15 +7,15 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusecache.engine.namespace.lookup import Names
-from fusecache.engine.namespace.nodes import Generation, Item, Node, Operation, attributes_of, in_use
+from fusecache.engine.namespace.lookup import Lookup
+from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, attributes_of, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.runtime.metadata_client import Requests
-from fusecache.engine.write.disposal import disowned
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.writeback.queue import Owed, base_of
-from fusecache.engine.writeback.rotation import Rotating
+from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.write.disposal import dropped_row
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue, base_of
+from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import OperationKind, OperationRecord
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Moving:
+class Rename:
     """Moves content from name to name, in the tree, the queue and the journal."""
 
     def __init__(
         self,
         tree: Tree,
-        names: Names,
-        contents: Contents,
-        owed: Owed,
+        lookup: Lookup,
+        file_io: FileIO,
+        queue: WritebackQueue,
         journal: JournalWriter,
-        requests: Requests,
+        metadata_client: MetadataClient,
     ) -> None:
         self._tree = tree
-        self._names = names
-        self._contents = contents
-        self._owed = owed
+        self._lookup = lookup
+        self._file_io = file_io
+        self._queue = queue
         self._journal = journal
-        self._requests = requests
-        self._rotating = Rotating(owed, contents.take_out, self._to_the_end)
+        self._metadata_client = metadata_client
+        self._rotation = CheckpointRotation(queue, file_io.dequeue, self._requeue_last)
         self.on_removed: Callable[[str], None] = lambda _key: None
         self.on_moved: Callable[[str, str], None] = lambda _before, _now: None
 
@@ -55,20 +55,20 @@ class Moving:
         if target is not None:
             self.on_removed(self._tree.key(target))
             base = self._shown(target)
-            if target.generation is not None and target.generation.state is FileState.REJECTED:
-                target.generation.successor = node.generation
-            if target.generation is not None and target.handles == 0 and not self._is_owed(target):
-                changes += self._contents.drop(target.generation)
-            elif target.generation is not None and not self._is_owed(target):
-                changes += self._contents.drop_replaced(target.generation)
-                if target.generation.state in {FileState.LOCAL, FileState.REJECTED}:
-                    changes.append(disowned(target.generation))  # ends with its last handle
+            if target.version is not None and target.version.state is FileState.REJECTED:
+                target.version.successor = node.version
+            if target.version is not None and target.handles == 0 and not self._is_queued(target):
+                changes += self._file_io.drop(target.version)
+            elif target.version is not None and not self._is_queued(target):
+                changes += self._file_io.drop_replaced(target.version)
+                if target.version.state in {FileState.LOCAL, FileState.REJECTED}:
+                    changes.append(dropped_row(target.version))  # ends with its last handle
             with in_use(new_parent):  # or it goes with its only child
                 self._tree.detach(target)
-        places = self._places_of([(node, key_before)])
+        places = self._sequences_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
-        self._note_left(places, changes)
+        self._on_position_vacated(places, changes)
 
     def _shown(self, node: Node, key: str = "") -> str | None:
         """Return what the bucket shows under the node's key (or the one that it had): the first that is queued knows.
@@ -76,99 +76,101 @@ class Moving:
         The node knows only if nothing is: it may be a new one, made after an older was removed.
         """
         key = key or self._tree.key(node)
-        queued = self._owed.for_key(key)
+        queued = self._queue.for_key(key)
         return base_of(queued[0], key) if queued else node.published_etag(key)
 
-    def _is_owed(self, node: Node) -> bool:
-        return any(item.node is node for item in self._owed.for_key(self._tree.key(node)))
+    def _is_queued(self, node: Node) -> bool:
+        return any(item.node is node for item in self._queue.for_key(self._tree.key(node)))
 
     def _move_content(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         """The file or symlink has a new key: what is unpublished changes its key, what is published is copied."""
         self.on_moved(key_before, key_now)
-        changes += self._contents.places.follow(key_before, key_now)
-        self._move_promised(node, key_before, key_now, base, changes)
-        generation = node.generation
-        if generation is not None and generation in self._contents.local:
-            changes += self._contents.leave_local(node, generation)
+        changes += self._file_io.placement.retarget(key_before, key_now)
+        self._move_queued(node, key_before, key_now, base, changes)
+        version = node.version
+        if version is not None and version in self._file_io.local:
+            changes += self._file_io.end_local_only(node, version)
 
-    def _move_promised(
+    def _move_queued(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
-        queued = [item for item in self._owed.for_key(key_before) if item.node is node]
-        generation, published = node.generation, node.published_etag(key_before)
+        queued = [item for item in self._queue.for_key(key_before) if item.node is node]
+        version, published = node.version, node.published_etag(key_before)
         shown = self._shown(node, key_before)
-        followers = self._followers(queued, key_before, shown)
-        stays = published is not None and self._owed.exists_after(key_before, published)
-        if followers is None or (not queued and (generation is None or stays)):
+        followers = self._dependent_deletes(queued, key_before, shown)
+        stays = published is not None and self._queue.exists_after(key_before, published)
+        if followers is None or (not queued and (version is None or stays)):
             # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
             self._add_rename(node, key_before, key_now, base, changes)
-            if generation is not None and generation not in self._owed:
-                changes += self._rekey(generation, key_now, None)
+            if version is not None and version not in self._queue:
+                changes += self._rekey(version, key_now, None)
             return
         last = queued[-1] if queued else None
-        for replaced in [item for item in queued[:-1] if isinstance(item, Generation)]:
+        for replaced in [item for item in queued[:-1] if isinstance(item, FileVersion)]:
             # The new name never held what was replaced before the rename.
             queued.remove(replaced)
-            replaced.successor = last if isinstance(last, Generation) else None
-            changes += self._contents.drop(replaced)
+            replaced.successor = last if isinstance(last, FileVersion) else None
+            changes += self._file_io.drop(replaced)
         # A removal comes before what may still be taken back.
-        if queued and not any(map(_is_held, queued)):
-            collapsed = self._contents.places.collapse_delete(key_now, changes, queued)
+        if queued and not any(map(_may_be_revoked, queued)):
+            collapsed = self._file_io.placement.collapse_delete(key_now, changes, queued)
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._requeue(item, base, changes, key=key_now)
         for removal in followers:
-            if removal in self._owed:  # else the content went back to where it came from
+            if removal in self._queue:  # else the content went back to where it came from
                 self._requeue(removal, removal.record.base_etag, changes, target=key_now)
-        if generation is not None and generation not in queued:
-            changes += self._rekey(generation, key_now, base)
-        if self._owed.exists_after(key_before, shown):
+        if version is not None and version not in queued:
+            changes += self._rekey(version, key_now, base)
+        if self._queue.exists_after(key_before, shown):
             target = key_now if queued else ""
             self._add(None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown)
-            self._tree.hide(key_before)
+            self._tree.add_tombstone(key_before)
         # What the bucket shows under the new name, for content that is promised later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
-    def _places_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
+    def _sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
         """Return the places in the queue that the nodes have, and their keys, in order."""
         return sorted(
             (item.sequence, key)
             for node, key in nodes
-            for item in self._owed.for_key(key)
-            if item.node is node and not self._owed.is_aside(item)
+            for item in self._queue.for_key(key)
+            if item.node is node and not self._queue.is_deferred(item)
         )
 
-    def _note_left(self, places: list[tuple[int, str]], changes: list[Change]) -> None:
+    def _on_position_vacated(self, places: list[tuple[int, str]], changes: list[Change]) -> None:
         """Nodes have moved that had these places before."""
         for sequence, key in places:
-            item = self._owed.get(sequence)
+            item = self._queue.get(sequence)
             if item is None or key not in item.changed_keys():
-                changes += self._rotating.note_left(sequence)
+                changes += self._rotation.on_removed(sequence)
                 break
 
-    def _to_the_end(self, removal: Operation, changes: list[Change]) -> None:
+    def _requeue_last(self, removal: Operation, changes: list[Change]) -> None:
         self._requeue(removal, removal.record.base_etag, changes)
 
     def _requeue(
-        self, item: Generation | Operation, base: str | None, changes: list[Change], **names: str
+        self, item: FileVersion | Operation, base: str | None, changes: list[Change], **names: str
     ) -> None:
         """Give what is promised the last place of the queue, and another `key` or `target`."""
-        self._owed.remove(item)
+        self._queue.remove(item)
         sequence, key = self._journal.next_number(), names.get("key", item.record.key)
-        place = {"sequence": sequence, "base_etag": self._owed.base_for(key, base), **names}
-        if isinstance(item, Generation):
+        place = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
+        if isinstance(item, FileVersion):
             item.record = replace(item.record, **place)  # type: ignore[arg-type]  # names of its fields
-            self._contents.on_key_changed(item)
+            self._file_io.on_key_changed(item)
             changes.append(PutFile(item.record))
         else:
             changes.append(DropOperation(item.sequence))
             item.record = replace(item.record, **place)  # type: ignore[arg-type]
             changes.append(PutOperation(item.record))
-        self._owed.add(item)
+        self._queue.add(item)
 
-    def _followers(self, queued: list[Item], key: str, shown: str | None) -> list[Operation] | None:
+    def _dependent_deletes(
+        self, queued: list[QueuedChange], key: str, shown: str | None
+    ) -> list[Operation] | None:
         """Return the removals that are to come after what is queued for `key` if that moves; None: it must not move.
 
         It is under way; or a writer may still take it back, and what was closed before it, which the bucket shows or
@@ -177,28 +179,28 @@ class Moving:
         """
         if any(item.in_flight or is_rename(item) for item in queued):
             return None
-        held = next((item for item in queued if _is_held(item)), None)
-        if held is not None and self._owed.exists_before(held, key, shown):
+        held = next((item for item in queued if _may_be_revoked(item)), None)
+        if held is not None and self._queue.exists_before(held, key, shown):
             return None
-        removals = self._owed.removals_behind(key) if queued else []
-        followers = [each for each in removals if not each.in_flight and self._owed.ends_with(each)]
-        are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, Generation))
+        removals = self._queue.deletes_waiting_for(key) if queued else []
+        followers = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
+        are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, FileVersion))
         return None if removals != followers and are_sealed else followers
 
-    def _rekey(self, generation: Generation, key: str, base: str | None) -> list[Change]:
+    def _rekey(self, version: FileVersion, key: str, base: str | None) -> list[Change]:
         """Give content that is not promised, or was refused, another key. base: what the bucket shows under that."""
         # A promise that was taken back belongs to the old name: under the new one it is as new as the rename.
-        sequence = self._journal.next_number() if generation.sequence else 0
-        generation.record = replace(generation.record, key=key, sequence=sequence, base_etag=base)
-        self._contents.on_key_changed(generation)
-        refused = generation.replaces
+        sequence = self._journal.next_number() if version.sequence else 0
+        version.record = replace(version.record, key=key, sequence=sequence, base_etag=base)
+        self._file_io.on_key_changed(version)
+        refused = version.replaces
         rows = [] if refused is None else self._rekey(refused, key, base)
-        return [*rows, PutFile(generation.record)]
+        return [*rows, PutFile(version.record)]
 
     def _add_rename(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
-        collapsed = self._contents.places.collapse_delete(key_now, changes)
+        collapsed = self._file_io.placement.collapse_delete(key_now, changes)
         self._add(
             node,
             OperationKind.RENAME,
@@ -208,14 +210,14 @@ class Moving:
             base_etag=base if collapsed is None else collapsed,
             source=self._moving_object(node, key_before),
         )
-        self._tree.hide(key_before)
+        self._tree.add_tombstone(key_before)
 
     def _moving_object(self, node: Node, key: str) -> ObjectInfo | None:
         """Return what will lie under `key` when the node's rename has its turn; ETag "": not known yet."""
         version = node.object
         etag = version.etag if version is not None and version.key == key else ""
-        for item in reversed(self._owed.for_key(key)):
-            if isinstance(item, Generation) and item.node is node:
+        for item in reversed(self._queue.for_key(key)):
+            if isinstance(item, FileVersion) and item.node is node:
                 return ObjectInfo(key, etag, item.size, item.record.attributes.mtime_ns / 1e9)
         return None if version is None else ObjectInfo(key, etag, version.size, version.modified)
 
@@ -238,7 +240,7 @@ class Moving:
             kind=kind,
             key=key,
             target=target,
-            base_etag=self._owed.base_for(changed_key, base_etag),
+            base_etag=self._queue.base_for(changed_key, base_etag),
             source_etag=source.etag if source is not None else "",
             size=source.size if source is not None else 0,
             modified=source.modified if source is not None else 0.0,
@@ -246,19 +248,19 @@ class Moving:
             attributes=attributes_of(node) if node is not None else None,
             link=node.target if kind is OperationKind.RENAME and node is not None else "",
         )
-        self._owed.add(Operation(record, node, readers=readers))
+        self._queue.add(Operation(record, node, readers=readers))
         if node is not None:
-            self._tree.pin(node)
+            self._tree.hold_local(node)
         changes.append(PutOperation(record))
 
 
-def is_rename(item: Generation | Operation) -> bool:
+def is_rename(item: FileVersion | Operation) -> bool:
     """Return whether an item is a queued rename."""
     return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME
 
 
-def _is_held(item: Generation | Operation) -> bool:
+def _may_be_revoked(item: FileVersion | Operation) -> bool:
     """Return whether a writer may still take the promise back."""
-    if not isinstance(item, Generation) or item.state is not FileState.FLUSHED:
+    if not isinstance(item, FileVersion) or item.state is not FileState.FLUSHED:
         return False
     return item.node is not None and item.node.writers > 0

@@ -5,8 +5,8 @@ from dataclasses import replace
 import trio
 
 from fusecache.engine.namespace.nodes import Kind, Node, Operation
-from fusecache.engine.namespace_ops.rename import Moving
-from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.namespace_ops.rename import Rename
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.errors import (
     AccessDenied,
@@ -23,7 +23,7 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import OperationKind
 
 
-class DirectoryMoves(Moving):
+class DirectoryRename(Rename):
     """Moves directories, and keeps their markers."""
 
     async def _rename_directory(
@@ -41,7 +41,7 @@ class DirectoryMoves(Moving):
                 self._tree.child_key(new_parent, new_name, directory=True),
             )
             await self._check_directory_target(node, target, new_key)
-            with self._tree.keeping():
+            with self._tree.freeze_forgets():
                 began = self._tree.now()
                 remote = await self._everything_below(old_key, began)
                 while (there := new_parent.children.get(new_name)) is not target:
@@ -72,19 +72,19 @@ class DirectoryMoves(Moving):
         new_key = self._tree.child_key(new_parent, new_name, directory=True)
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
         for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
-            self._contents.check_stays_published(key, new_key + key[len(old_key) :])
+            self._file_io.check_stays_published(key, new_key + key[len(old_key) :])
         for info in remote:
             check_key(new_key + info.key[len(old_key) :])
-            self._materialise(node, info, old_key, began)
+            self._create_nodes_for(node, info, old_key, began)
         self._forget_gone(node, {info.key for info in remote}, began)
         changes: list[Change] = []
         if target is not None:
             self._remove_marker(target, new_key, changes)
             self._tree.detach(target)
         listed = {info.key: info.modified for info in remote}
-        members = sorted(self._tree.walk(node), key=lambda member: self._order_of_moving(member, listed))
+        members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
-        places = self._places_of(moved)
+        places = self._sequences_of(moved)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:
@@ -94,23 +94,23 @@ class DirectoryMoves(Moving):
                 member.listing.expire()
                 member.has_marker = True
                 self._add(member, OperationKind.MKDIR, key_now, changes)  # pins before the other unpins
-                self._take_back_marker(member, key_before, changes)
+                self._withdraw_marker(member, key_before, changes)
             else:
                 self._move_content(member, key_before, key_now, None, changes)
         # The old markers go last, children first: the old name is hidden here until its last object is gone.
         for member, key_before in reversed(directories):
             self._remove_marker(member, key_before, changes)
         if old_parent is not None:
-            self._names.note_gone(old_parent, old_name + "/")
+            self._lookup.on_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
-        self._note_left(places, changes)
+        self._on_position_vacated(places, changes)
         return changes
 
     def _check_replaceable(self, target: Node | None, *, replace: bool) -> None:
         if target is not None and not replace:
             raise AlreadyExists(f"{self._tree.path(target)}: exists")
 
-    def _order_of_moving(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
+    def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
         """Order what a renamed directory holds as it came to the bucket: what speaks of others comes after them.
 
         listed: when the bucket had each object. Of what came in the same moment, as far as is known, and of what never
@@ -119,12 +119,12 @@ class DirectoryMoves(Moving):
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
             return 0, False, 0.0, False, key  # parents before their children
-        speaks = member.kind is Kind.SYMLINK or member.size == 0 or self._owed.tells(key)
-        places = [item.sequence for item in self._owed.for_key(key) if item.node is member]
+        speaks = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
+        places = [item.sequence for item in self._queue.for_key(key) if item.node is member]
         if places:
             return 2, False, places[-1], speaks, key  # of several versions the newest is what moves
-        content = member.generation
-        if content is not None and content in self._contents.local:
+        content = member.version
+        if content is not None and content in self._file_io.local:
             return 3, speaks, content.flushed_at, speaks, key
         known = member.object.modified if member.object is not None else 0.0
         return 1, False, listed.get(key, known), speaks, key
@@ -136,7 +136,7 @@ class DirectoryMoves(Moving):
             return
         if target.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(target)}: is not a directory")
-        if not await self._names.reader.is_empty(target):
+        if not await self._lookup.reader.is_empty(target):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
     async def _everything_below(self, prefix: str, began: float) -> list[ObjectInfo]:
@@ -144,12 +144,14 @@ class DirectoryMoves(Moving):
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
-            page = await self._requests.ask(self._requests.store.list_page, prefix, token=token)
+            page = await self._metadata_client.call(
+                self._metadata_client.store.list_page, prefix, token=token
+            )
             shown = {info.key: info for info in page.objects if not self._tree.is_hidden(info.key, began)}
-            with one_failure():
+            with unwrap_single_error():
                 async with trio.open_nursery() as nursery:
                     for info in page.objects:
-                        is_asked = info.size == 0 or self._names.posix_metadata
+                        is_asked = info.size == 0 or self._lookup.posix_metadata
                         if is_asked and not info.key.endswith("/") and info.key in shown:
                             nursery.start_soon(self._look_at, info.key, shown)
             found += shown.values()
@@ -161,12 +163,12 @@ class DirectoryMoves(Moving):
         """Ask what only a HEAD tells of an object: one of no bytes may be a symlink."""
         listed = shown[key]
         try:
-            found = await self._requests.ask(self._requests.store.head, key)
+            found = await self._metadata_client.call(self._metadata_client.store.head, key)
         except ObjectMissing:
             del shown[key]  # removed since
             return
         except (AccessDenied, Refused):
-            if not listed.size or self._requests.refused_seconds:
+            if not listed.size or self._metadata_client.refused_seconds:
                 raise
             return
         # Of the time a HEAD has whole seconds only: by that it would come before what it was written after.
@@ -176,11 +178,11 @@ class DirectoryMoves(Moving):
     def _forget_gone(self, top: Node, listed: set[str], began: float) -> None:
         """Drop nodes below `top` that another client removed: there is nothing to rename."""
         for member in list(self._tree.walk(top)):
-            is_clean = member.pins == 0 and member.verified < began and not member.children
+            is_clean = member.local_refs == 0 and member.verified < began and not member.children
             if member.kind is not Kind.DIRECTORY and is_clean and self._tree.key(member) not in listed:
                 self._tree.detach(member)
 
-    def _materialise(self, top: Node, info: ObjectInfo, prefix: str, listed: float) -> None:
+    def _create_nodes_for(self, top: Node, info: ObjectInfo, prefix: str, listed: float) -> None:
         """Make nodes for one remote object below `top`, unless this node knows better."""
         *folders, name = info.key[len(prefix) :].split("/")
         if any(unusable_name(part) for part in folders) or (name and unusable_name(name)):
@@ -203,7 +205,7 @@ class DirectoryMoves(Moving):
         child = directory.children.get(name)
         if (
             child is not None
-            and child.pins == 0
+            and child.local_refs == 0
             and child.verified < listed
             and child.object is not None
             and child.object.etag != info.etag
@@ -211,25 +213,25 @@ class DirectoryMoves(Moving):
             self._tree.detach(child)  # another client replaced it since this node last looked
             child = None
         if child is None:
-            self._names.make_file(directory, info)
+            self._lookup.make_file(directory, info)
 
-    def _take_back_marker(self, node: Node, key: str, changes: list[Change]) -> None:
-        for item in self._owed.for_key(key):
+    def _withdraw_marker(self, node: Node, key: str, changes: list[Change]) -> None:
+        for item in self._queue.for_key(key):
             if isinstance(item, Operation) and not item.in_flight and item.node is node:
-                self._owed.remove(item)
+                self._queue.remove(item)
                 changes.append(DropOperation(item.sequence))
-                self._tree.unpin(node)
+                self._tree.release_local(node)
 
     def _remove_marker(self, node: Node, key: str, changes: list[Change]) -> None:
-        self._take_back_marker(node, key, changes)
+        self._withdraw_marker(node, key, changes)
         # A marker may be there even if no listing told so: deleting one that is not is success, and free.
         self._add(None, OperationKind.RMDIR, key, changes)
-        self._tree.hide(key)
+        self._tree.add_tombstone(key)
 
     def _keep_directory(self, directory: Node, changes: list[Change]) -> None:
         """A directory without marker lives by its objects: when its last name goes, give it one."""
         if directory is self._tree.root or directory.has_marker or not self._tree.is_linked(directory):
             return
-        if self._names.is_empty_as_known(directory):
+        if self._lookup.is_empty_as_known(directory):
             directory.has_marker = True
             self._add(directory, OperationKind.MKDIR, self._tree.key(directory), changes)

@@ -13,11 +13,11 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.range_cache import is_worth_it
-from fusecache.engine.namespace.lookup import Names
+from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.prefetch.prefetcher import Prefetcher
-from fusecache.engine.prefetch.timeline import Job, Timeline, Window, index_plan
+from fusecache.engine.prefetch.timeline import Job, PlanIndex, Timeline, index_plan
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import Process, process_of
 from fusecache.model.errors import NotFound
@@ -33,13 +33,13 @@ _LOOK_SECONDS = 2.0
 _NOW = 1e-6
 
 
-class Hinting:
+class HintService:
     """What jobs have said they will read."""
 
     def __init__(
         self,
         tree: Tree,
-        names: Names,
+        lookup: Lookup,
         cache: BlockCache,
         offload: Offload,
         resolve: Callable[[str], Awaitable[Node]],
@@ -50,9 +50,9 @@ class Hinting:
         self._timeline = Timeline()
         # Who sent a job's plan, where that is to be seen; of these, who says where it is as well: a shell that copies a
         # plan here may end at once, and its job goes on.
-        self._planners: dict[str, Process] = {}
-        self._speakers: dict[str, Process] = {}
-        self._prefetcher = Prefetcher(self._timeline, tree, names, cache, resolve)
+        self._plan_senders: dict[str, Process] = {}
+        self._cursor_senders: dict[str, Process] = {}
+        self._prefetcher = Prefetcher(self._timeline, tree, lookup, cache, resolve)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Fetch what is hinted, and forget silent jobs, until cancelled."""
@@ -71,7 +71,7 @@ class Hinting:
 
     def _end_jobs(self) -> None:
         """Have nothing more fetched for jobs whose processes are gone; killed ones take nothing back."""
-        ended = [job for job, process in self._speakers.items() if process.has_ended()]
+        ended = [job for job, process in self._cursor_senders.items() if process.has_ended()]
         for job in ended:
             self._forget_process(job)
             self._timeline.end(job, trio.current_time())
@@ -80,12 +80,12 @@ class Hinting:
             self._changed()
 
     def _forget_process(self, job: str) -> None:
-        self._planners.pop(job, None)
-        self._speakers.pop(job, None)
+        self._plan_senders.pop(job, None)
+        self._cursor_senders.pop(job, None)
 
     # ---- what jobs say
 
-    async def take(self, file: str, message: bytes | bytearray, pid: int = 0) -> None:
+    async def receive(self, file: str, message: bytes | bytearray, pid: int = 0) -> None:
         """Take the content of a hint file, `<job>.plan` or `<job>.cursor`. pid: of the thread that says it, or 0.
 
         Raises HintError, NotFound for the cursor of a job whose plan is not here, NotPermitted if there are too many.
@@ -96,18 +96,18 @@ class Hinting:
             if not self._timeline.move(job, step, trio.current_time()):
                 raise NotFound(f"{job}: there is no plan of this job, or it was forgotten")
             process = process_of(pid)
-            if process is not None and process == self._planners.get(job):
-                self._speakers[job] = process
+            if process is not None and process == self._plan_senders.get(job):
+                self._cursor_senders[job] = process
             else:
-                self._speakers.pop(job, None)
+                self._cursor_senders.pop(job, None)
         else:
             process = process_of(pid)
             window = await self._offload.disk(_read_plan, bytes(message))
             self._timeline.add(job, window, trio.current_time())
-            if process is None or process != self._planners.get(job):
+            if process is None or process != self._plan_senders.get(job):
                 self._forget_process(job)
             if process is not None:
-                self._planners[job] = process
+                self._plan_senders[job] = process
             plan = window.plan
             log.info("plan taken job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step)
         self._changed()
@@ -133,29 +133,29 @@ class Hinting:
     def statistics(self) -> dict[str, Any]:
         """Return what is hinted and what came of it, as plain values."""
         return {
-            "jobs": [self._facts(job) for job in self._timeline.jobs.values()],
+            "jobs": [self._job_as_dict(job) for job in self._timeline.jobs.values()],
             "predicted_stalls": self._prefetcher.predicted_stalls(),
-            "exact_bytes": self._cache.snippets.held_bytes,
+            "exact_bytes": self._cache.range_cache.held_bytes,
             "forgotten_jobs": self._timeline.forgotten,
         }
 
-    def facts(self, job: str) -> dict[str, Any]:
+    def as_dict(self, job: str) -> dict[str, Any]:
         """Return what is known of one job. Raises NotFound."""
         known = self._timeline.jobs.get(job)
         if known is None:
             raise NotFound(f"{job}: there is no plan of this job")
-        return self._facts(known)
+        return self._job_as_dict(known)
 
-    def _facts(self, job: Job) -> dict[str, Any]:
+    def _job_as_dict(self, job: Job) -> dict[str, Any]:
         front = job.front(is_exact=False)
-        to_come = max((window.last for window in job.windows), default=job.step)
+        to_come = max((window.last for window in job.plans), default=job.step)
         looked_at = front.first if front is not None else to_come
         return {
             "job": job.name,
             "step": job.step,
             "seconds_a_step": round(job.pace.seconds_a_step, 6),
-            "windows": [window.plan.window for window in job.windows],
-            "fetched": [self._prefetcher.fetched(window) for window in job.windows],
+            "windows": [window.plan.window for window in job.plans],
+            "fetched": [self._prefetcher.fetched(window) for window in job.plans],
             "extents": job.extents,
             "planned_steps": max(0, to_come - job.step),
             "horizon_steps": max(0, looked_at - job.step),
@@ -166,7 +166,7 @@ class Hinting:
             "missed_bytes": job.missed_bytes,
             "late": job.late,
             "skipped": job.skipped,
-            "silent_seconds": round(trio.current_time() - job.heard, 1),
+            "silent_seconds": round(trio.current_time() - job.last_message_at, 1),
             "ended_seconds": round(max(0.1, trio.current_time() - job.ended_at), 1) if job.has_ended else 0.0,
         }
 
@@ -174,7 +174,7 @@ class Hinting:
 
     def _changed(self) -> None:
         is_hinted = bool(self._timeline.jobs)
-        self._cache.housekeeping.listen_to_hints(self._next_use if is_hinted else None)
+        self._cache.maintenance.listen_to_hints(self._next_use if is_hinted else None)
         self._cache.hints = self if is_hinted else None
         self._prefetcher.wake()
 
@@ -198,25 +198,25 @@ class Hinting:
 
         Because a plan says so, or because there is no room for more of a file that somebody reads here and there.
         """
-        snippets, extent = self._cache.snippets, Extent(start, stop)
+        cached_ranges, extent = self._cache.range_cache, Extent(start, stop)
         if not is_worth_it(extent):
             return None
         path = self._tree.relative(object_id.key)
         use = self._timeline.exact_use(path, start, stop)
-        if use is None and is_random and self._cache.housekeeping.free_bytes() < GRANULE_BYTES:
+        if use is None and is_random and self._cache.maintenance.free_bytes() < GRANULE_BYTES:
             use = self._timeline.long_use(path)  # for who waits, and then let go
-        if use is None or not snippets.fits(extent):
+        if use is None or not cached_ranges.fits(extent):
             return None
-        snippet = snippets.begin(object_id, size, extent, depth=0)
-        snippet.turn.cause = Cause.DEMAND
-        self._prefetcher.bring(*use, snippet)
-        return await snippets.read(object_id, start, stop)
+        cached_range = cached_ranges.begin(object_id, size, extent, depth=0)
+        cached_range.ticket.cause = Cause.DEMAND
+        self._prefetcher.fetch_range(*use, cached_range)
+        return await cached_ranges.read(object_id, start, stop)
 
-    def note_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+    def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
         """Somebody reads a file: the jobs that have named it are alive."""
         path = self._tree.relative(object_id.key)
-        self._prefetcher.note_read()
-        if self._timeline.note_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
+        self._prefetcher.on_read()
+        if self._timeline.on_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
             self._changed()
 
 
@@ -228,6 +228,6 @@ def job_of(file: str) -> tuple[str, str]:
     raise HintError(f"{file!r} is no hint: <job>{PLAN} and <job>{CURSOR} are")
 
 
-def _read_plan(message: bytes) -> Window:
+def _read_plan(message: bytes) -> PlanIndex:
     """Run in a thread."""
     return index_plan(decode_plan(message))

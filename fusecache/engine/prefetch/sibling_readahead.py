@@ -11,19 +11,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fusecache.engine.cache.block_cache import BlockCache, Wanted
-from fusecache.engine.namespace.lookup import Names
+from fusecache.engine.cache.block_cache import BlockCache, PrefetchRange
+from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.index.rows import ListedEntry
 from fusecache.model.objects import ObjectId
-from fusecache.policy.cache.sibling_readahead import REACH, Walk, ask, bytes_to_ask, is_near, observe
+from fusecache.policy.cache.sibling_readahead import (
+    REACH,
+    ScanPattern,
+    bytes_to_ask,
+    is_near,
+    next_window,
+    observe,
+)
 
 # Directories that the jobs of a node read at the same time; one that falls out is found to be walked again.
 _DIRECTORIES = 32
 # Threads that read one directory, and walks in it, told apart: more than the workers of a node's loaders.
 _READERS = 128
-_WALKS = 16
+_SCANS = 16
 # Rows of the listing are taken in such portions once a walk is one.
 _ROWS_AT_ONCE = 32
 
@@ -33,7 +40,7 @@ _RowsAfter = Callable[[str, int], list[ListedEntry]]
 
 
 @dataclass(eq=False, slots=True)
-class _Strip:
+class _DirectoryScan:
     """A walk and the names around its front.
 
     positions: of the names from SPAN behind the front on. unasked: the rows of positions walk.asked … stop - 1. stop:
@@ -41,17 +48,17 @@ class _Strip:
     """
 
     last: str
-    walk: Walk = field(default_factory=Walk)
+    pattern: ScanPattern = field(default_factory=ScanPattern)
     positions: OrderedDict[str, int] = field(default_factory=OrderedDict)
     unasked: deque[ListedEntry] = field(default_factory=deque)
     stop: int = 1
 
     def position(self, name: str, rows_after: _RowsAfter) -> int | None:
         """Return the place of a name near the front, None if it is not there."""
-        if name > self.last and self.stop - self.walk.front < REACH:
+        if name > self.last and self.stop - self.pattern.front < REACH:
             self.extend(rows_after, REACH)
         position = self.positions.get(name)
-        return position if position is not None and is_near(self.walk, position) else None
+        return position if position is not None and is_near(self.pattern, position) else None
 
     def extend(self, rows_after: _RowsAfter, count: int) -> None:
         """Take further rows from the listing."""
@@ -66,19 +73,19 @@ class _Strip:
 
     def observe(self, position: int, size: int) -> None:
         """The file there was opened."""
-        self.walk = observe(self.walk, position, size)
-        while len(self.unasked) > self.stop - self.walk.asked:
+        self.pattern = observe(self.pattern, position, size)
+        while len(self.unasked) > self.stop - self.pattern.asked:
             self.unasked.popleft()
-        while self.positions and not is_near(self.walk, next(iter(self.positions.values()))):
+        while self.positions and not is_near(self.pattern, next(iter(self.positions.values()))):
             self.positions.popitem(last=False)
 
-    def ask(self, rows_after: _RowsAfter) -> list[ListedEntry]:
+    def next_window(self, rows_after: _RowsAfter) -> list[ListedEntry]:
         """Return the rows of files that should be fetched now."""
-        if not self.walk.is_in_order:
+        if not self.pattern.is_in_order:
             return []
-        if self.stop < self.walk.front + self.walk.window + REACH:
+        if self.stop < self.pattern.front + self.pattern.window + REACH:
             self.extend(rows_after, _ROWS_AT_ONCE)
-        self.walk, count = ask(self.walk, [row.size for row in self.unasked])
+        self.pattern, count = next_window(self.pattern, [row.size for row in self.unasked])
         return [self.unasked.popleft() for _ in range(count)]
 
 
@@ -86,51 +93,51 @@ class _Strip:
 class _Directory:
     """The readers of one directory: each one's strip, the one that was last read in, those that proved to be walks."""
 
-    readers: OrderedDict[int, _Strip] = field(default_factory=OrderedDict)
-    latest: _Strip | None = None
-    walks: OrderedDict[int, _Strip] = field(default_factory=OrderedDict)
+    readers: OrderedDict[int, _DirectoryScan] = field(default_factory=OrderedDict)
+    latest: _DirectoryScan | None = None
+    scans: OrderedDict[int, _DirectoryScan] = field(default_factory=OrderedDict)
 
-    def strip_of(self, name: str, reader: int, rows_after: _RowsAfter) -> tuple[_Strip, int]:
+    def scan_of(self, name: str, reader: int, rows_after: _RowsAfter) -> tuple[_DirectoryScan, int]:
         """Return the strip that an opened name belongs to, and its position; a new one if it fits none."""
         for strip in self._candidates(reader):
             position = strip.position(name, rows_after)
             if position is not None:
                 return strip, position
-        strip = _Strip(name)
+        strip = _DirectoryScan(name)
         strip.positions[name] = 0
         return strip, 0
 
-    def _candidates(self, reader: int) -> Iterator[_Strip]:
+    def _candidates(self, reader: int) -> Iterator[_DirectoryScan]:
         """Yield strips: the latest first, so that threads which share one list do not each begin their own."""
         if self.latest is not None:
             yield self.latest
-        for strip in list(self.walks.values()):
+        for strip in list(self.scans.values()):
             if strip is not self.latest:
                 yield strip
         own = self.readers.get(reader)
-        if own is not None and own is not self.latest and id(own) not in self.walks:
+        if own is not None and own is not self.latest and id(own) not in self.scans:
             yield own
 
-    def remember(self, strip: _Strip, reader: int) -> None:
+    def remember(self, strip: _DirectoryScan, reader: int) -> None:
         """The reader was last seen in the strip."""
         self.latest = strip
         _keep(self.readers, reader, strip, _READERS)
-        if strip.walk.is_in_order:
-            _keep(self.walks, id(strip), strip, _WALKS)
+        if strip.pattern.is_in_order:
+            _keep(self.scans, id(strip), strip, _SCANS)
         else:
-            self.walks.pop(id(strip), None)
+            self.scans.pop(id(strip), None)
 
 
-class Siblings:
+class SiblingReadahead:
     """Watches which files are read after which, and has the cache fetch the next ones."""
 
-    def __init__(self, tree: Tree, names: Names, cache: BlockCache) -> None:
+    def __init__(self, tree: Tree, lookup: Lookup, cache: BlockCache) -> None:
         self._tree = tree
-        self._names = names
+        self._lookup = lookup
         self._cache = cache
         self._directories: OrderedDict[int, _Directory] = OrderedDict()
 
-    def note_read(self, node: Node, reader: int) -> None:
+    def on_read(self, node: Node, reader: int) -> None:
         """A reader (any number that tells threads apart) begins to read a file of the bucket at its start."""
         parent, version = node.parent, node.object
         if parent is None or version is None:
@@ -141,12 +148,12 @@ class Siblings:
         _keep(self._directories, parent.number, directory, _DIRECTORIES)
 
         def rows_after(sort_name: str, limit: int) -> list[ListedEntry]:
-            return self._names.rows_after(parent, sort_name, limit)
+            return self._lookup.rows_after(parent, sort_name, limit)
 
-        strip, position = directory.strip_of(node.name, reader, rows_after)
+        strip, position = directory.scan_of(node.name, reader, rows_after)
         strip.observe(position, version.size)
         directory.remember(strip, reader)
-        rows = strip.ask(rows_after)
+        rows = strip.next_window(rows_after)
         if rows:
             prefix = self._tree.key(parent)
             self._cache.prefetch([_wanted(parent, prefix, row) for row in rows if _is_remote(parent, row)])
@@ -155,16 +162,16 @@ class Siblings:
 def _is_remote(parent: Node, row: ListedEntry) -> bool:
     """Return whether there is something to fetch: empty files and those with newer content here have nothing."""
     child = parent.children.get(row.name)
-    return row.size > 0 and (child is None or (child.generation is None and child.object is not None))
+    return row.size > 0 and (child is None or (child.version is None and child.object is not None))
 
 
-def _wanted(parent: Node, prefix: str, row: ListedEntry) -> Wanted:
+def _wanted(parent: Node, prefix: str, row: ListedEntry) -> PrefetchRange:
     child = parent.children.get(row.name)
     if child is not None and child.object is not None:  # at least as new as the row
         object_id, size = child.object.object_id, child.object.size
     else:
         object_id, size = ObjectId(prefix + row.name, row.etag), row.size
-    return Wanted(object_id, size, bytes_to_ask(size))
+    return PrefetchRange(object_id, size, bytes_to_ask(size))
 
 
 def _keep(entries: OrderedDict[int, T], key: int, value: T, most: int) -> None:

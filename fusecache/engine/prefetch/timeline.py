@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hints import Plan
-from fusecache.policy.cache.prefetch_horizon import SILENT_SECONDS, Pace, observe_step, step_of_reads
+from fusecache.policy.cache.prefetch_horizon import SILENT_SECONDS, StepRate, observe_step, step_of_reads
 
 # Some 150 bytes each at most: 200 MB, and an epoch of 10**6 shards.
 MOST_EXTENTS = 1_000_000
@@ -28,7 +28,7 @@ MOST_EXTENTS = 1_000_000
 _PATH_BYTES = 150
 MOST_JOBS = 64
 # Over all jobs: each read asks them all. The loader has some 6 at a time.
-MOST_WINDOWS = 256
+MOST_PLANS = 256
 # Rows of one file that are looked at to find its next use, or in one go to get past what lies behind a job; there are
 # more of a file only where many small extents lie in it.
 _ROWS_LOOKED_AT = 256
@@ -47,7 +47,7 @@ _QUIET_SECONDS = 5.0
 
 
 @dataclass(eq=False, slots=True)
-class Window:
+class PlanIndex:
     """One plan, indexed. rows: its extents grouped by path, those of a path in the order of the plan; those of path p
     are rows[begins[p]:begins[p + 1]]. longest: the most steps from an extent's first use to its last; last: the step of
     the last use of all; weight: the extents whose memory it takes. Of exact plans: by_start, as rows, but those of a
@@ -81,7 +81,7 @@ class Window:
         """Say whether a step is about to be read: one of the first, or of those behind what is being read."""
         return step <= max(self.read_to, self.plan.first[0]) + _NEAR_STEPS
 
-    def note_read(self, soonest: int, nbytes: int, step: int) -> bool:
+    def on_read(self, soonest: int, nbytes: int, step: int) -> bool:
         """Bytes of a sample of step `soonest` were read, the job being at `step` at least; return whether it moves."""
         most = max(self.plan.first[0], step) + _STEPS_AHEAD
         if nbytes > self.longest_bytes + _AROUND_BYTES or not self.read_to < soonest <= most:
@@ -89,7 +89,7 @@ class Window:
         self.read_to = soonest
         return True
 
-    def _places_of(self, path: str) -> tuple[int, int]:
+    def _positions_of(self, path: str) -> tuple[int, int]:
         """Return where the extents of a path lie in `rows`, and in `by_start`: nowhere if it has none."""
         number = bisect_left(self.plan.paths, path)
         if number == len(self.plan.paths) or self.plan.paths[number] != path:
@@ -100,7 +100,7 @@ class Window:
         """Yield (first, last, start, stop) of what is read of a path from a step on, the first first, and not all."""
         plan = self.plan
         first, rows = plan.first, self.rows
-        low, high = self._places_of(path)
+        low, high = self._positions_of(path)
         if high - low > 8:
             low = bisect_left(rows, step - self.longest, low, high, key=first.__getitem__)
         for row in rows[low : min(high, low + _ROWS_LOOKED_AT)]:
@@ -119,7 +119,7 @@ class Window:
             return
         # An exact plan names hundreds of small extents of a file, and each read of one comes here.
         plan, rows = self.plan, self.by_start
-        low, high = self._places_of(path)
+        low, high = self._positions_of(path)
         begin = bisect_left(rows, start, low, high, key=plan.start.__getitem__)
         for place in range(begin, min(high, begin + _ROWS_LOOKED_AT)):
             row = rows[place]
@@ -136,7 +136,7 @@ class Window:
                 yield plan.first[row]
 
 
-def index_plan(plan: Plan) -> Window:
+def index_plan(plan: Plan) -> PlanIndex:
     """Return a plan as a window of the timeline. Takes 0.1 s for 10**5 extents: for a thread."""
     counts = [0] * (len(plan.paths) + 1)
     for number in plan.path:
@@ -153,7 +153,7 @@ def index_plan(plan: Plan) -> Window:
     longest = max(plan.span, default=0)
     last = max(map(int.__add__, plan.first, plan.span), default=0)
     weight = max(1, len(plan), len(plan.paths), sum(map(sys.getsizeof, plan.paths)) // _PATH_BYTES)
-    window = Window(plan, rows, begins, longest, last, weight)
+    window = PlanIndex(plan, rows, begins, longest, last, weight)
     if plan.is_exact:
         for number in range(len(plan.paths)):
             of_path = rows[begins[number] : begins[number + 1]]
@@ -163,41 +163,41 @@ def index_plan(plan: Plan) -> Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PlannedRead:
     """An extent that a job reads: its window, and the number there."""
 
-    window: Window
+    plan: PlanIndex
     row: int
 
     @property
     def path(self) -> str:
         """The file, below the mountpoint."""
-        return self.window.plan.paths[self.window.plan.path[self.row]]
+        return self.plan.plan.paths[self.plan.plan.path[self.row]]
 
     @property
     def start(self) -> int:
         """Its first byte."""
-        return self.window.plan.start[self.row]
+        return self.plan.plan.start[self.row]
 
     @property
     def length(self) -> int:
         """Its bytes, hint.TO_THE_END for all that the file has."""
-        return self.window.plan.length[self.row]
+        return self.plan.plan.length[self.row]
 
     @property
     def begins_its_plan(self) -> bool:
         """Whether it is of the first step of its plan."""
-        return self.first == self.window.plan.first[0]
+        return self.first == self.plan.plan.first[0]
 
     @property
     def first(self) -> int:
         """The step of its first read."""
-        return self.window.plan.first[self.row]
+        return self.plan.plan.first[self.row]
 
     @property
     def last(self) -> int:
         """The step of its last read."""
-        return self.first + self.window.plan.span[self.row]
+        return self.first + self.plan.plan.span[self.row]
 
 
 @dataclass(eq=False, slots=True)
@@ -211,11 +211,11 @@ class Job:
     """
 
     name: str
-    heard: float
-    windows: list[Window] = field(default_factory=list)
+    last_message_at: float
+    plans: list[PlanIndex] = field(default_factory=list)
     step: int = 0
-    said_at: float = -math.inf
-    pace: Pace = field(default_factory=Pace)
+    last_cursor_at: float = -math.inf
+    pace: StepRate = field(default_factory=StepRate)
     reads: deque[int] = field(default_factory=lambda: deque(maxlen=_READS))
     ahead: deque[tuple[int, int]] = field(default_factory=deque)
     ahead_bytes: int = 0
@@ -237,42 +237,42 @@ class Job:
     @property
     def extents(self) -> int:
         """How many extents it has named."""
-        return sum(len(window.plan) for window in self.windows)
+        return sum(len(window.plan) for window in self.plans)
 
     @property
     def weight(self) -> int:
         """The extents whose memory its windows take."""
-        return sum(window.weight for window in self.windows)
+        return sum(window.weight for window in self.plans)
 
     def seconds_until(self, step: int) -> float:
         """Return how many seconds from now a step comes, by the job's pace; 0 for the present one."""
         return max(0, step - self.step) * self.pace.seconds
 
-    def front(self, *, is_exact: bool) -> Use | None:
+    def front(self, *, is_exact: bool) -> PlannedRead | None:
         """Return what it needs next of what nobody has looked at, of exact plans or of others; None: nothing.
 
         Of a long plan that lies behind it, that may be an extent whose last step is over: pass it, and ask again.
         """
-        for window in self.windows:
+        for window in self.plans:
             plan = window.plan
             if plan.is_exact is not is_exact:
                 continue
             # Passed by: who reads it has read it, or waits for it himself.
             window.pass_by(self.step)
             if window.front < len(plan):
-                use = Use(window, window.front)
+                use = PlannedRead(window, window.front)
                 if not is_exact or window.is_near(use.first) or use.last < self.step:
                     return use
         return None
 
-    def note_fetched(self, use: Use, nbytes: int) -> None:
+    def on_fetched(self, use: PlannedRead, nbytes: int) -> None:
         """So many bytes lie ahead of it by a hint, or are about to."""
         self.fetched_bytes += nbytes
         if use.begins_its_plan:
-            use.window.first_bytes += nbytes
+            use.plan.first_bytes += nbytes
         else:
-            use.window.later_bytes += nbytes
-        if use.window.plan.is_exact:
+            use.plan.later_bytes += nbytes
+        if use.plan.plan.is_exact:
             return
         if use.first > self.step:
             self.ahead.append((use.first, nbytes))
@@ -283,7 +283,7 @@ class Job:
     def move(self, step: int, now: float) -> None:
         """It has come to a step."""
         if step < self.step:
-            for window in self.windows:
+            for window in self.plans:
                 window.front, window.read_to = 0, -1
             self.ahead.clear()
             self.ahead_bytes = 0
@@ -296,7 +296,7 @@ class Job:
         if self.pace.since > before.since:
             self.bytes_per_second = self.consumed_bytes / (self.pace.since - before.since)
             self.consumed_bytes = 0
-        self.windows = [window for window in self.windows if window.last >= step]
+        self.plans = [window for window in self.plans if window.last >= step]
 
 
 class Timeline:
@@ -308,30 +308,30 @@ class Timeline:
 
     # ---- what jobs say
 
-    def add(self, name: str, window: Window, now: float) -> Job:
+    def add(self, name: str, plan: PlanIndex, now: float) -> Job:
         """Take a job's plan. Raises NotPermitted for too many extents, windows, or jobs: until others end."""
         job = self.jobs.get(name)
-        kept = [each for each in job.windows if each.plan.window < window.plan.window] if job else []
-        others = [each for other in self.jobs.values() if other is not job for each in other.windows]
-        windows = [*others, *kept, window]
+        kept = [each for each in job.plans if each.plan.window < plan.plan.window] if job else []
+        others = [each for other in self.jobs.values() if other is not job for each in other.plans]
+        windows = [*others, *kept, plan]
         total = sum(each.weight for each in windows)
         if total > MOST_EXTENTS:
             raise NotPermitted(
                 f"{total} extents, or paths of as many, are too many: all jobs together may name {MOST_EXTENTS}"
             )
-        if len(windows) > MOST_WINDOWS:
-            raise NotPermitted(f"all jobs together have {MOST_WINDOWS} windows at most")
+        if len(windows) > MOST_PLANS:
+            raise NotPermitted(f"all jobs together have {MOST_PLANS} windows at most")
         if job is None:
             if len(self.jobs) >= MOST_JOBS:
                 raise NotPermitted(
                     f"all jobs together are {MOST_JOBS} at most: remove the hints of those that ended"
                 )
-            job = self.jobs[name] = Job(name, now, pace=Pace(step=window.plan.step, since=now))
-            job.step = window.plan.step
-        job.heard, job.ended_at = now, math.inf
-        job.windows = [*kept, window]
+            job = self.jobs[name] = Job(name, now, pace=StepRate(step=plan.plan.step, since=now))
+            job.step = plan.plan.step
+        job.last_message_at, job.ended_at = now, math.inf
+        job.plans = [*kept, plan]
         job.is_told = False
-        job.move(window.plan.step, now)
+        job.move(plan.plan.step, now)
         return job
 
     def move(self, name: str, step: int, now: float) -> bool:
@@ -339,7 +339,7 @@ class Timeline:
         job = self.jobs.get(name)
         if job is None:
             return False
-        job.heard = job.said_at = now
+        job.last_message_at = job.last_cursor_at = now
         job.ended_at = math.inf
         job.reads.clear()
         job.move(step, now)
@@ -361,7 +361,7 @@ class Timeline:
 
     def forget_silent(self, now: float) -> list[str]:
         """Drop the jobs of which nothing was heard for long; return their names."""
-        silent = [name for name, job in self.jobs.items() if now - job.heard >= SILENT_SECONDS]
+        silent = [name for name, job in self.jobs.items() if now - job.last_message_at >= SILENT_SECONDS]
         for name in silent:
             del self.jobs[name]
         self.forgotten += len(silent)
@@ -374,7 +374,7 @@ class Timeline:
         uses = [
             job.seconds_until(first)
             for job in self.jobs.values()
-            for window in job.windows
+            for window in job.plans
             for first in window.steps_of(path, job.step, start, stop)
         ]
         return min(uses, default=None)
@@ -382,7 +382,7 @@ class Timeline:
     def exact_use(self, path: str, start: int, stop: int) -> tuple[Job, int] | None:
         """Return the job, and its next step, for which any of these bytes were named exactly; None if they were not."""
         for job in self.running():
-            for window in job.windows:
+            for window in job.plans:
                 if window.plan.is_exact:
                     step = min(window.steps_of(path, job.step, start, stop), default=None)
                     if step is not None:
@@ -394,19 +394,19 @@ class Timeline:
         return any(
             next(window.extents_of(path, job.step), None) is not None
             for job in self.running()
-            for window in job.windows
+            for window in job.plans
         )
 
     def long_use(self, path: str) -> tuple[Job, int] | None:
         """Return a job that reads a file now and for some steps to come, and the step before; None if none does."""
         for job in self.running():
-            for window in job.windows:
+            for window in job.plans:
                 first, last, *_ = next(window.extents_of(path, job.step), (math.inf, 0))
                 if first <= job.step + 1 < last:
                     return job, job.step - 1
         return None
 
-    def note_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:
+    def on_read(self, path: str, offset: int, nbytes: int, now: float, *, has_waited: bool) -> bool:
         """Somebody reads bytes of a file: a job that named them, and does not say where it is, is alive and moves.
 
         has_waited: for the bucket. Return whether a job has moved, or reads the exact bytes of a further step.
@@ -414,24 +414,24 @@ class Timeline:
         has_moved = False
         for job in self.running():
             step = None
-            for window in job.windows:
+            for window in job.plans:
                 # Of several, whose bytes lie in the same pages, the soonest is meant.
                 soonest = min(window.steps_of(path, job.step, offset, offset + nbytes), default=None)
                 if soonest is None:
                     continue
                 step = soonest if step is None else min(step, soonest)
-                if window.plan.is_exact and window.note_read(soonest, nbytes, job.step):
+                if window.plan.is_exact and window.on_read(soonest, nbytes, job.step):
                     has_moved = True
             if step is None:
                 continue
             # Others, who read the same files, would keep it when it was killed.
-            if job.said_at == -math.inf:
-                job.heard = now
+            if job.last_cursor_at == -math.inf:
+                job.last_message_at = now
             if has_waited:
                 job.missed_bytes += nbytes
             else:
                 job.hit_bytes += nbytes
-            if now - job.said_at < _QUIET_SECONDS:
+            if now - job.last_cursor_at < _QUIET_SECONDS:
                 continue
             job.reads.append(max(step, job.step))
             if len(job.reads) == _READS and (at := step_of_reads(job.reads)) > job.step:

@@ -19,14 +19,14 @@ _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PublishResult:
     """What the bucket shows after an operation: the etag (None: nothing) per key, and the node's version, if any."""
 
     shows: dict[str, str | None]
     version: ObjectInfo | None = None
 
 
-class Publishing:
+class BucketWriter:
     """Sends publishing requests to a store. `empty_file` is the path of a local file without bytes."""
 
     def __init__(self, store: Store, empty_file: str) -> None:
@@ -51,31 +51,31 @@ class Publishing:
                 record.key, record.upload_id, record.part_etags, condition=condition
             )
 
-        etag = self._settle(record, complete if record.upload_id else put, path)
+        etag = self._resolve_lost_answer(record, complete if record.upload_id else put, path)
         return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
 
-    def shown(self, key: str) -> str | None:
+    def current_etag(self, key: str) -> str | None:
         """Return the ETag of what the bucket shows under a key now; None: nothing."""
         there = self._look(key)
         return None if there is None else there.etag
 
-    def publish_operation(self, record: OperationRecord) -> Outcome:
+    def publish_operation(self, record: OperationRecord) -> PublishResult:
         """Carry out one change. Raises ObjectChanged if another client changed what it is about."""
         match record.kind:
             case OperationKind.DELETE:
                 return self._delete(record)
             case OperationKind.RMDIR:
                 self._store.delete(record.key)
-                return Outcome({record.key: None})
+                return PublishResult({record.key: None})
             case OperationKind.MKDIR:
                 etag = self._store.put(record.key, self._nothing(), metadata={GENERATION: record.uuid})
-                return Outcome({record.key: etag})
+                return PublishResult({record.key: etag})
             case OperationKind.SYMLINK:
                 return self._symlink(record)
             case OperationKind.RENAME:
                 return self._rename(record)
 
-    def _settle(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
+    def _resolve_lost_answer(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
         try:
             return publish()
         except (ObjectChanged, UploadLost, Refused) as exc:
@@ -115,16 +115,16 @@ class Publishing:
         except OSError as exc:
             raise LocalDiskError(f"{path}: {exc.strerror or exc}") from exc
 
-    def _delete(self, record: OperationRecord) -> Outcome:
+    def _delete(self, record: OperationRecord) -> PublishResult:
         # DELETE takes no condition: look first, so that another client's newer object survives.
         there = self._look(record.key)
         if there is not None:
             if there.etag != record.base_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
             self._store.delete(record.key)
-        return Outcome({record.key: None})
+        return PublishResult({record.key: None})
 
-    def _symlink(self, record: OperationRecord) -> Outcome:
+    def _symlink(self, record: OperationRecord) -> PublishResult:
         metadata = symlink_metadata(record.uuid, record.target, record.attributes or _DEFAULT)
         try:
             etag = self._store.put(
@@ -135,9 +135,9 @@ class Publishing:
             if there is None or _uuid(there) != record.uuid:
                 raise
             etag = there.etag
-        return Outcome({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
+        return PublishResult({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
 
-    def _rename(self, record: OperationRecord) -> Outcome:
+    def _rename(self, record: OperationRecord) -> PublishResult:
         """Copy, then delete: never neither."""
         source, there = self._look(record.key), self._look(record.target)
         if there is None or _uuid(there) != record.uuid:
@@ -157,7 +157,7 @@ class Publishing:
             self._store.delete(record.key)
             source = None
         shown = source.etag if source is not None else None  # another client's by now: it stays
-        return Outcome({record.key: shown, record.target: there.etag}, there)
+        return PublishResult({record.key: shown, record.target: there.etag}, there)
 
     def _look(self, key: str) -> ObjectInfo | None:
         try:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeGuard
 
-from fusecache.engine.namespace.nodes import Generation, Item, Operation
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.recovery.lost_changes import folder_of
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.recovery.lost_changes import parent_prefix
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
 from fusecache.model.records import OperationKind, Reason
@@ -26,33 +26,33 @@ _BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 _OVER = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
 
 
-class Tellers:
+class CommitMarkers:
     """Decides what is kept back, and until when. What is returned is to be journaled with what asked for it."""
 
     def __init__(
-        self, tree: Tree, owed: Owed, contents: Contents, rejected: Callable[[], list[Item]]
+        self, tree: Tree, queue: WritebackQueue, file_io: FileIO, rejected: Callable[[], list[QueuedChange]]
     ) -> None:
         """rejected: what the bucket refused for good, by now."""
         self._tree = tree
-        self._owed = owed
-        self._contents = contents
+        self._queue = queue
+        self._file_io = file_io
         self._rejected = rejected
         # The place of the last version of each.
-        self._told: dict[str, int] = {}
+        self._last_sequence: dict[str, int] = {}
         # Those that are kept back, by what they wait for.
-        self._waiting: dict[Item, dict[Generation, None]] = {}
+        self._waiting: dict[QueuedChange, dict[FileVersion, None]] = {}
         # What was queued before this start has places up to that; what was refused by then.
         self._start = 0
-        self._known_at_start: set[Item] = set()
-        contents.on_settled, contents.on_returned = self.settle, self._offer_returned
+        self._known_at_start: set[QueuedChange] = set()
+        file_io.on_settled, file_io.on_returned = self.on_resolved, self._requeue_returned
 
-    def relate(self, items: list[Item]) -> None:
+    def restore(self, items: list[QueuedChange]) -> None:
         """Find what each of those waits for that the daemon before kept back. items: what was refused."""
         for each in items:
-            if _is_kept_back(each):
-                self._wait(each, next((other for other in items if _is_told_by(other, each)), None))
+            if _is_held(each):
+                self._wait(each, next((other for other in items if _depends_on(other, each)), None))
 
-    def note_start(self, highest: int) -> list[Change]:
+    def on_start(self, highest: int) -> list[Change]:
         """Offer again what the daemon before kept back if all that it tells of is settled. highest: place in the queue.
 
         What was refused before now was told, and does not keep back what is closed from now on.
@@ -60,92 +60,92 @@ class Tellers:
         self._start, self._known_at_start = highest, set(self._rejected())
         changes: list[Change] = []
         for each in self._rejected():
-            if _is_kept_back(each) and each.missing is None:
-                changes += self._offer(each)
+            if _is_held(each) and each.missing is None:
+                changes += self._requeue(each)
         return changes
 
-    def check(self, generation: Generation) -> None:
+    def check(self, version: FileVersion) -> None:
         """Raise Refused for one that says that something is there which the bucket refused.
 
         Of what is below its directory that counts which was to be there since the version before it.
         """
-        key = generation.record.key
-        if generation.is_forced or generation.in_flight or not self._owed.tells(key):
+        key = version.record.key
+        if version.is_forced or version.in_flight or not self._queue.is_commit_marker(key):
             return
-        is_first = key not in self._told and generation.sequence > self._start
-        known = self._known_at_start if is_first else set[Item]()
-        generation.told_before = self._told.pop(key, 0)
-        self._told[key] = generation.sequence
-        if len(self._told) > _REMEMBERED:
-            del self._told[next(iter(self._told))]
+        is_first = key not in self._last_sequence and version.sequence > self._start
+        known = self._known_at_start if is_first else set[QueuedChange]()
+        version.reported_before = self._last_sequence.pop(key, 0)
+        self._last_sequence[key] = version.sequence
+        if len(self._last_sequence) > _REMEMBERED:
+            del self._last_sequence[next(iter(self._last_sequence))]
         refused = (each for each in self._rejected() if each not in known)
-        self._wait(generation, next((each for each in refused if _is_told_by(each, generation)), None))
-        if generation.missing is not None:
-            missing = generation.missing.changed_keys()[-1]
-            generation.record = replace(generation.record, reason=Reason.INCOMPLETE)
+        self._wait(version, next((each for each in refused if _depends_on(each, version)), None))
+        if version.missing is not None:
+            missing = version.missing.changed_keys()[-1]
+            version.record = replace(version.record, reason=Reason.INCOMPLETE)
             raise Refused(
                 f"{self._tree.relative(key)}: {self._tree.relative(missing)} was to be there before it, and the "
-                f"bucket refused that ({generation.missing.error}); it follows when that is there, or removed"
+                f"bucket refused that ({version.missing.error}); it follows when that is there, or removed"
             )
 
-    def settle(self, item: Item) -> list[Change]:
+    def on_resolved(self, item: QueuedChange) -> list[Change]:
         """What was refused is so no longer: offer again what was kept back for it, now or once its heir is there."""
         changes: list[Change] = []
-        heir = item.successor if isinstance(item, Generation) else None
+        heir = item.successor if isinstance(item, FileVersion) else None
         for each in self._waiting.pop(item, ()):
             if each.missing is not item:
                 continue
             if heir is not None and heir is not each and heir.state not in _OVER:
                 self._wait(each, heir)
             else:
-                self._told[each.record.key] = each.told_before
-                changes += self._offer(each)
+                self._last_sequence[each.record.key] = each.reported_before
+                changes += self._requeue(each)
         return changes
 
-    def _wait(self, generation: Generation, missing: Item | None) -> None:
-        generation.missing = missing
+    def _wait(self, version: FileVersion, missing: QueuedChange | None) -> None:
+        version.missing = missing
         if missing is not None:
-            self._waiting.setdefault(missing, {})[generation] = None
+            self._waiting.setdefault(missing, {})[version] = None
 
-    def keeper_of(self, removal: Operation) -> Generation | None:
+    def marker_blocking(self, removal: Operation) -> FileVersion | None:
         """Return what is kept back, and below whose directory a removal is, which came after it.
 
         The bucket shows an older version of that, which may name what is to be removed.
         """
         refused = self._rejected()
-        if not refused or self._owed.for_key(removal.record.key)[-1] is not removal:
+        if not refused or self._queue.for_key(removal.record.key)[-1] is not removal:
             return None
         return next((each for each in refused if self._is_before(each, removal)), None)
 
-    def _is_before(self, refused: Item, removal: Operation) -> TypeGuard[Generation]:
+    def _is_before(self, refused: QueuedChange, removal: Operation) -> TypeGuard[FileVersion]:
         if (
-            not isinstance(refused, Generation)
+            not isinstance(refused, FileVersion)
             or refused.record.reason is Reason.NONE
             or refused.node is None
         ):
             return False
         place = refused.record.refused_at or refused.sequence
-        is_below = removal.record.key.startswith(folder_of(refused.record.key))
+        is_below = removal.record.key.startswith(parent_prefix(refused.record.key))
         return is_below and place < removal.sequence and self._tree.is_linked(refused.node)
 
-    def _offer_returned(self, generation: Generation) -> list[Change]:
+    def _requeue_returned(self, version: FileVersion) -> list[Change]:
         """It has its name again, as what was written there since failed."""
-        return self._offer(generation) if _is_kept_back(generation) and generation.missing is None else []
+        return self._requeue(version) if _is_held(version) and version.missing is None else []
 
-    def _offer(self, generation: Generation) -> list[Change]:
-        generation.missing, node = None, generation.node
-        if node is None or not self._tree.is_linked(node) or node.generation is not generation:
+    def _requeue(self, version: FileVersion) -> list[Change]:
+        version.missing, node = None, version.node
+        if node is None or not self._tree.is_linked(node) or node.version is not version:
             return []
-        if generation.state is not FileState.REJECTED:
+        if version.state is not FileState.REJECTED:
             return []
-        return self._contents.offer_again(node, generation)
+        return self._file_io.requeue(node, version)
 
 
-def _is_kept_back(item: Item) -> TypeGuard[Generation]:
-    return isinstance(item, Generation) and item.record.reason is Reason.INCOMPLETE
+def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:
+    return isinstance(item, FileVersion) and item.record.reason is Reason.INCOMPLETE
 
 
-def _is_told_by(refused: Item, teller: Generation) -> bool:
+def _depends_on(refused: QueuedChange, marker: FileVersion) -> bool:
     """Return whether a file says that something is there which the bucket refused."""
     if isinstance(refused, Operation):
         if refused.record.kind not in _BRINGS:
@@ -153,5 +153,9 @@ def _is_told_by(refused: Item, teller: Generation) -> bool:
         place = refused.sequence
     else:
         place = refused.record.refused_at or refused.sequence
-    there, key = refused.changed_keys()[-1], teller.record.key
-    return there != key and there.startswith(folder_of(key)) and teller.told_before < place < teller.sequence
+    there, key = refused.changed_keys()[-1], marker.record.key
+    return (
+        there != key
+        and there.startswith(parent_prefix(key))
+        and marker.reported_before < place < marker.sequence
+    )

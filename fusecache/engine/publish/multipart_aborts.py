@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _NOT_NOW = (AccessDenied, BucketMissing, CredentialsMissing, ReadOnly)
 
 
-class Aborts:
+class MultipartAborts:
     """Aborts uploads, and journals which are to be. Runs on the loop."""
 
     def __init__(self, store: Store, journal: JournalWriter, offload: Offload) -> None:
@@ -37,11 +37,11 @@ class Aborts:
         self._journal = journal
         self._offload = offload
 
-    def note(self, key: str, upload_id: str) -> None:
+    def record(self, key: str, upload_id: str) -> None:
         """An upload is not wanted any more: that is on the disk before whatever is journaled next."""
         self._submit(PutAbort(key, upload_id))
 
-    async def carry_out(self, key: str, upload_id: str) -> None:
+    async def abort(self, key: str, upload_id: str) -> None:
         """Have the bucket forget an upload of which no attempt is under way."""
         attempt = 0
         while True:

@@ -22,12 +22,12 @@ import trio
 
 from fusecache.disk.staging import digests
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import Generation, Upload
+from fusecache.engine.namespace.nodes import FileVersion, MultipartUpload
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.multipart_aborts import Aborts
+from fusecache.engine.publish.multipart_aborts import MultipartAborts
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
     AccessDenied,
@@ -43,10 +43,10 @@ from fusecache.model.records import PosixAttributes, without_upload
 from fusecache.model.states import FileState
 from fusecache.policy.backoff import backoff_seconds
 from fusecache.policy.name_patterns import matches_any
-from fusecache.policy.writeback.digest_throttle import UploadPace
+from fusecache.policy.writeback.digest_throttle import DigestThrottle
 from fusecache.policy.writeback.multipart import (
     PARTS_MAX,
-    Attempt,
+    DigestAttempt,
     Digests,
     PartTable,
     choose_growing_part_bytes,
@@ -77,7 +77,7 @@ _NATURAL_NS = 60 * 1_000_000_000
 NEVER = 1 << 63
 
 
-class PartUploads:
+class MultipartUploader:
     """Sends parts, those of sealed files first. The nursery is given before anything is written."""
 
     def __init__(
@@ -87,7 +87,7 @@ class PartUploads:
         journal: JournalWriter,
         offload: Offload,
         cache: BlockCache,
-        owed: Owed,
+        queue: WritebackQueue,
         temp_names: tuple[str, ...],
     ) -> None:
         """cache: whose reads come first, and share one limit of requests with the parts."""
@@ -96,86 +96,86 @@ class PartUploads:
         self._journal = journal
         self._offload = offload
         self._cache = cache
-        self._aborts = Aborts(store, journal, offload)
-        self._owed = owed
+        self._aborts = MultipartAborts(store, journal, offload)
+        self._queue = queue
         self._limit = cache.limit
         self._temp_names = temp_names
-        self.on_failing: Callable[[Generation, FusecacheError], object] = lambda _generation, _error: None
-        self.on_well: Callable[[Generation], None] = lambda _generation: None
+        self.on_failing: Callable[[FileVersion, FusecacheError], object] = lambda _generation, _error: None
+        self.on_success: Callable[[FileVersion], None] = lambda _generation: None
         self._under_way = 0
-        self._pace = UploadPace(_PROCESSORS)
+        self._throttle = DigestThrottle(_PROCESSORS)
         self._is_resting = False
         # Parts that are read for their digests, or wait for that: not all at once, so that the first is sent soon.
         self._digesting = 0
         self._digests = trio.CapacityLimiter(2 * _PROCESSORS)
-        self._active: dict[Generation, Upload] = {}
+        self._active: dict[FileVersion, MultipartUpload] = {}
         self.nursery: trio.Nursery | None = None
 
-    def grow(self, generation: Generation) -> None:
+    def on_growth(self, version: FileVersion) -> None:
         """The writer has passed another part: send those that it left behind, if they are likely to stay."""
-        part_bytes = choose_growing_part_bytes(generation.size)
-        ready = ready_parts(generation.written, part_bytes)
-        generation.grows_at = (ready + 1) * part_bytes + part_bytes // 4
-        upload = generation.upload
+        part_bytes = choose_growing_part_bytes(version.size)
+        ready = ready_parts(version.written, part_bytes)
+        version.grows_at = (ready + 1) * part_bytes + part_bytes // 4
+        upload = version.upload
         if upload is not None and upload.parts.part_bytes != part_bytes:
             log.info("upload begins anew with larger parts key=%s bytes=%d", upload.key, part_bytes)
-            self.drop(generation)
+            self.drop(version)
             upload = None
-        if self.nursery is None or not self._may_go_ahead(generation):
-            generation.grows_at = NEVER
+        if self.nursery is None or not self._may_go_ahead(version):
+            version.grows_at = NEVER
             return
-        generation.growing_since = min(generation.growing_since, trio.current_time())
-        if trio.current_time() < generation.growing_since + AHEAD_AFTER_SECONDS:
+        version.growing_since = min(version.growing_since, trio.current_time())
+        if trio.current_time() < version.growing_since + AHEAD_AFTER_SECONDS:
             return
         if upload is None:
-            upload = self._begin(generation, part_bytes)
+            upload = self._begin(version, part_bytes)
         upload.ready = ready
         self._pump()
 
-    async def finish(self, generation: Generation) -> None:
+    async def finish(self, version: FileVersion) -> None:
         """Return when the bucket holds every part of a sealed generation. Raises what prevents it.
 
         Of what may pass: the bucket was asked a few times, and is asked again when this is called again.
         """
-        upload = generation.upload
-        if upload is not None and not self._is_fit(generation, upload):
-            self.drop(generation)
+        upload = version.upload
+        if upload is not None and not self._is_fit(version, upload):
+            self.drop(version)
             upload = None
         if upload is None:
-            upload = self._resume(generation) or self._begin(generation, choose_part_bytes(generation.size))
+            upload = self._resume(version) or self._begin(version, choose_part_bytes(version.size))
         upload.is_sealed = True
         upload.failure, upload.quiet_until = None, float("-inf")
-        upload.ready = -(-generation.size // upload.parts.part_bytes)
-        self._active[generation] = upload
+        upload.ready = -(-version.size // upload.parts.part_bytes)
+        self._active[version] = upload
         self._pump()
         while not upload.stopped.is_set():
             if upload.failure is not None:
-                self._active.pop(generation, None)
+                self._active.pop(version, None)
                 raise upload.failure
-            if upload.upload_id and upload.parts.is_complete(generation.size):
-                self._active.pop(generation, None)
+            if upload.upload_id and upload.parts.is_complete(version.size):
+                self._active.pop(version, None)
                 # Of a file that was cut, the table knows parts behind its end.
                 etags = upload.parts.etags()[: upload.ready]
-                generation.record = replace(generation.record, part_etags=etags)
+                version.record = replace(version.record, part_etags=etags)
                 return
             await upload.changed.wait()
 
-    def drop(self, generation: Generation) -> None:
+    def drop(self, version: FileVersion) -> None:
         """Forget an upload and have the bucket forget it: its content is not wanted, or not under that key."""
-        self._active.pop(generation, None)
-        record, upload = generation.record, generation.upload
-        generation.upload = None
-        generation.sent_bytes = 0
+        self._active.pop(version, None)
+        record, upload = version.record, version.upload
+        version.upload = None
+        version.sent_bytes = 0
         if upload is None and record.upload_id:
-            upload = Upload(
-                generation.upload_key, PartTable(record.part_bytes), record.attributes, record.upload_id
+            upload = MultipartUpload(
+                version.upload_key, PartTable(record.part_bytes), record.attributes, record.upload_id
             )
         if upload is None:
             return
         if record.upload_id:
             # Before the row that no longer has it.
-            self._aborts.note(upload.key, record.upload_id)
-        generation.record = without_upload(record)
+            self._aborts.record(upload.key, record.upload_id)
+        version.record = without_upload(record)
         upload.stop()
         if self.nursery is not None:
             self.nursery.start_soon(self._abort, upload, name=f"abort {upload.key}")
@@ -183,7 +183,7 @@ class PartUploads:
     def abort(self, key: str, upload_id: str) -> None:
         """Have the bucket forget an upload of an earlier run."""
         if self.nursery is not None:
-            self.nursery.start_soon(self._aborts.carry_out, key, upload_id, name=f"abort {key}")
+            self.nursery.start_soon(self._aborts.abort, key, upload_id, name=f"abort {key}")
 
     def end_pauses(self) -> None:
         """Whatever made requests fail may be over: try again now what pauses."""
@@ -194,50 +194,50 @@ class PartUploads:
 
     # ---- deciding
 
-    def _may_go_ahead(self, generation: Generation) -> bool:
+    def _may_go_ahead(self, version: FileVersion) -> bool:
         """Say whether a file that is being written will probably be published as it is, under its present name."""
-        node = generation.node
-        if node is None or not self._tree.is_linked(node) or generation.killed_writer is not None:
+        node = version.node
+        if node is None or not self._tree.is_linked(node) or version.killed_writer is not None:
             return False
-        if generation.state not in {FileState.OPEN, FileState.FLUSHED}:
+        if version.state not in {FileState.OPEN, FileState.FLUSHED}:
             return False
-        if generation.upload is not None and not generation.upload.parts.is_worth_it:
+        if version.upload is not None and not version.upload.parts.is_worth_it:
             return False
-        name = generation.record.key.rpartition("/")[2]
+        name = version.record.key.rpartition("/")[2]
         # rsync and others write under a hidden name first.
         return not name.startswith(".") and not matches_any(name, self._temp_names)
 
-    def _is_fit(self, generation: Generation, upload: Upload) -> bool:
+    def _is_fit(self, version: FileVersion, upload: MultipartUpload) -> bool:
         """Say whether what was begun before the file's size and attributes were known can become its object."""
         part_bytes = upload.parts.part_bytes
         return (
-            upload.key == generation.record.key
-            and choose_part_bytes(generation.size) > 0
-            and generation.size <= part_bytes * PARTS_MAX
-            and _is_told_by(upload.attributes, generation.record.attributes)
+            upload.key == version.record.key
+            and choose_part_bytes(version.size) > 0
+            and version.size <= part_bytes * PARTS_MAX
+            and _metadata_still_valid(upload.attributes, version.record.attributes)
         )
 
     # ---- one upload
 
-    def _begin(self, generation: Generation, part_bytes: int) -> Upload:
-        record = generation.record
-        upload = Upload(record.key, PartTable(part_bytes), record.attributes)
-        generation.upload = self._active[generation] = upload
-        self._start_create(generation, upload)
+    def _begin(self, version: FileVersion, part_bytes: int) -> MultipartUpload:
+        record = version.record
+        upload = MultipartUpload(record.key, PartTable(part_bytes), record.attributes)
+        version.upload = self._active[version] = upload
+        self._start_create(version, upload)
         return upload
 
-    def _start_create(self, generation: Generation, upload: Upload) -> None:
+    def _start_create(self, version: FileVersion, upload: MultipartUpload) -> None:
         upload.attempts += 1
         upload.is_asked = True
         assert self.nursery is not None
-        self.nursery.start_soon(self._create, generation, upload, name=f"create upload {upload.key}")
+        self.nursery.start_soon(self._create, version, upload, name=f"create upload {upload.key}")
 
-    def _resume(self, generation: Generation) -> Upload | None:
+    def _resume(self, version: FileVersion) -> MultipartUpload | None:
         """Return the upload that an earlier run began."""
-        record = generation.record
+        record = version.record
         if not record.upload_id:
             return None
-        upload = Upload(
+        upload = MultipartUpload(
             record.key,
             PartTable(record.part_bytes),
             record.upload_attributes or record.attributes,
@@ -245,31 +245,33 @@ class PartUploads:
             is_known=True,
         )
         upload.parts.restore(record.part_etags)
-        if not self._is_fit(generation, upload):
-            self.drop(generation)
+        if not self._is_fit(version, upload):
+            self.drop(version)
             return None
-        generation.upload = upload
-        generation.sent_bytes = upload.parts.held_bytes(generation.size)
+        version.upload = upload
+        version.sent_bytes = upload.parts.held_bytes(version.size)
         return upload
 
-    async def _create(self, generation: Generation, upload: Upload) -> None:
-        metadata = content_metadata(generation.record.uuid, upload.attributes)
+    async def _create(self, version: FileVersion, upload: MultipartUpload) -> None:
+        metadata = content_metadata(version.record.uuid, upload.attributes)
         create = partial(self._store.create_multipart, upload.key, metadata=metadata)
         try:
-            upload.upload_id = await self._ask(generation, upload, partial(self._offload.upload, create))
+            upload.upload_id = await self._send_metadata(
+                version, upload, partial(self._offload.upload, create)
+            )
             if not upload.stopped.is_set():
-                generation.upload_key = upload.key
-                generation.record = replace(
-                    generation.record,
+                version.upload_key = upload.key
+                version.record = replace(
+                    version.record,
                     upload_id=upload.upload_id,
                     part_bytes=upload.parts.part_bytes,
                     part_etags=(),
                     upload_attributes=upload.attributes,
                 )
-                await self._journal.commit(*self._row(generation))
+                await self._journal.commit(*self._row(version))
                 upload.is_known = True
         except FusecacheError as exc:
-            self._note_failed(generation, upload, exc)
+            self._on_failed(version, upload, exc)
         finally:
             upload.attempts -= 1
             upload.is_asked = False
@@ -282,28 +284,28 @@ class PartUploads:
             return  # the mount ends
         most = min(PARTS_AT_ONCE, self._limit.limit)
         now, is_read = trio.current_time(), self._cache.is_fetching()
-        for generation, upload in sorted(self._active.items(), key=_sealed_first):
+        for version, upload in sorted(self._active.items(), key=_sealed_first):
             if upload.failure is not None or now < upload.quiet_until:
                 continue
             if not upload.is_known and not upload.upload_id and not upload.is_asked:
-                self._start_create(generation, upload)
+                self._start_create(version, upload)
             at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
             if upload.failures:
                 at_once = 1  # that tries, and leaves the room to others
             while self._under_way < most and upload.attempts < at_once:
-                index = _next_part(generation, upload)
+                index = _next_part(version, upload)
                 if index is None:
                     break
                 # One whose digests are known takes next to nothing of the processors.
                 takes_time = is_read and upload.parts.needs_reading(index)
-                if takes_time and (self._digesting >= self._pace.at_once or self._pace.delay(now)):
+                if takes_time and (self._digesting >= self._throttle.at_once or self._throttle.delay(now)):
                     self._rest()
                     break
                 self._under_way += 1
                 upload.attempts += 1
-                attempt = upload.parts.begin(index, generation.size)
+                attempt = upload.parts.begin(index, version.size)
                 self.nursery.start_soon(
-                    self._send, generation, upload, attempt, name=f"part {index + 1} {upload.key}"
+                    self._send, version, upload, attempt, name=f"part {index + 1} {upload.key}"
                 )
                 if takes_time:
                     return  # it looks for another one once it is at work
@@ -313,44 +315,46 @@ class PartUploads:
         if not self._is_resting and not self._digesting:
             self._is_resting = True
             assert self.nursery is not None
-            self.nursery.start_soon(self._pump_rested, name="rest beside reads")
+            self.nursery.start_soon(self._resume_after_throttle, name="rest beside reads")
 
-    async def _pump_rested(self) -> None:
-        await trio.sleep(self._pace.delay(trio.current_time()))
+    async def _resume_after_throttle(self) -> None:
+        await trio.sleep(self._throttle.delay(trio.current_time()))
         self._is_resting = False
         self._pump()
 
-    async def _send(self, generation: Generation, upload: Upload, attempt: Attempt) -> None:
+    async def _send(self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt) -> None:
         """Send one part, once: of a failure `_note_failed` says when another attempt begins.
 
         One pass for the digests, one to send the bytes; that if there is an upload by then.
         """
         etag = ""
         try:
-            found = await self._digest(generation, upload, attempt)
+            found = await self._digest(version, upload, attempt)
             if found is not None and upload.is_known:
-                send = partial(self._send_bytes, generation, upload, attempt, found.md5)
-                etag = await self._ask(generation, upload, send)
+                send = partial(self._send_bytes, version, upload, attempt, found.md5)
+                etag = await self._send_metadata(version, upload, send)
         except FusecacheError as exc:
             # Bytes that changed, or went, meanwhile explain any failure.
             if upload.parts.is_current(attempt):
                 if isinstance(exc, NotAsSent):
                     upload.parts.doubt(attempt)
-                self._note_failed(generation, upload, exc)
+                self._on_failed(version, upload, exc)
         try:
             if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
-                generation.record = replace(generation.record, part_etags=upload.parts.etags())
-                generation.sent_bytes = upload.parts.held_bytes(generation.size)
-                self._journal.submit(*self._row(generation))
+                version.record = replace(version.record, part_etags=upload.parts.etags())
+                version.sent_bytes = upload.parts.held_bytes(version.size)
+                self._journal.submit(*self._row(version))
         except FusecacheError as exc:
-            self._fail(generation, upload, exc)
+            self._fail(version, upload, exc)
         finally:
             self._under_way -= 1
             upload.attempts -= 1
             upload.announce()
         self._pump()
 
-    async def _digest(self, generation: Generation, upload: Upload, attempt: Attempt) -> Digests | None:
+    async def _digest(
+        self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt
+    ) -> Digests | None:
         """Return the digests of a part, None if it is not wanted any more, or not now.
 
         Of one that did not arrive as it was sent they are taken again. Raises Damaged if they are others then: nobody
@@ -366,12 +370,12 @@ class PartUploads:
                 began = trio.current_time()
                 if began < upload.quiet_until or not self._is_wanted(upload, attempt):
                     return None
-                path = generation.file.path
+                path = version.file.path
                 read = Digests(*await self._offload.upload(digests, path, attempt.offset, attempt.size))
         finally:
             self._digesting -= 1
         now = trio.current_time()
-        self._pace.note_digested(now, now - began)
+        self._throttle.on_digested(now, now - began)
         if not self._is_wanted(upload, attempt):
             return None
         if known is not None and known != read:
@@ -379,34 +383,36 @@ class PartUploads:
                 f"{path}: part {attempt.index + 1} is not what it was: the disk, or somebody else, changed it; "
                 f"{upload.key} is not published, `fusecache recover` has what is left"
             )
-        upload.parts.note_digests(attempt, read)
+        upload.parts.record_digests(attempt, read)
         self._pump()
         return read
 
-    def _is_wanted(self, upload: Upload, attempt: Attempt) -> bool:
+    def _is_wanted(self, upload: MultipartUpload, attempt: DigestAttempt) -> bool:
         return not upload.stopped.is_set() and upload.parts.is_current(attempt)
 
-    async def _send_bytes(self, generation: Generation, upload: Upload, attempt: Attempt, md5: bytes) -> str:
+    async def _send_bytes(
+        self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt, md5: bytes
+    ) -> str:
         sent = upload.sending[attempt.index] = Sent(trio.current_time())
-        body = FileSlice(str(generation.file.path), attempt.offset, attempt.size, md5, sent)
+        body = FileSlice(str(version.file.path), attempt.offset, attempt.size, md5, sent)
         put, number = self._store.upload_part, attempt.index + 1
         try:
             return await self._offload.upload(put, upload.key, upload.upload_id, number, body)
         finally:
             del upload.sending[attempt.index]
 
-    def _note_failed(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
+    def _on_failed(self, version: FileVersion, upload: MultipartUpload, error: FusecacheError) -> None:
         """A request failed: if that may pass, the upload pauses, then one request tries."""
         if not isinstance(error, _WORTH_WAITING):
-            self._fail(generation, upload, error)
+            self._fail(version, upload, error)
             return
         now = trio.current_time()
-        if self._active.get(generation) is not upload or now < upload.quiet_until:
+        if self._active.get(version) is not upload or now < upload.quiet_until:
             return  # one of those beside it failed as well
         upload.failures += 1
-        self.on_failing(generation, error)
+        self.on_failing(version, error)
         if upload.is_sealed and upload.failures >= _TRIES:
-            self._fail(generation, upload, error)
+            self._fail(version, upload, error)
             return
         pause = backoff_seconds(upload.failures, random.random())
         log.warning(
@@ -420,7 +426,7 @@ class PartUploads:
         await trio.sleep_until(moment)
         self._pump()
 
-    def _fail(self, generation: Generation, upload: Upload, error: FusecacheError) -> None:
+    def _fail(self, version: FileVersion, upload: MultipartUpload, error: FusecacheError) -> None:
         """An upload cannot go on: who waits for it hears why; one that nobody waits for yet is begun anew later."""
         if upload.stopped.is_set():
             return
@@ -428,19 +434,21 @@ class PartUploads:
             upload.failure = upload.failure or error
         else:
             log.info("sending ahead given up key=%s error=%s", upload.key, error)
-            generation.grows_at = NEVER
-            self.drop(generation)
+            version.grows_at = NEVER
+            self.drop(version)
 
-    async def _abort(self, upload: Upload) -> None:
+    async def _abort(self, upload: MultipartUpload) -> None:
         while upload.attempts:
             await upload.changed.wait()
         if upload.upload_id:
-            self._aborts.note(upload.key, upload.upload_id)  # perhaps created since: no row knew of it
-            await self._aborts.carry_out(upload.key, upload.upload_id)
+            self._aborts.record(upload.key, upload.upload_id)  # perhaps created since: no row knew of it
+            await self._aborts.abort(upload.key, upload.upload_id)
 
     # ---- inside
 
-    async def _ask(self, generation: Generation, upload: Upload, call: Callable[[], Awaitable[T]]) -> T:
+    async def _send_metadata(
+        self, version: FileVersion, upload: MultipartUpload, call: Callable[[], Awaitable[T]]
+    ) -> T:
         """Send a request when the bucket lets us; have it heard how that went."""
         await trio.sleep_until(max(trio.current_time(), self._limit.silent_until))
         try:
@@ -451,21 +459,21 @@ class PartUploads:
             raise
         self._limit.on_success(trio.current_time())
         upload.failures, upload.quiet_until = 0, float("-inf")
-        self.on_well(generation)
+        self.on_success(version)
         return answer
 
-    def _row(self, generation: Generation) -> Iterator[PutFile]:
+    def _row(self, version: FileVersion) -> Iterator[PutFile]:
         """Yield the row to be journaled.
 
         None for a file that was unlinked, which must not come back after a crash, unless it is to be published before
         what another was renamed over it for.
         """
-        is_named = generation.node is not None and self._tree.is_linked(generation.node)
-        if is_named or generation in self._owed:
-            yield PutFile(generation.record)
+        is_named = version.node is not None and self._tree.is_linked(version.node)
+        if is_named or version in self._queue:
+            yield PutFile(version.record)
 
 
-def _next_part(generation: Generation, upload: Upload) -> int | None:
+def _next_part(version: FileVersion, upload: MultipartUpload) -> int | None:
     """Return the part that is to be sent next, or read for its digests while the bucket and the journal are asked."""
     parts = upload.parts
     if upload.is_sealed:
@@ -477,12 +485,12 @@ def _next_part(generation: Generation, upload: Upload) -> int | None:
     if not upload.is_known or not parts.is_worth_it:
         return None
     # The file may have been cut since.
-    index = parts.next_unsent(min(upload.ready, generation.size // parts.part_bytes))
+    index = parts.next_unsent(min(upload.ready, version.size // parts.part_bytes))
     # One that did not arrive as it was sent is looked at again when nobody changes it any more.
     return None if index is None or parts.is_doubted(index) else index
 
 
-def _is_told_by(then: PosixAttributes, now: PosixAttributes) -> bool:
+def _metadata_still_valid(then: PosixAttributes, now: PosixAttributes) -> bool:
     """Say whether the metadata given at an upload's begin still tell mode, owner and, within its duration, time."""
     if (then.mode, then.uid, then.gid) != (now.mode, now.uid, now.gid):
         return False
@@ -491,6 +499,6 @@ def _is_told_by(then: PosixAttributes, now: PosixAttributes) -> bool:
     )
 
 
-def _sealed_first(entry: tuple[Generation, Upload]) -> tuple[bool, int]:
-    generation, upload = entry
-    return not upload.is_sealed, generation.sequence
+def _sealed_first(entry: tuple[FileVersion, MultipartUpload]) -> tuple[bool, int]:
+    version, upload = entry
+    return not upload.is_sealed, version.sequence

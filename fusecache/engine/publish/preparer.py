@@ -12,10 +12,10 @@ import trio
 
 from fusecache.disk.staging import StagingFile, checksum_of_checksums, sync_all
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import Generation, Item, Prepared
-from fusecache.engine.publish.multipart_uploader import PartUploads
-from fusecache.engine.runtime.batcher import Batches
-from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.namespace.nodes import FileVersion, Preparation, QueuedChange
+from fusecache.engine.publish.multipart_uploader import MultipartUploader
+from fusecache.engine.runtime.batcher import Batcher
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.journal import DropFile, PutFile
@@ -39,32 +39,32 @@ class Preparer:
     """Prepares generations in the background, in the order of the queue."""
 
     def __init__(
-        self, uploads: PartUploads, cache: BlockCache, journal: JournalWriter, offload: Offload
+        self, uploader: MultipartUploader, cache: BlockCache, journal: JournalWriter, offload: Offload
     ) -> None:
-        self._uploads = uploads
+        self._uploader = uploader
         self._cache = cache
         self._journal = journal
         self._offload = offload
         self._nursery: trio.Nursery | None = None
         self._running = 0
         self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
-        self._small = Batches(
+        self._small = Batcher(
             self._prepare_small, seconds=_GATHER_SECONDS, most=_SMALL_AT_ONCE, name="prepare small"
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the preparations until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = self._uploads.nursery = nursery
+            self._nursery = self._uploader.nursery = nursery
             nursery.start_soon(self._small.run, name="prepare small files")
             task_status.started()
             try:
                 await trio.sleep_forever()
             finally:
                 # Handlers of the mount's last moments still come here.
-                self._nursery = self._uploads.nursery = None
+                self._nursery = self._uploader.nursery = None
 
-    def begin(self, items: list[Item], is_settled: Callable[[Generation], bool]) -> None:
+    def begin(self, items: list[QueuedChange], is_settled: Callable[[FileVersion], bool]) -> None:
         """Start preparing the first generations that are not prepared yet: the settled ones, and the large ones.
 
         Settling puts off only what publishes.
@@ -72,71 +72,71 @@ class Preparer:
         for item in items:
             if self._running >= FILES_AHEAD:
                 return
-            if not isinstance(item, Generation) or is_begun(item):
+            if not isinstance(item, FileVersion) or is_prepared_or_failed_locally(item):
                 continue
             if is_settled(item) or (item.state is FileState.SEALED and choose_part_bytes(item.size)):
                 self._start(item)
 
-    async def wait(self, generation: Generation) -> None:
+    async def wait(self, version: FileVersion) -> None:
         """Return when the generation can be published. Raises what prevents it."""
-        while generation.state in OWED:
+        while version.state in OWED:
             if self._nursery is None:
                 await trio.sleep_forever()  # the mount ends: so does who waits here
-            prepared = generation.prepared
-            if prepared is None or not is_begun(generation):
-                prepared = self._start(generation)
+            prepared = version.prepared
+            if prepared is None or not is_prepared_or_failed_locally(version):
+                prepared = self._start(version)
             if not prepared.done.is_set():
                 await prepared.done.wait()
-            if generation.prepared is not prepared:
+            if version.prepared is not prepared:
                 continue  # begun anew meanwhile: the key is another
             if prepared.failure is not None:
                 raise prepared.failure
             return
 
-    def restart(self, generation: Generation) -> None:
+    def restart(self, version: FileVersion) -> None:
         """Forget parts that were sent: the upload is lost, or the key is another."""
-        self._stop(generation)
-        generation.prepared = None
+        self._stop(version)
+        version.prepared = None
 
-    def dropped(self, generation: Generation) -> None:
+    def dropped(self, version: FileVersion) -> None:
         """Clean up after content that nobody needs any more: parts, reservation, file."""
-        self._stop(generation)
+        self._stop(version)
         if self._nursery is not None:
-            self._nursery.start_soon(self._discard, generation, name=f"discard {generation.record.key}")
+            self._nursery.start_soon(self._discard, version, name=f"discard {version.record.key}")
 
     # ---- inside
 
-    def _start(self, generation: Generation) -> Prepared:
+    def _start(self, version: FileVersion) -> Preparation:
         if self._nursery is None:
             raise RuntimeError("the preparer is not running")
-        prepared = Prepared(trio.Event(), trio.CancelScope())
-        generation.prepared = prepared
+        prepared = Preparation(trio.Event(), trio.CancelScope())
+        version.prepared = prepared
         self._running += 1
-        if _is_small(generation):
-            self._small.add((generation, prepared))
+        if _is_small(version):
+            self._small.add((version, prepared))
         else:
-            name = f"prepare {generation.record.key}"
-            self._nursery.start_soon(self._prepare, generation, prepared, name=name)
+            name = f"prepare {version.record.key}"
+            self._nursery.start_soon(self._prepare, version, prepared, name=name)
         return prepared
 
-    def _stop(self, generation: Generation) -> None:
+    def _stop(self, version: FileVersion) -> None:
         """Nobody needs the preparation any more. A thread that works on it goes on, but changes nothing here."""
-        if generation.prepared is not None:
-            generation.prepared.scope.cancel()
-        self._uploads.drop(generation)
+        if version.prepared is not None:
+            version.prepared.scope.cancel()
+        self._uploader.drop(version)
 
-    async def _prepare(self, generation: Generation, prepared: Prepared) -> None:
+    async def _prepare(self, version: FileVersion, prepared: Preparation) -> None:
         try:
-            with prepared.scope, one_failure():
+            with prepared.scope, unwrap_single_error():
                 # Not wanted any more since it was started: no upload must begin that nobody would end.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 failure: FusecacheError | None = None
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._sync, generation, prepared, name="sync")
-                    if choose_part_bytes(generation.size):
-                        failure = await self._finish(generation)
+                    nursery.start_soon(self._sync, version, prepared, name="sync")
+                    if choose_part_bytes(version.size):
+                        failure = await self._finish(version)
                     else:
-                        self._uploads.drop(generation)  # cut since: it is one PUT now
+                        self._uploader.drop(version)  # cut since: it is one PUT now
                 prepared.failure = failure
         except FusecacheError as exc:
             prepared.failure = exc
@@ -144,34 +144,34 @@ class Preparer:
             self._running -= 1
             prepared.done.set()
 
-    async def _finish(self, generation: Generation) -> RemoteError | Damaged | None:
+    async def _finish(self, version: FileVersion) -> RemoteError | Damaged | None:
         """Return what the bucket has against it: on this disk it is to be safe all the same."""
         try:
-            await self._uploads.finish(generation)
+            await self._uploader.finish(version)
         except (RemoteError, Damaged) as exc:
             return exc
         return None
 
-    async def _prepare_small(self, batch: list[tuple[Generation, Prepared]]) -> None:
+    async def _prepare_small(self, batch: list[tuple[FileVersion, Preparation]]) -> None:
         try:
-            unsynced: list[tuple[Generation, Prepared]] = []
-            for generation, prepared in batch:
+            unsynced: list[tuple[FileVersion, Preparation]] = []
+            for version, prepared in batch:
                 if prepared.scope.cancel_called:
                     continue
-                if generation.record.synced:
-                    _close_unread(generation)
+                if version.record.synced:
+                    _close_unused(version)
                 else:
-                    unsynced.append((generation, prepared))
+                    unsynced.append((version, prepared))
             if not unsynced:
                 return
             async with self._syncing:
                 found = await self._offload.disk(sync_all, [each.file for each, _ in unsynced])
-            for (generation, prepared), checksums in zip(unsynced, found, strict=True):
+            for (version, prepared), checksums in zip(unsynced, found, strict=True):
                 try:
                     if isinstance(checksums, LocalDiskError):
                         raise checksums
                     if not prepared.scope.cancel_called:
-                        self._note_synced(generation, checksums)
+                        self._on_synced(version, checksums)
                 except FusecacheError as exc:
                     prepared.failure = exc
         finally:
@@ -179,91 +179,89 @@ class Preparer:
                 self._running -= 1
                 prepared.done.set()
 
-    async def _sync(self, generation: Generation, prepared: Prepared) -> None:
+    async def _sync(self, version: FileVersion, prepared: Preparation) -> None:
         """Bring the bytes to the disk for good, and journal what they are."""
-        file = generation.file
-        if generation.record.synced:
-            _close_unread(generation)
+        file = version.file
+        if version.record.synced:
+            _close_unused(version)
             return
         async with self._syncing:
-            if generation.upload is None:
+            if version.upload is None:
                 checksums = await self._offload.disk(_sync_and_sum, file)
             else:
                 await self._offload.disk(_sync, file)
-                checksums = await self._checksums(generation)
+                checksums = await self._checksums(version)
         if not prepared.scope.cancel_called:
-            self._note_synced(generation, checksums)
+            self._on_synced(version, checksums)
 
-    def _note_synced(self, generation: Generation, checksums: bytes) -> None:
-        _close_unread(generation)
-        generation.granule_checksums = checksums
+    def _on_synced(self, version: FileVersion, checksums: bytes) -> None:
+        _close_unused(version)
+        version.granule_checksums = checksums
         checksum = checksum_of_checksums(checksums)
-        generation.record = replace(generation.record, synced=True, checksum=checksum)
-        self._journal.submit_lazily(PutFile(generation.record))
+        version.record = replace(version.record, synced=True, checksum=checksum)
+        self._journal.submit_lazily(PutFile(version.record))
 
-    async def _checksums(self, generation: Generation) -> bytes:
+    async def _checksums(self, version: FileVersion) -> bytes:
         """Return the checksums of all granules; those of parts that are sent are mostly known."""
-        upload = generation.upload
+        upload = version.upload
         if upload is None:  # forgotten while the bytes were synced
-            return await self._offload.disk(generation.file.checksums)
+            return await self._offload.disk(version.file.checksums)
         parts = []
-        for index, (offset, size) in enumerate(part_extents(generation.size, upload.parts.part_bytes)):
+        for index, (offset, size) in enumerate(part_extents(version.size, upload.parts.part_bytes)):
             known = upload.parts.digests(index)
             if known is None:
-                parts.append(await self._offload.disk(generation.file.checksums, offset, size))
+                parts.append(await self._offload.disk(version.file.checksums, offset, size))
             else:
                 parts.append(known.checksums)
         return b"".join(parts)
 
-    async def _discard(self, generation: Generation) -> None:
-        if generation.prepared is not None:
-            await generation.prepared.done.wait()
+    async def _discard(self, version: FileVersion) -> None:
+        if version.prepared is not None:
+            await version.prepared.done.wait()
         try:
-            await unread(generation)
-            await self._journal.settled()  # a crash must not find the row of a file that is gone
+            await wait_unused(version)
+            await self._journal.wait_committed()  # a crash must not find the row of a file that is gone
         except FusecacheError:
             return
         try:
-            await self._offload.disk(generation.file.delete)
+            await self._offload.disk(version.file.delete)
         except FusecacheError as exc:
             # It holds its room until the next mount finds it.
             log.warning("a file that nobody needs any more cannot be removed error=%s", exc)
             return
-        self._cache.release_staging(generation.reserved)
-        generation.reserved = 0
+        self._cache.release_staging(version.reserved)
+        version.reserved = 0
         with suppress(ReadOnly):  # of a journal that failed: the next mount finds the row, and ends this
-            self._journal.submit_lazily(DropFile(generation.record.generation))
+            self._journal.submit_lazily(DropFile(version.record.generation))
 
 
-def is_begun(generation: Generation) -> bool:
+def is_prepared_or_failed_locally(version: FileVersion) -> bool:
     """Return whether nothing is to be tried (again) to prepare a generation.
 
     What the bucket did not take may be sent again. What the disk did not take must not be asked for again: after a
     failed fsync the kernel calls the pages clean that it has lost, and another one succeeds (fsync(2)).
     """
-    prepared = generation.prepared
+    prepared = version.prepared
     return prepared is not None and not isinstance(prepared.failure, RemoteError)
 
 
-async def unread(generation: Generation) -> None:
+async def wait_unused(version: FileVersion) -> None:
     """Return when no thread works on a generation's file."""
-    while generation.readers:
-        generation.unread = trio.Event()
-        await generation.unread.wait()
+    while version.readers:
+        version.unread = trio.Event()
+        await version.unread.wait()
 
 
-def _is_small(generation: Generation) -> bool:
+def _is_small(version: FileVersion) -> bool:
     """Return whether one sync and one PUT are all that it takes."""
-    has_parts = (
-        generation.upload is not None or generation.record.upload_id or choose_part_bytes(generation.size)
-    )
-    return generation.size <= _SMALL_BYTES and not has_parts
+    has_parts = version.upload is not None or version.record.upload_id or choose_part_bytes(version.size)
+    return version.size <= _SMALL_BYTES and not has_parts
 
 
-def _close_unread(generation: Generation) -> None:
+def _close_unused(version: FileVersion) -> None:
     """Who only waits for the bucket needs no descriptor."""
-    if generation.readers == 0:
-        generation.file.close()
+    if version.readers == 0:
+        version.file.close()
 
 
 def _sync(file: StagingFile) -> None:

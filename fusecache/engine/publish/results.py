@@ -10,17 +10,17 @@ import socket
 from itertools import islice
 from typing import TYPE_CHECKING, TypeGuard
 
-from fusecache.engine.namespace.lookup import Names
-from fusecache.engine.namespace.nodes import Generation, Item, Node, Operation, attributes_of
+from fusecache.engine.namespace.lookup import Lookup
+from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, attributes_of
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.bucket_writer import Outcome
-from fusecache.engine.publish.commit_markers import Tellers
+from fusecache.engine.publish.bucket_writer import PublishResult
+from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.preparer import Preparer
-from fusecache.engine.publish.retirement import Retiring
+from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.disposal import disowned
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.write.disposal import dropped_row
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
 from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
@@ -39,28 +39,28 @@ CONFLICTS_REMEMBERED = 1000
 _TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
-class Outcomes:
+class PublishResults:
     """Carries out what follows from an answer."""
 
     def __init__(
         self,
         tree: Tree,
-        names: Names,
-        contents: Contents,
-        owed: Owed,
+        lookup: Lookup,
+        file_io: FileIO,
+        queue: WritebackQueue,
         journal: JournalWriter,
         preparer: Preparer,
-        retiring: Retiring,
+        retirement: Retirement,
     ) -> None:
         self._tree = tree
-        self._names = names
-        self._contents = contents
-        self._owed = owed
+        self._lookup = lookup
+        self._file_io = file_io
+        self._queue = queue
         self._journal = journal
         self._preparer = preparer
-        self._retiring = retiring
+        self._retirement = retirement
         # As a dict, to be taken out of by item.
-        self._rejected: dict[Item, None] = {}
+        self._rejected: dict[QueuedChange, None] = {}
         # The newest conflicts: where our version of a key is kept, "" if the change was given up.
         self.conflicts: dict[str, str] = {}
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
@@ -68,108 +68,108 @@ class Outcomes:
         self.on_published: Callable[[str], None] = lambda _key: None
         # A version (key, ETag) is no longer there.
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
-        owed.on_rebased = self._journal_rebased
-        self.tellers = Tellers(tree, owed, contents, lambda: self.rejected)
+        queue.on_rebased = self._journal_rebased
+        self.commit_markers = CommitMarkers(tree, queue, file_io, lambda: self.rejected)
 
     @property
-    def rejected(self) -> list[Item]:
+    def rejected(self) -> list[QueuedChange]:
         """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
         gone = [
             item
             for item in self._rejected
-            if isinstance(item, Generation) and item.state is not FileState.REJECTED
+            if isinstance(item, FileVersion) and item.state is not FileState.REJECTED
         ]  # changes of names leave as another one of their name is taken
         for item in gone:
             del self._rejected[item]
         return list(self._rejected)
 
     @rejected.setter
-    def rejected(self, items: list[Item]) -> None:
+    def rejected(self, items: list[QueuedChange]) -> None:
         self._rejected = dict.fromkeys(items)
-        self.tellers.relate(items)
+        self.commit_markers.restore(items)
 
-    def note_start(self, highest: int) -> None:
+    def on_start(self, highest: int) -> None:
         """What the daemon before left has places up to `highest`: offer again what nothing keeps back any more."""
-        changes = self.tellers.note_start(highest)
+        changes = self.commit_markers.on_start(highest)
         if changes:
             self._journal.submit(*changes)
 
     # ---- success
 
-    def stored(self, generation: Generation, version: ObjectInfo) -> None:
+    def stored(self, generation: FileVersion, version: ObjectInfo) -> None:
         """The bucket has it: let the name show the bucket's version, say so in the journal, then let the bytes go.
 
         The tree changes at once, with the queue: whoever writes or removes the file next must know its base. The row
         stands before those of all that comes after; nobody waits for it but the bytes.
         """
-        record = generation.go(FileState.STORED)
-        self._owed.remove(generation, published=True)
+        record = generation.transition_to(FileState.STORED)
+        self._queue.remove(generation, published=True)
         self.on_published(version.key)
         self.on_gone(version.key, record.base_etag)
         changes = [
             PutFile(record),
             PutAttributes(version.key, version.etag, record.attributes),
             *self._rebase(version.key, version.etag),
-            *self._contents.drop_replaced(generation),
-            *self._contents.places.queue_removals(version.key),
-            *self._forget_refused((version.key,)),
-            *self.tellers.settle(generation),
+            *self._file_io.drop_replaced(generation),
+            *self._file_io.placement.queue_deletes(version.key),
+            *self._forget_rejected((version.key,)),
+            *self.commit_markers.on_resolved(generation),
         ]
         node = generation.node
         if node is not None:
             node.object = version
             if self._tree.is_linked(node):
                 if self._tree.key(node) == version.key:  # else a rename is queued behind it
-                    self._names.note_published(node)
+                    self._lookup.on_published(node)
             else:
-                self._names.note_left(version)
-            if node.generation is generation and (self._tree.is_linked(node) or node.handles == 0):
-                node.generation = None
-            self._tree.unpin(node)
-        self._retiring.add(generation, version, self._journal.submit_patiently(*changes))
+                self._lookup.on_removed(version)
+            if node.version is generation and (self._tree.is_linked(node) or node.handles == 0):
+                node.version = None
+            self._tree.release_local(node)
+        self._retirement.add(generation, version, self._journal.submit_batched(*changes))
 
-    async def done(self, item: Operation, outcome: Outcome) -> None:
+    async def done(self, item: Operation, result: PublishResult) -> None:
         """The bucket has taken a change of names."""
-        self._owed.remove(item, published=True)
-        forgotten = self._forget_refused(item.changed_keys())
+        self._queue.remove(item, published=True)
+        forgotten = self._forget_rejected(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]
-        for key, etag in outcome.shows.items():
+        for key, etag in result.shows.items():
             changes += self._rebase(key, etag)
             self.on_published(key)
             if _refused_before(self._tree.find(key)) is None:
-                changes += self._contents.places.queue_removals(key)
+                changes += self._file_io.placement.queue_deletes(key)
         record, node = item.record, item.node
-        version = outcome.version
+        version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
         if record.kind in _TAKES_AWAY:
-            self._tree.unhide(record.key, gone=True)
+            self._tree.clear_tombstone(record.key, gone=True)
             self.on_gone(record.key, record.source_etag or record.base_etag)
         if node is not None:
-            if outcome.version is not None:
-                node.object = outcome.version
+            if result.version is not None:
+                node.object = result.version
             if self._tree.is_linked(node):
-                self._names.note_published(node)
-            elif outcome.version is not None:
-                self._names.note_left(outcome.version)
-            self._tree.unpin(node)
-        await self._journal.submit_patiently(*changes).wait()
+                self._lookup.on_published(node)
+            elif result.version is not None:
+                self._lookup.on_removed(result.version)
+            self._tree.release_local(node)
+        await self._journal.submit_batched(*changes).wait()
 
-    def _forget_refused(self, keys: tuple[str, ...]) -> list[Change]:
+    def _forget_rejected(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket took a change of these names: what it refused of them before is no news any more."""
         changes: list[Change] = []
         for item in [each for each in self._rejected if isinstance(each, Operation)]:
             if item.changed_keys()[-1] in keys:
                 del self._rejected[item]
-                changes += self.tellers.settle(item)
+                changes += self.commit_markers.on_resolved(item)
         return changes
 
     def _rebase(self, key: str, etag: str | None) -> list[Change]:
-        follower = self._owed.rebase(key, etag)
+        follower = self._queue.rebase(key, etag)
         changes: list[Change] = [] if follower is None else [_row(follower)]
         node = self._tree.find(key)
-        is_its_own = follower is None or (isinstance(follower, Generation) and follower.node is node)
-        if node is not None and node.generation is not None and is_its_own:
+        is_its_own = follower is None or (isinstance(follower, FileVersion) and follower.node is node)
+        if node is not None and node.version is not None and is_its_own:
             # What is being written under this name, or waits behind this, was begun before the bucket showed this.
             node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
             refused = _refused_before(node)
@@ -178,19 +178,19 @@ class Outcomes:
                 changes.append(PutFile(refused.record))
         return changes
 
-    def _journal_rebased(self, item: Item) -> None:
+    def _journal_rebased(self, item: QueuedChange) -> None:
         self._journal.submit(_row(item))
 
-    async def keep(self, removal: Operation, keeper: Generation) -> None:
+    async def defer_behind(self, removal: Operation, keeper: FileVersion) -> None:
         """Have a removal wait until something is published under the name of what is kept back, or that is removed."""
-        await self._journal.commit(*self._contents.places.put_off(removal, keeper.record.key))
+        await self._journal.commit(*self._file_io.placement.defer(removal, keeper.record.key))
 
     # ---- what waiting does not mend
 
-    async def resolve(self, item: Item, error: Exception) -> None:
+    async def handle_error(self, item: QueuedChange, error: Exception) -> None:
         """Do what an error asks for that waiting does not mend."""
         if isinstance(error, UploadLost):
-            if isinstance(item, Generation):
+            if isinstance(item, FileVersion):
                 log.warning("upload expired, sending it again key=%s", item.record.key)
                 self._preparer.restart(item)
         elif isinstance(error, ObjectChanged):
@@ -200,25 +200,25 @@ class Outcomes:
         else:
             await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
 
-    async def replace_theirs(self, item: Generation, etag: str | None) -> None:
+    async def replace_theirs(self, item: FileVersion, etag: str | None) -> None:
         """Have content replace what another client put under its key (None: that removed it), whatever it was."""
         key = item.record.key
         log.warning("another client changed key=%s first: ours replaces that (conflict = last-wins)", key)
-        item.go(FileState.SEALED)
+        item.transition_to(FileState.SEALED)
         await self._journal.commit(*self._rebase(key, etag))
 
-    async def _conflict(self, item: Item, error: FusecacheError) -> None:
+    async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key meanwhile: both versions are kept."""
         node = item.node
         parent, name = (node.parent, node.name) if node is not None else (None, "")
-        if isinstance(item, Generation):
+        if isinstance(item, FileVersion):
             key = item.record.key
             copy_key = self._free_conflict_key(key, item.sequence)
-            self._note_conflict(key, copy_key, item.size, error, item.sequence)
-            self._owed.remove(item, published=True)
+            self._record_conflict(key, copy_key, item.size, error, item.sequence)
+            self._queue.remove(item, published=True)
             self._preparer.restart(item)
-            record = item.go(FileState.SEALED, key=copy_key, base_etag=None)
-            self._owed.add(item)
+            record = item.transition_to(FileState.SEALED, key=copy_key, base_etag=None)
+            self._queue.add(item)
             if node is not None and parent is not None and self._tree.key(node) == key:
                 # The name shows the other client's version from now on; ours, and what writers still add to it, has
                 # a name of its own.
@@ -227,17 +227,17 @@ class Outcomes:
                     folder = folder.parent or folder
                 self._tree.move(node, folder, copy_key.rpartition("/")[2])
                 self.on_name_lost(parent, name)
-            rows = [*self._rebase(key, None), *self._contents.places.follow(key, copy_key)]
-            follower = next(iter(self._owed.for_key(key)), None)
+            rows = [*self._rebase(key, None), *self._file_io.placement.retarget(key, copy_key)]
+            follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
                 # A rename of ours moves nothing of theirs.
                 follower.record = replace(follower.record, source_etag=ANOTHERS)
                 rows.append(_row(follower))
             await self._journal.commit(PutFile(record), *rows)
             return
-        self._note_conflict(item.changed_keys()[-1], "", 0, error)
+        self._record_conflict(item.changed_keys()[-1], "", 0, error)
         await self._give_up(item)
-        if node is not None and parent is not None and node.parent is parent and node.generation is None:
+        if node is not None and parent is not None and node.parent is parent and node.version is None:
             self._tree.detach(node)
             self.on_name_lost(parent, name)
 
@@ -251,7 +251,7 @@ class Outcomes:
             copy_key = _conflict_key(prefix, path, f"{sequence}-{count}")
         return copy_key
 
-    def _note_conflict(
+    def _record_conflict(
         self, key: str, copy_key: str, size: int, error: FusecacheError, number: int = 0
     ) -> None:
         if copy_key:
@@ -264,7 +264,7 @@ class Outcomes:
             del self.conflicts[oldest]
         self.on_conflict(key, copy_key, size, str(error), number)
 
-    async def _reject(self, item: Item, error: FusecacheError) -> None:
+    async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
         """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
         log.error("refused for good key=%s error=%s", item.changed_keys()[-1], error)
         item.error = error
@@ -273,20 +273,20 @@ class Outcomes:
             await self._give_up(item)
             return
         item.record = replace(item.record, refused_at=item.sequence)
-        self._owed.remove(item)
+        self._queue.remove(item)
         self._preparer.restart(item)  # parts of what is refused are no use
         key, node = item.record.key, item.node
-        item.go(FileState.REJECTED, error=str(error))
-        changes = self._contents.drop_replaced(item)
+        item.transition_to(FileState.REJECTED, error=str(error))
+        changes = self._file_io.drop_replaced(item)
         if node is not None:
             changes += self._drop_renames(node, key)
         if node is not None and self._tree.is_linked(node):
             self._rejected[item] = None
-            changes += self._keep_refused(item, node)
-        elif node is not None and node.handles and node.generation is item:
-            changes.append(disowned(item))  # unlinked; ends with its last handle
+            changes += self._keep_rejected(item, node)
+        elif node is not None and node.handles and node.version is item:
+            changes.append(dropped_row(item))  # unlinked; ends with its last handle
         else:
-            changes += self._contents.drop(item)
+            changes += self._file_io.drop(item)
         await self._journal.commit(*changes)
 
     def _drop_renames(self, node: Node, key: str) -> list[Change]:
@@ -295,57 +295,57 @@ class Outcomes:
         Their targets, as far as the bucket had something there, stay as they are.
         """
         changes: list[Change] = []
-        first = next(iter(self._owed.for_key(key)), None)
+        first = next(iter(self._queue.for_key(key)), None)
         moves_nothing = isinstance(first, Operation) and not first.record.source_etag
         while moves_nothing and isinstance(first, Operation) and _renames(first, node, key):
-            self._owed.remove(first)
-            self._tree.unhide(key, gone=False)
-            self._tree.unpin(node)
+            self._queue.remove(first)
+            self._tree.clear_tombstone(key, gone=False)
+            self._tree.release_local(node)
             changes.append(DropOperation(first.sequence))
             key, shown = first.record.target, first.record.base_etag
             node.object = None if shown is None else ObjectInfo(key, shown, 0, 0.0)
-            first = next(iter(self._owed.for_key(key)), None)
+            first = next(iter(self._queue.for_key(key)), None)
         return changes
 
-    def _keep_refused(self, item: Generation, node: Node) -> list[Change]:
+    def _keep_rejected(self, item: FileVersion, node: Node) -> list[Change]:
         """Keep refused content under the name that it has by now; newer content of that stands before it."""
         key, key_now = item.record.key, self._tree.key(node)
         if key_now != key:
             # As new as the rename, and what the bucket shows there is known when that has its turn.
-            base = self._owed.base_for(key_now, node.published_etag(key_now))
+            base = self._queue.base_for(key_now, node.published_etag(key_now))
             item.record = replace(
                 item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
             )
-            self._contents.on_key_changed(item)
+            self._file_io.on_key_changed(item)
         elif item.record.base_etag is not None and node.published_etag(key) is None:
             # It took the place of a removal: from now on only the node knows what the bucket shows.
             node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
-        newer = next((each for each in self._owed.for_key(key_now) if _is_content(each, node)), None)
+        newer = next((each for each in self._queue.for_key(key_now) if _is_content(each, node)), None)
         if newer is None:
-            newer = node.generation if node.generation is not item else None
+            newer = node.version if node.version is not item else None
         changes: list[Change] = []
         if newer is not None:
-            changes = self._contents.drop_replaced(newer)
+            changes = self._file_io.drop_replaced(newer)
             newer.replaces = item
-        if newer is None or newer not in self._owed:
-            changes += self._contents.places.put_off_removals(key, key_now)
+        if newer is None or newer not in self._queue:
+            changes += self._file_io.placement.deferred_deletes(key, key_now)
         return [*changes, PutFile(item.record)]
 
     async def _give_up(self, item: Operation) -> None:
-        self._owed.remove(item)
+        self._queue.remove(item)
         changes: list[Change] = [DropOperation(item.sequence), *self._keep_from_moving(item)]
         if item.record.kind in _TAKES_AWAY:
-            self._tree.unhide(item.record.key, gone=False)
+            self._tree.clear_tombstone(item.record.key, gone=False)
             self._show_again(item.record.key)
         if item.node is not None:
-            self._tree.unpin(item.node)
+            self._tree.release_local(item.node)
             item.node.verified = float("-inf")
         await self._journal.commit(*changes)
 
     def _keep_from_moving(self, item: Operation) -> list[Change]:
         """What was to come under a name by a change that is given up is not there: no rename moves what is."""
         key = item.changed_keys()[-1]
-        follower = next(iter(self._owed.for_key(key)), None)
+        follower = next(iter(self._queue.for_key(key)), None)
         if item.node is None or not isinstance(follower, Operation) or not _renames(follower, item.node, key):
             return []
         follower.record = replace(follower.record, source_etag=ANOTHERS)
@@ -353,7 +353,7 @@ class Outcomes:
 
     def _show_again(self, key: str) -> None:
         """The bucket keeps what was to leave: whoever was told that nothing is there has to ask anew."""
-        folder, name = self._names.note_unknown(key)
+        folder, name = self._lookup.on_unknown(key)
         if folder is not None:
             self.on_name_lost(folder, name)
 
@@ -363,21 +363,21 @@ def _renames(item: Operation, node: Node, key: str) -> bool:
     return record.kind is OperationKind.RENAME and item.node is node and record.key == key
 
 
-def _is_content(item: Item, node: Node) -> TypeGuard[Generation]:
-    return isinstance(item, Generation) and item.node is node
+def _is_content(item: QueuedChange, node: Node) -> TypeGuard[FileVersion]:
+    return isinstance(item, FileVersion) and item.node is node
 
 
-def _refused_before(node: Node | None) -> Generation | None:
+def _refused_before(node: Node | None) -> FileVersion | None:
     """Return the refused content that a node shows instead of the bucket's, or that what is written there replaces."""
-    content = node.generation if node is not None else None
+    content = node.version if node is not None else None
     if content is None or content.state is FileState.REJECTED:
         return content
     replaced = content.replaces
     return replaced if replaced is not None and replaced.state is FileState.REJECTED else None
 
 
-def _row(item: Item) -> PutFile | PutOperation:
-    return PutFile(item.record) if isinstance(item, Generation) else PutOperation(item.record)
+def _row(item: QueuedChange) -> PutFile | PutOperation:
+    return PutFile(item.record) if isinstance(item, FileVersion) else PutOperation(item.record)
 
 
 def _conflict_key(prefix: str, path: str, number: str) -> str:

@@ -10,11 +10,11 @@ import trio
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.disk_tier import Staged
-from fusecache.engine.namespace.nodes import Generation
-from fusecache.engine.publish.preparer import unread
-from fusecache.engine.runtime.batcher import Batches
-from fusecache.engine.runtime.journal_writer import JournalWriter, Ticket
+from fusecache.engine.cache.disk_tier import StagedObject
+from fusecache.engine.namespace.nodes import FileVersion
+from fusecache.engine.publish.preparer import wait_unused
+from fusecache.engine.runtime.batcher import Batcher
+from fusecache.engine.runtime.journal_writer import CommitTicket, JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.journal import DropFile
 from fusecache.model.errors import FusecacheError
@@ -29,14 +29,14 @@ _AT_ONCE = 64
 _SMALL_BYTES = MIB
 
 
-class Retiring:
+class Retirement:
     """Takes generations that are stored, many in one crossing to a thread."""
 
     def __init__(self, cache: BlockCache, journal: JournalWriter, offload: Offload) -> None:
         self._cache = cache
         self._journal = journal
         self._offload = offload
-        self._batches = Batches(self._retire, seconds=_GATHER_SECONDS, most=_AT_ONCE, name="retire")
+        self._batches = Batcher(self._retire, seconds=_GATHER_SECONDS, most=_AT_ONCE, name="retire")
         self._left = 0
         self._is_over = False
         self._ended = trio.Event()
@@ -49,20 +49,20 @@ class Retiring:
             self._is_over = True
             self._ended.set()
 
-    def add(self, generation: Generation, version: ObjectInfo, row: Ticket) -> None:
+    def add(self, generation: FileVersion, version: ObjectInfo, row: CommitTicket) -> None:
         """The bucket has a generation as `version`: its bytes become cache when its row, which says so, is durable."""
         self._left += 1
         self._batches.add((generation, version, row), at_once=generation.size > _SMALL_BYTES)
 
-    async def ended(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when nothing is left to be retired, or nothing is retired any more."""
         while self._left and not self._is_over:
-            self._batches.hurry()
+            self._batches.flush_now()
             await self._ended.wait()
 
-    async def _retire(self, batch: list[tuple[Generation, ObjectInfo, Ticket]]) -> None:
+    async def _retire(self, batch: list[tuple[FileVersion, ObjectInfo, CommitTicket]]) -> None:
         try:
-            await self._let_go(batch)
+            await self._release(batch)
         except FusecacheError as exc:
             # The journal failed, and the publisher says so; or a file cannot be removed. The next mount goes on.
             log.warning("files that are in the bucket are left where they are error=%s", exc)
@@ -71,17 +71,17 @@ class Retiring:
             self._ended.set()
             self._ended = trio.Event()
 
-    async def _let_go(self, batch: list[tuple[Generation, ObjectInfo, Ticket]]) -> None:
-        staged: list[Staged] = []
+    async def _release(self, batch: list[tuple[FileVersion, ObjectInfo, CommitTicket]]) -> None:
+        staged: list[StagedObject] = []
         needless: list[StagingFile] = []
         gone: list[DropFile] = []
         for generation, version, row in batch:
             await row.wait()
-            if generation.node is not None and generation.node.generation is generation:
+            if generation.node is not None and generation.node.version is generation:
                 continue  # unlinked, and still open: it goes with its last handle
             if generation.node is None:
                 continue  # it went so meanwhile
-            await unread(generation)
+            await wait_unused(generation)
             generation.file.close()
             gone.append(DropFile(generation.record.generation))
             size, checksums = generation.size, generation.granule_checksums
@@ -89,7 +89,7 @@ class Retiring:
             self._cache.release_staging(generation.reserved - (size if keeps else 0))
             generation.reserved = 0
             if keeps:
-                staged.append(Staged(version.object_id, size, generation.file.path, checksums))
+                staged.append(StagedObject(version.object_id, size, generation.file.path, checksums))
             else:
                 needless.append(generation.file)
         if staged:

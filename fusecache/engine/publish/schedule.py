@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from fusecache.engine.namespace.nodes import Generation, Item, Operation, is_removal
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.objects import MIB
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
@@ -23,7 +23,7 @@ TEMPORARY_SECONDS = 60.0
 # So long at most a removed object stays in the bucket for those who have it open.
 READERS_SECONDS = 600.0
 # So long if something waits for that.
-FOLLOWED_SECONDS = 10.0
+DEPENDENT_WRITE_SECONDS = 10.0
 # Whether its readers are gone is looked at so often.
 _LOOK_SECONDS = 1.0
 # Items that send more than this do not stand before those that send less.
@@ -40,7 +40,7 @@ class _Ready(NamedTuple):
     failures: int
     sequence: int
     tie: int
-    item: Item
+    item: QueuedChange
 
 
 @dataclass(slots=True)
@@ -51,18 +51,23 @@ class Failures:
     """
 
     count: int = 0
-    begun_anew: int = 0
+    restarts: int = 0
     first: float = _NEVER
     pause_until: float = float("-inf")
 
 
-class Turns:
+class PublishSchedule:
     """Gives out the items of the queue, each when its time has come, oldest first."""
 
     def __init__(
-        self, owed: Owed, *, settle_seconds: float, temp_names: tuple[str, ...], delete_delay: float
+        self,
+        queue: WritebackQueue,
+        *,
+        settle_seconds: float,
+        temp_names: tuple[str, ...],
+        delete_delay: float,
     ) -> None:
-        self._owed = owed
+        self._queue = queue
         self._settle_seconds = settle_seconds
         self._temp_names = temp_names
         self._delete_delay = delete_delay
@@ -70,74 +75,74 @@ class Turns:
         self._ties = count()
         # Set aside until a time; free in the order, but not before a time; and to be published now: whether it is
         # light, and whether it failed before.
-        self._aside: list[tuple[float, int, Item]] = []
-        self._later: list[tuple[float, int, Item]] = []
+        self._deferred: list[tuple[float, int, QueuedChange]] = []
+        self._delayed: list[tuple[float, int, QueuedChange]] = []
         # Removals aside of names that say that all the rest is there, by directory.
-        self._kept_tellers: dict[str, dict[Operation, None]] = {}
+        self._held_markers: dict[str, dict[Operation, None]] = {}
         self._ready: dict[tuple[bool, bool], list[_Ready]] = {
             (light, failed): [] for light in (True, False) for failed in (False, True)
         }
         self._last_write: dict[str, float] = {}
-        self._failures: dict[Item, Failures] = {}
+        self._failures: dict[QueuedChange, Failures] = {}
 
     # ---- what happens
 
-    def note_added(self, item: Item, now: float) -> None:
+    def on_added(self, item: QueuedChange, now: float) -> None:
         """An item was queued."""
-        until = self._aside_until(item, now)
+        until = self._deferred_until(item, now)
         if until > now:
-            heappush(self._aside, (until, next(self._ties), item))
-            if is_removal(item) and self._owed.tells(item.record.key):
-                self._kept_tellers.setdefault(_folder(item.record.key), {})[item] = None
-        self._note_followed(item, now, is_aside=until > now)
+            heappush(self._deferred, (until, next(self._ties), item))
+            if is_removal(item) and self._queue.is_commit_marker(item.record.key):
+                self._held_markers.setdefault(_folder(item.record.key), {})[item] = None
+        self._on_dependent_write(item, now, is_aside=until > now)
 
-    def _note_followed(self, item: Item, now: float, *, is_aside: bool) -> None:
+    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_aside: bool) -> None:
         """Something is to come under a name: removals are put off no longer that it must wait for."""
         if isinstance(item, Operation) and item.record.kind not in _BRINGS:
             return
         key = item.changed_keys()[-1]
-        followed = [each for each in self._owed.for_key(key) if is_removal(each) and each.in_flight]
+        followed = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
         if not is_aside:
-            kept = self._kept_tellers.get(_folder(key), {})
+            kept = self._held_markers.get(_folder(key), {})
             followed += [each for each in kept if each.record.key != key]
         for removal in followed:
-            if removal.sequence < item.sequence and not removal.is_followed:
-                removal.is_followed = True
-                heappush(self._aside, (now, next(self._ties), removal))
-                self._forget_kept(removal)
+            if removal.sequence < item.sequence and not removal.has_dependent_write:
+                removal.has_dependent_write = True
+                heappush(self._deferred, (now, next(self._ties), removal))
+                self._forget_held(removal)
 
-    def _forget_kept(self, removal: Operation) -> None:
+    def _forget_held(self, removal: Operation) -> None:
         folder = _folder(removal.record.key)
-        kept = self._kept_tellers.get(folder, {})
+        kept = self._held_markers.get(folder, {})
         kept.pop(removal, None)
         if not kept:
-            self._kept_tellers.pop(folder, None)
+            self._held_markers.pop(folder, None)
 
-    def note_removed(self, item: Item) -> None:
+    def on_removed(self, item: QueuedChange) -> None:
         """An item is no longer owed."""
         self._failures.pop(item, None)
         if is_removal(item):
-            self._forget_kept(item)
+            self._forget_held(item)
 
-    def note_written(self, item: Item, now: float) -> None:
+    def on_written(self, item: QueuedChange, now: float) -> None:
         """The request that publishes it is sent now, or is answered."""
         if len(self._last_write) > _KEYS_REMEMBERED:
             recent = now - KEY_INTERVAL_SECONDS
             self._last_write = {key: moment for key, moment in self._last_write.items() if moment > recent}
         self._last_write[item.changed_keys()[-1]] = now
 
-    def note_failed(self, item: Item, now: float) -> Failures:
+    def on_failed(self, item: QueuedChange, now: float) -> Failures:
         """A request for an item failed; return the item's failures, to be counted and given a pause."""
         failures = self._failures.setdefault(item, Failures())
         failures.first = min(failures.first, now)
         return failures
 
-    def failures_of(self, item: Item) -> int:
+    def failures_of(self, item: QueuedChange) -> int:
         """Return how many attempts of an item failed since something of it went well."""
         failures = self._failures.get(item)
         return 0 if failures is None else failures.count
 
-    def note_well(self, item: Item) -> None:
+    def on_success(self, item: QueuedChange) -> None:
         """What failed goes on."""
         failures = self._failures.get(item)
         if failures is not None:
@@ -148,18 +153,18 @@ class Turns:
         for failures in self._failures.values():
             failures.pause_until = float("-inf")
 
-    def hurry(self, now: float, *, is_draining: bool) -> None:
+    def recompute(self, now: float, *, is_draining: bool) -> None:
         """Look at all times again. is_draining: nothing rests, and nothing is aside."""
         self._is_draining = is_draining
-        self._later = [(now, tie, item) for _, tie, item in self._later]
-        heapify(self._later)
+        self._delayed = [(now, tie, item) for _, tie, item in self._delayed]
+        heapify(self._delayed)
         if is_draining:
-            self._aside = [(now, tie, item) for _, tie, item in self._aside]
-            heapify(self._aside)
+            self._deferred = [(now, tie, item) for _, tie, item in self._deferred]
+            heapify(self._deferred)
 
     # ---- what is to be done
 
-    def next(self, now: float, *, light: bool, failed: bool) -> Item | None:
+    def next(self, now: float, *, light: bool, failed: bool) -> QueuedChange | None:
         """Return the oldest item whose turn it is, None if there is none now. light: one that sends few bytes.
 
         failed: whether it may be one that failed before; of those the one that did so least often is the first. It is
@@ -168,52 +173,54 @@ class Turns:
         kinds = [(light, False), (light, True)] if failed else [(light, False)]
         return self._take(now, kinds, lambda first: first.sequence)
 
-    def next_to_try(self, now: float) -> Item | None:
+    def next_probe(self, now: float) -> QueuedChange | None:
         """Return, as `next` does, an item that failed least often: most likely it tells how the bucket is."""
         return self._take(now, self._ready, lambda first: first[:2])
 
-    def again(self, item: Item, now: float) -> None:
+    def requeue(self, item: QueuedChange, now: float) -> None:
         """An item that was given out was not published: it gets another turn."""
-        if item not in self._owed:
+        if item not in self._queue:
             return
-        if self._owed.order.is_free(item.sequence):
-            heappush(self._later, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
+        if self._queue.order.is_free(item.sequence):
+            heappush(self._delayed, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
         else:
-            self._owed.order.give_back(item.sequence)
+            self._queue.order.give_back(item.sequence)
 
-    def may_go(self, item: Item, now: float) -> bool:
+    def may_go(self, item: QueuedChange, now: float) -> bool:
         """Return whether an item may be published at this moment."""
-        return item in self._owed and self._owed.order.is_free(item.sequence) and self._delay(item, now) <= 0
+        return (
+            item in self._queue and self._queue.order.is_free(item.sequence) and self._delay(item, now) <= 0
+        )
 
     def next_time(self) -> float:
         """Return when to look again if nothing happens."""
-        times = [heap[0][0] for heap in (self._aside, self._later) if heap]
+        times = [heap[0][0] for heap in (self._deferred, self._delayed) if heap]
         return min(times, default=_NEVER)
 
-    def is_settled(self, generation: Generation, now: float) -> bool:
+    def is_settled(self, version: FileVersion, now: float) -> bool:
         """Return whether nobody is expected to change it any more."""
-        if generation.state not in {FileState.SEALED, FileState.PUBLISHING}:
+        if version.state not in {FileState.SEALED, FileState.PUBLISHING}:
             return False
-        return self._is_draining or now >= generation.sealed_at + self._settle_seconds
+        return self._is_draining or now >= version.sealed_at + self._settle_seconds
 
-    def is_aside(self, item: Item, now: float) -> bool:
+    def is_deferred(self, item: QueuedChange, now: float) -> bool:
         """Return whether an item is not to be published for now, whatever its place in the order."""
-        return self._aside_until(item, now) > now
+        return self._deferred_until(item, now) > now
 
-    def is_temporary(self, item: Item, now: float) -> bool:
+    def is_temporary(self, item: QueuedChange, now: float) -> bool:
         """Return whether it is about to be renamed, by its name."""
-        return isinstance(item, Generation) and self.is_aside(item, now)
+        return isinstance(item, FileVersion) and self.is_deferred(item, now)
 
-    def put_off_seconds(self, item: Operation, now: float) -> float:
+    def deferred_seconds(self, item: Operation, now: float) -> float:
         """Return for how long at most a removal waits on purpose, 0 if it does not."""
-        if not self.is_aside(item, now):
+        if not self.is_deferred(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0
-        readers = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
-        delay = 0.0 if item.is_followed else self._delete_delay
+        readers = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
+        delay = 0.0 if item.has_dependent_write else self._delete_delay
         return item.queued_at + max(delay, readers if is_read else 0.0) - now
 
-    def failing_since(self, item: Item) -> float:
+    def failing_since(self, item: QueuedChange) -> float:
         """Return when the first of the item's failed attempts was; infinity if there is none."""
         failures = self._failures.get(item)
         return _NEVER if failures is None else failures.first
@@ -225,54 +232,54 @@ class Turns:
         now: float,
         kinds: Iterable[tuple[bool, bool]],
         rank: "Callable[[_Ready], int | tuple[int, ...]]",
-    ) -> Item | None:
+    ) -> QueuedChange | None:
         self._advance(now)
         heaps = [self._ready[kind] for kind in kinds]
         while ready := [heap for heap in heaps if heap]:
             item = heappop(min(ready, key=lambda heap: rank(heap[0]))).item
-            if item not in self._owed:
+            if item not in self._queue:
                 continue
             if self.may_go(item, now):
                 return item
-            self.again(item, now)
+            self.requeue(item, now)
             self._advance(now)
         return None
 
     def _advance(self, now: float) -> None:
         """Move on what time, or the order, has set free."""
-        while self._aside and self._aside[0][0] <= now:
-            _, tie, item = heappop(self._aside)
-            if item not in self._owed:
+        while self._deferred and self._deferred[0][0] <= now:
+            _, tie, item = heappop(self._deferred)
+            if item not in self._queue:
                 continue
-            until = self._aside_until(item, now)
+            until = self._deferred_until(item, now)
             if until > now:
-                heappush(self._aside, (until, tie, item))
+                heappush(self._deferred, (until, tie, item))
             else:
-                self._owed.order.bring_back(item.sequence)
-                self._note_followed(item, now, is_aside=False)
-        while (sequence := self._owed.order.next_free()) is not None:
-            free = self._owed.get(sequence)
+                self._queue.order.undefer(item.sequence)
+                self._on_dependent_write(item, now, is_aside=False)
+        while (sequence := self._queue.order.next_free()) is not None:
+            free = self._queue.get(sequence)
             if free is not None:
-                self._place(free, now)
-        while self._later and self._later[0][0] <= now:
-            _, _, item = heappop(self._later)
-            if item in self._owed:
-                self._place(item, now)
+                self._enqueue(free, now)
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, item = heappop(self._delayed)
+            if item in self._queue:
+                self._enqueue(item, now)
 
-    def _place(self, item: Item, now: float) -> None:
+    def _enqueue(self, item: QueuedChange, now: float) -> None:
         delay = self._delay(item, now)
         if delay > 0:
-            heappush(self._later, (now + delay, next(self._ties), item))
+            heappush(self._delayed, (now + delay, next(self._ties), item))
         else:
-            light = not isinstance(item, Generation) or item.size <= LIGHT_BYTES
+            light = not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES
             failures = self.failures_of(item)
             entry = _Ready(failures, item.sequence, next(self._ties), item)
             heappush(self._ready[light, failures > 0], entry)
 
-    def _delay(self, item: Item, now: float) -> float:
+    def _delay(self, item: QueuedChange, now: float) -> float:
         """Return the seconds until the item may be published; 0: now."""
         settle = 0.0 if self._is_draining else self._settle_seconds
-        if isinstance(item, Generation):
+        if isinstance(item, FileVersion):
             if item.state is FileState.FLUSHED:
                 # Its writer's release comes at once, or the close was another process's and the promise is taken back.
                 return max(0.05, item.flushed_at + self._settle_seconds - now)
@@ -287,20 +294,20 @@ class Turns:
             ready = max(ready, failures.pause_until)
         return max(0.0, ready - now)
 
-    def _aside_until(self, item: Item, now: float) -> float:
+    def _deferred_until(self, item: QueuedChange, now: float) -> float:
         if self._is_draining:
             return float("-inf")
-        if isinstance(item, Generation):
+        if isinstance(item, FileVersion):
             is_temporary = matches_any(item.record.key.rpartition("/")[2], self._temp_names)
             return min(item.sealed_at, item.flushed_at) + TEMPORARY_SECONDS if is_temporary else float("-inf")
-        return self._kept_until(item, now) if item.record.kind is OperationKind.DELETE else float("-inf")
+        return self._held_until(item, now) if item.record.kind is OperationKind.DELETE else float("-inf")
 
-    def _kept_until(self, item: Operation, now: float) -> float:
+    def _held_until(self, item: Operation, now: float) -> float:
         """Return until when a removed object stays."""
-        is_delayed = self._delete_delay and not item.is_followed
+        is_delayed = self._delete_delay and not item.has_dependent_write
         until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
         if item.readers is not None and item.readers.handles:
-            most = FOLLOWED_SECONDS if item.is_followed else READERS_SECONDS
+            most = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
             until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
         return until
 

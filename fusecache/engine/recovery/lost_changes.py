@@ -9,7 +9,7 @@ from dataclasses import replace
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 
 
-class Passing:
+class LostChanges:
     """Is told of each queued change in order; says how each is to be queued now."""
 
     def __init__(self, lost: set[str], tells: Callable[[str], bool], written: dict[str, int]) -> None:
@@ -19,7 +19,7 @@ class Passing:
         """
         self._written = written
         self._lost = lost
-        self._tells = tells
+        self._is_commit_marker = tells
         # What the bucket shows under names whose first changes are lost.
         self._bases: dict[str, str | None] = {}
         # Of these, where that is not what the tree moves from there, but what it had replaced.
@@ -29,17 +29,17 @@ class Passing:
         # Of the content that this start found lost, and nothing newer stands for: its place, and its row.
         self._missing: dict[str, FileRecord] = {}
         # The place of the last version of each file that tells.
-        self._told: dict[str, int] = {}
+        self._last_sequence: dict[str, int] = {}
         # What would have been removed from the bucket, and stays.
         self._stays: list[str] = []
 
-    def content(self, record: FileRecord) -> FileRecord:
+    def begin(self, record: FileRecord) -> FileRecord:
         """Return content with what it has to know; `keep` or `lose` comes next."""
         if record.key not in self._bases:
             return record
         return replace(record, base_etag=self._bases.pop(record.key))
 
-    def keep(self, record: FileRecord) -> None:
+    def queued(self, record: FileRecord) -> None:
         """The content is queued."""
         self._queued.add(record.key)
         self._missing.pop(record.key, None)
@@ -49,15 +49,15 @@ class Passing:
         self._lost.add(record.key)
         if is_new:
             self._missing[record.key] = record
-        self._pass_on(record.key, record.base_etag)
+        self._inherit_base(record.key, record.base_etag)
 
     def missing_for(self, record: FileRecord) -> FileRecord | None:
         """Return lost content which a file says to be there: of those that were to be there since it last said so."""
-        if not self._tells(record.key):
+        if not self._is_commit_marker(record.key):
             return None
-        before = self._told.get(record.key, 0)
-        self._told[record.key] = record.sequence
-        folder = folder_of(record.key)
+        before = self._last_sequence.get(record.key, 0)
+        self._last_sequence[record.key] = record.sequence
+        folder = parent_prefix(record.key)
         return next(
             (
                 each
@@ -71,7 +71,7 @@ class Passing:
         """Return a change of names with what it has to know, counted as queued; None: it goes with what is lost."""
         if self._is_for_what_is_lost(operation):
             self._stays.append(operation.key)
-            self._pass_on(operation.key, operation.base_etag)
+            self._inherit_base(operation.key, operation.base_etag)
             return None
         if operation.kind is OperationKind.RENAME:
             return self._rename(operation)
@@ -89,8 +89,8 @@ class Passing:
         """
         if operation.kind is OperationKind.DELETE:
             is_anew = (
-                self._tells(operation.key)
-                and self._written.get(folder_of(operation.key), 0) > operation.sequence
+                self._is_commit_marker(operation.key)
+                and self._written.get(parent_prefix(operation.key), 0) > operation.sequence
             )
             return operation.target in self._lost or (bool(self._missing) and not is_anew)
         return operation.kind is OperationKind.RMDIR and any(
@@ -103,7 +103,7 @@ class Passing:
             source = self._bases[key]
             if source is None or key in self._replaced:
                 # Nothing of what was to be moved lies there; what lies at the target stays.
-                self._pass_on(target, self._bases.get(target, operation.base_etag))
+                self._inherit_base(target, self._bases.get(target, operation.base_etag))
                 self._replaced.add(target)
                 return None
             del self._bases[key]
@@ -113,11 +113,11 @@ class Passing:
         self._queued |= {key, target}
         return operation
 
-    def _pass_on(self, key: str, base: str | None) -> None:
+    def _inherit_base(self, key: str, base: str | None) -> None:
         if key not in self._queued:
             self._bases[key] = base
 
 
-def folder_of(key: str) -> str:
+def parent_prefix(key: str) -> str:
     """Return the directory of a key, with the slash at its end."""
     return key[: key.rfind("/") + 1]

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.disk.state_directory import StateDirectory
-from fusecache.engine.recovery.quarantine import aside_row, conflict_row, listing_of
+from fusecache.engine.recovery.quarantine import conflict_row, listing_of, quarantine_row
 from fusecache.index.journal import DropFile, Journal, PutAbort, PutFile
 from fusecache.model.errors import NotFound, NotPermitted
 from fusecache.model.records import FileRecord
@@ -26,7 +26,7 @@ _KEPT = {
 }
 
 
-class ColdCache:
+class OfflineCache:
     """One cache directory, locked while the `with` block runs."""
 
     def __init__(self, directory: Path) -> None:
@@ -51,7 +51,7 @@ class ColdCache:
 
     def listing(self) -> dict[str, Any]:
         """Return what `Recovering.listing` does, and the files that wait for their upload."""
-        places = {**self._staging.staged(), **self._staging.aside()}
+        places = {**self._staging.staged(), **self._staging.quarantined()}
         rows = []
         records = self._journal.files()
         for record in records:
@@ -59,14 +59,14 @@ class ColdCache:
                 rows.append(self._row(record, places))
         known = {record.generation for record in records}
         for number in places.keys() - known:
-            rows.append(_row_of_stranger(number, places[number]))
+            rows.append(_unknown_row(number, places[number]))
         for conflict in self._journal.conflicts():
             rows.append(conflict_row(conflict, self._path(conflict.key), self._path(conflict.kept_as)))
         return listing_of(rows)
 
     def delete(self, number: int) -> int:
         """Remove a file for good; return the bytes freed. Raises NotFound, NotPermitted."""
-        row = next((row for row in self.listing()["things"] if row["id"] == number), None)
+        row = next((row for row in self.listing()["entries"] if row["id"] == number), None)
         if row is None:
             raise NotFound(f"{number}: there is no such thing to delete")
         if row["kind"] in {"waiting", "conflict", "local-only"}:
@@ -79,7 +79,7 @@ class ColdCache:
             # The next mount has the bucket forget its parts.
             aborts = [PutAbort(record.key, record.upload_id)] if record.upload_id else []
             self._journal.apply([*aborts, PutFile(dropped)])
-        self._staging.delete_aside(number)
+        self._staging.delete_quarantined(number)
         self._staging.delete(number)
         self._journal.apply([DropFile(number)])
         return int(row["bytes"])
@@ -87,25 +87,25 @@ class ColdCache:
     def _row(self, record: FileRecord, places: Mapping[int, Path]) -> dict[str, Any]:
         kind, words = _KEPT[record.state]
         place = places.get(record.generation)
-        row = aside_row(record, self._path(record.key), place)
+        row = quarantine_row(record, self._path(record.key), place)
         facts = None if place is None else place.stat()
         if facts is not None and record.state in {FileState.OPEN, FileState.FAILED}:
-            row |= {"bytes": facts.st_size, "when": facts.st_mtime}
-        return {**row, "kind": kind or row["kind"], "words": row["words"] or words}
+            row |= {"bytes": facts.st_size, "time": facts.st_mtime}
+        return {**row, "kind": kind or row["kind"], "message": row["message"] or words}
 
     def _path(self, key: str) -> str:
         return key.removeprefix(self._prefix)
 
 
-def _row_of_stranger(number: int, place: Path) -> dict[str, Any]:
+def _unknown_row(number: int, place: Path) -> dict[str, Any]:
     facts = place.stat()
     return {
         "id": number,
         "kind": "orphan",
         "path": "",
         "bytes": facts.st_size,
-        "when": facts.st_mtime,
+        "time": facts.st_mtime,
         "reason": "unknown",
-        "words": "an unfinished file without a journal row",
-        "place": str(place),
+        "message": "an unfinished file without a journal row",
+        "local_path": str(place),
     }

@@ -8,7 +8,7 @@ import trio
 T = TypeVar("T")
 
 
-class Batches(Generic[T]):
+class Batcher(Generic[T]):
     """Gathers items; a batch begins at most once in `seconds`, the first after a pause at once, of at most `most`.
 
     Batches do not wait for each other. `work` handles what may fail in it: an error ends the task that runs this.
@@ -30,9 +30,9 @@ class Batches(Generic[T]):
         self._items.append(item)
         self._wake.set()
         if at_once:
-            self.hurry()
+            self.flush_now()
 
-    def hurry(self) -> None:
+    def flush_now(self) -> None:
         """Do not gather for now."""
         self._nap.cancel()
 

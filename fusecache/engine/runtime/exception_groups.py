@@ -7,7 +7,7 @@ from fusecache.model.errors import FusecacheError
 
 
 @contextmanager
-def one_failure() -> Iterator[None]:
+def unwrap_single_error() -> Iterator[None]:
     """Raise the first model error of a group by itself; a group without one, or an unexpected error, as it is."""
     try:
         yield

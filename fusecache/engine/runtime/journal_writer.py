@@ -38,7 +38,7 @@ class JournalWriter:
         self._highest = max(journal.highest_number(), highest_in_use)
         self._committing = False
         self._is_awaited = False  # whether anybody waits for what is in `_waiting`
-        self._waiting: list[tuple[Sequence[Change], Ticket]] = []
+        self._waiting: list[tuple[Sequence[Change], CommitTicket]] = []
         self._wake = trio.Event()
         self._nap = trio.CancelScope()
         self._began = float("-inf")
@@ -61,19 +61,19 @@ class JournalWriter:
                 f"writing stopped, as the journal failed ({self._failure}); mount again when the cache disk is well"
             )
 
-    def submit(self, *changes: Change) -> "Ticket":
+    def submit(self, *changes: Change) -> "CommitTicket":
         """Queue changes for the next commit, as one; the ticket tells when they are durable."""
         self.check_writable()
-        ticket = Ticket()
+        ticket = CommitTicket()
         self._waiting.append((changes, ticket))
         self._is_awaited = True
         self._wake.set()
         return ticket
 
-    def submit_patiently(self, *changes: Change) -> "Ticket":
+    def submit_batched(self, *changes: Change) -> "CommitTicket":
         """Queue changes that no process waits for: they go within GATHER_SECONDS, with others if there are others."""
         self.check_writable()
-        ticket = Ticket()
+        ticket = CommitTicket()
         self._waiting.append((changes, ticket))
         self._is_awaited = True
         self._nap_until(self._began + GATHER_SECONDS)
@@ -82,14 +82,14 @@ class JournalWriter:
     def submit_lazily(self, *changes: Change) -> None:
         """Queue changes that nobody waits for: they go with the next commit, within LAZY_SECONDS."""
         self.check_writable()
-        self._waiting.append((changes, Ticket()))
+        self._waiting.append((changes, CommitTicket()))
         self._nap_until(trio.current_time() + LAZY_SECONDS)
 
     def _nap_until(self, deadline: float) -> None:
         if deadline < self._nap.deadline:
             self._nap.deadline = deadline
 
-    async def settled(self) -> None:
+    async def wait_committed(self) -> None:
         """Return when everything that was submitted, lazily apart, is on disk. Raises ReadOnly if it cannot be."""
         self.check_writable()
         if self._is_awaited or self._committing:
@@ -136,7 +136,7 @@ class JournalWriter:
             ticket.succeed()
 
 
-class Ticket:
+class CommitTicket:
     """Tells when submitted changes are on disk."""
 
     def __init__(self) -> None:

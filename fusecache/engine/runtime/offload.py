@@ -35,7 +35,7 @@ class Offload(Protocol):
         """Run a request that reads bytes from the bucket."""
         ...
 
-    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
+    async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run a request for names and facts, which fills no memory of ours: a cancelled caller leaves it behind.
 
         ended: called on the loop once it has ended, or is not begun.
@@ -65,7 +65,7 @@ class Offload(Protocol):
         """Run an LMDB transaction that may wait for the disk (a synced commit)."""
         ...
 
-    def soon(self, call: Callable[..., object], *args: object) -> None:
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Run `call` on the loop soon; the only method that other threads may use."""
         ...
 
@@ -82,7 +82,7 @@ class ThreadOffload:
         # LMDB has one writer at a time; the others are readers.
         self._rows = trio.CapacityLimiter(4)
         # Who asks has slots of his own.
-        self._asked = trio.CapacityLimiter(math.inf)
+        self._metadata = trio.CapacityLimiter(math.inf)
         self._token = trio.lowlevel.current_trio_token()
         self._reads: set[trio.CancelScope] = set()
         self._writes: set[trio.CancelScope] = set()
@@ -111,7 +111,7 @@ class ThreadOffload:
                 scopes.discard(scope)
         await trio.sleep_forever()  # abandoned: our own cancellation is about to come
 
-    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
+    async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run a request for names and facts."""
 
         def run() -> T:
@@ -126,7 +126,7 @@ class ThreadOffload:
         except trio.Cancelled:
             ended()
             raise
-        return await trio.to_thread.run_sync(run, limiter=self._asked, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(run, limiter=self._metadata, abandon_on_cancel=True)
 
     def abandon_reads(self) -> None:
         """At the process's end: do not wait for answers that nobody wants any more, and ask for none.
@@ -171,7 +171,7 @@ class ThreadOffload:
         """Run an LMDB transaction."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._rows)
 
-    def soon(self, call: Callable[..., object], *args: object) -> None:
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Run `call` on the loop soon, from any thread."""
         self._token.run_sync_soon(call, *args)
 
@@ -240,7 +240,7 @@ class InlineOffload:
 
     upload = disk = rows = network
 
-    async def ask(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
+    async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run the call as any other that reads from the bucket."""
         try:
             return await self.network(call)
@@ -255,6 +255,6 @@ class InlineOffload:
         """Run the call inline, as any other that changes the bucket."""
         return await self.upload(call, *args)
 
-    def soon(self, call: Callable[..., object], *args: object) -> None:
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Run the call now."""
         call(*args)

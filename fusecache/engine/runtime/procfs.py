@@ -53,7 +53,7 @@ def process_of(pid: int) -> Process | None:
     return Process(number, int(fields[19])) if fields else None
 
 
-def was_killed(process: int) -> bool:
+def is_being_killed(process: int) -> bool:
     """Return whether a process is being ended by a signal. Unseen counts as alive.
 
     All its threads must say so: at a normal exit(2) the kernel ends the other threads by a signal, too.
@@ -93,7 +93,7 @@ def _read(path: str) -> bytes:
         os.close(file)
 
 
-class KillWatch:
+class KillDetector:
     """Looks whether processes are being killed; of one process not more often than its many waiting threads need."""
 
     def __init__(self) -> None:

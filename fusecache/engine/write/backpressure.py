@@ -13,9 +13,9 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileHandle, Node
-from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillWatch
-from fusecache.engine.writeback.queue import Owed
-from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, Patience
+from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillDetector
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, ProgressTimeout
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class _Waiter:
 class Backpressure:
     """Holds closes back while uploads progress and staging is above its high-water mark."""
 
-    def __init__(self, cache: BlockCache, owed: Owed, store: Store) -> None:
+    def __init__(self, cache: BlockCache, queue: WritebackQueue, store: Store) -> None:
         self._cache = cache
-        self._owed = owed
+        self._queue = queue
         self._store = store
-        self._watch = KillWatch()
+        self._watch = KillDetector()
         self._is_ending = False
         self._waiting: list[_Waiter] = []
 
@@ -65,17 +65,17 @@ class Backpressure:
             "high_water_bytes": self._cache.high_water_bytes,
         }
 
-    async def before_close(self, handle: FileHandle) -> None:
+    async def wait_for_space(self, handle: FileHandle) -> None:
         """Return when there is room below the mark, or nothing that would make some progresses."""
         if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
             return
-        patience = Patience(trio.current_time())
+        patience = ProgressTimeout(trio.current_time())
         waiter = _Waiter(handle, trio.current_time())
         self._waiting.append(waiter)
         try:
             while self._is_high():
                 now = trio.current_time()
-                patience.note(self._store.statistics().bytes_written, now)
+                patience.on_progress(self._store.statistics().bytes_written, now)
                 if patience.is_over(now):
                     log.warning("closing without room: nothing was uploaded for %.0f s", STANDSTILL_SECONDS)
                     return
@@ -88,4 +88,4 @@ class Backpressure:
 
     def _is_high(self) -> bool:
         # With nothing on its way to the bucket, waiting makes no room.
-        return self._cache.is_staging_high and self._owed.contents > 0 and not self._is_ending
+        return self._cache.is_staging_high and self._queue.contents > 0 and not self._is_ending

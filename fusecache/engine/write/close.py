@@ -17,22 +17,22 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, checksum_of_checksums
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.holds import bytes_in_use
-from fusecache.engine.namespace.nodes import FileHandle, Generation, Node, attributes_of
+from fusecache.engine.namespace.holds import reading
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.exception_groups import one_failure
+from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.runtime.procfs import was_killed
-from fusecache.engine.write.disposal import Endings
-from fusecache.engine.write.enospc_log import Shortages
-from fusecache.engine.writeback.placement import Places
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.runtime.procfs import is_being_killed
+from fusecache.engine.write.disposal import VersionDisposal
+from fusecache.engine.write.enospc_log import EnospcLog
+from fusecache.engine.writeback.placement import QueuePlacement
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import AcrossDevices, FusecacheError
 from fusecache.model.records import Reason
 from fusecache.model.states import FileState
-from fusecache.policy.name_patterns import covers, matches_any
+from fusecache.policy.name_patterns import is_at_or_below_any, matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Promises(Endings):
+class CloseProtocol(VersionDisposal):
     """Makes what was written durable here, and queues it for the bucket."""
 
     def __init__(
@@ -49,24 +49,24 @@ class Promises(Endings):
         cache: BlockCache,
         staging: StagingDirectory,
         journal: JournalWriter,
-        owed: Owed,
+        queue: WritebackQueue,
         offload: Offload,
         boot_id: str,
     ) -> None:
-        super().__init__(tree, cache, staging, journal, owed)
+        super().__init__(tree, cache, staging, journal, queue)
         self._offload = offload
         self._boot_id = boot_id
-        self.places = Places(tree, owed, journal, self.drop, self.take_out)
+        self.placement = QueuePlacement(tree, queue, journal, self.drop, self.dequeue)
         # Closed, and perhaps not by the last that holds them.
-        self._flushed: set[Generation] = set()
+        self._flushed: set[FileVersion] = set()
         # Of these, those that the last look of `settle` found held for too long.
-        self._overdue: set[Generation] = set()
+        self._overdue: set[FileVersion] = set()
         # Being written; those that ended are taken out by `unsettled`.
-        self._dirty: set[Generation] = set()
-        self.shortages = Shortages()
+        self._dirty: set[FileVersion] = set()
+        self.enospc_log = EnospcLog()
         self.local_only: tuple[str, ...] = ()
         self.temp_names: tuple[str, ...] = ()
-        self.before_close: Callable[[FileHandle], Awaitable[None]] | None = None
+        self.wait_for_space: Callable[[FileHandle], Awaitable[None]] | None = None
         self.on_dirty: Callable[[], None] = lambda: None
         self.on_sealed: Callable[[], None] = lambda: None
 
@@ -77,53 +77,51 @@ class Promises(Endings):
         handle.is_flushed = True
         node = handle.node
         _raise_failure(node)
-        generation = node.generation
-        if generation is None:
+        version = node.version
+        if version is None:
             return
-        if not generation.is_mutable or not generation.changed_since_flush:
-            if generation.state is FileState.FLUSHED and generation.flushed_by is handle:
-                _is_unfinished(generation, handle)  # what was promised is a forked child's close
-            await self._journal.settled()  # another's close may be on its way to the disk
-        elif self.is_local(node) or await self._may_promise(handle, generation):
-            generation.flushed_by = handle
-            await self._promise(node, generation)
+        if not version.is_mutable or not version.changed_since_flush:
+            if version.state is FileState.FLUSHED and version.flushed_by is handle:
+                _is_unfinished(version, handle)  # what was promised is a forked child's close
+            await self._journal.wait_committed()  # another's close may be on its way to the disk
+        elif self.is_local(node) or await self._may_journal_close(handle, version):
+            version.flushed_by = handle
+            await self._journal_close(node, version)
 
-    async def _may_promise(self, handle: FileHandle, generation: Generation) -> bool:
+    async def _may_journal_close(self, handle: FileHandle, version: FileVersion) -> bool:
         """Wait for room, and say whether the close is to promise anything after that."""
-        if self.before_close is not None:
-            if not generation.writes:
-                self._trim(generation)
-            await self.before_close(handle)
+        if self.wait_for_space is not None:
+            if not version.writes:
+                self._trim(version)
+            await self.wait_for_space(handle)
             _raise_failure(handle.node)  # another's write found no room meanwhile
-        if handle.node.generation is not generation or not generation.is_mutable:
+        if handle.node.version is not version or not version.is_mutable:
             return False  # published as it is meanwhile, or removed
-        return not _is_unfinished(generation, handle)
+        return not _is_unfinished(version, handle)
 
     async def fsync(self, handle: FileHandle) -> None:
         """Return when data and journal row are on the disk. Raises the file's first stored error."""
-        generation = handle.node.generation
+        version = handle.node.version
         _raise_failure(handle.node)
-        if generation is None:
+        if version is None:
             return
-        if generation.is_mutable:
-            generation.record = replace(
-                generation.record, size=generation.size, attributes=attributes_of(handle.node)
-            )
-        ticket = self._journal.submit(*self._row(generation))
+        if version.is_mutable:
+            version.record = replace(version.record, size=version.size, attributes=attributes_of(handle.node))
+        ticket = self._journal.submit(*self._row(version))
         try:
-            with bytes_in_use(generation):
-                await self._sync(generation)
+            with reading(version):
+                await self._sync(version)
         except FusecacheError as exc:
             # The kernel tells it once: what is read back later need not be what was written.
-            if generation.is_mutable:
-                self._fail(generation, exc)
+            if version.is_mutable:
+                self._fail(version, exc)
             raise
         await ticket.wait()
 
-    async def _sync(self, generation: Generation) -> None:
+    async def _sync(self, version: FileVersion) -> None:
         """Bring the bytes to the disk; take their checksums beside that, so that a close finds them verified."""
-        file, sums, size = generation.file, generation.sums, generation.size
-        if generation.writes or not generation.is_mutable or not sums.may_take(size, generation.written):
+        file, sums, size = version.file, version.checksums, version.size
+        if version.writes or not version.is_mutable or not sums.may_take(size, version.written):
             await self._offload.disk(file.sync)
             return
         with sums.taking(size) as extent:
@@ -132,12 +130,12 @@ class Promises(Endings):
                 start, stop = extent
                 sums.put(extent, size, await self._offload.disk(file.checksums, start, stop - start))
 
-            with one_failure():
+            with unwrap_single_error():
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(sum_up, name=f"checksums {generation.record.key}")
+                    nursery.start_soon(sum_up, name=f"checksums {version.record.key}")
                     await self._offload.disk(file.sync)
 
-    def settle(self, now: float, settle_seconds: float) -> bool:
+    def revoke_unfinished_closes(self, now: float, settle_seconds: float) -> bool:
         """Take back promises of files that a writer still holds: the close was a forked child's.
 
         Not at the first look that finds one overdue: the loop may have stood still, and the end of the close lie unread
@@ -157,8 +155,8 @@ class Promises(Endings):
                 if item not in overdue:
                     self._overdue.add(item)
                     continue
-                self._owed.discard(item)
-                item.go(FileState.OPEN)
+                self._queue.discard(item)
+                item.transition_to(FileState.OPEN)
                 item.changed_since_flush = True  # its writer's own close is still to come
                 # Its sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals it
                 # under that.
@@ -167,41 +165,41 @@ class Promises(Endings):
 
     # ---- content that is never closed
 
-    def unsettled(self) -> list[Generation]:
+    def dirty_versions(self) -> list[FileVersion]:
         """Return what is being written, and was changed since the last promise that still holds."""
         self._dirty = {each for each in self._dirty if each.state in {FileState.OPEN, FileState.FLUSHED}}
         return list(self._dirty)
 
-    async def snapshot(self, node: Node, *, rested_seconds: float) -> Generation | None:
+    async def snapshot(self, node: Node, *, rested_seconds: float) -> FileVersion | None:
         """Have what an open file holds now published, and return it; None if there is nothing to be published.
 
         Nothing is copied here: the content is sealed, and who writes next gets a copy of it.
         rested_seconds: so much of its settle time counts as over.
         """
-        generation = node.generation
-        while generation is not None and generation.writes:
-            if generation.idle is None or generation.idle.is_set():
-                generation.idle = trio.Event()
-            await generation.idle.wait()
-            generation = node.generation
-        if generation is None or generation.state not in {FileState.OPEN, FileState.FLUSHED}:
+        version = node.version
+        while version is not None and version.writes:
+            if version.idle is None or version.idle.is_set():
+                version.idle = trio.Event()
+            await version.idle.wait()
+            version = node.version
+        if version is None or version.state not in {FileState.OPEN, FileState.FLUSHED}:
             return None
-        if generation.killed_writer is not None or not self._tree.is_linked(node) or self.is_local(node):
+        if version.killed_writer is not None or not self._tree.is_linked(node) or self.is_local(node):
             return None
-        ticket = self._journal.submit(*self._promised(node, generation), *self._sealed(generation))
-        generation.sealed_at -= rested_seconds
+        ticket = self._journal.submit(*self._mark_flushed(node, version), *self._sealed(version))
+        version.sealed_at -= rested_seconds
         self.on_sealed()
         await ticket.wait()
-        return generation
+        return version
 
-    def offer_again(self, node: Node, generation: Generation) -> list[Change]:
+    def requeue(self, node: Node, version: FileVersion) -> list[Change]:
         """Queue content that the bucket refused once more, as if it had been closed just now."""
         key = self._tree.key(node)
-        generation.error = None
-        self.on_key_changed(generation)  # parts of the upload that was refused are no use
-        base = self._owed.base_for(key, node.published_etag(key))
+        version.error = None
+        self.on_key_changed(version)  # parts of the upload that was refused are no use
+        base = self._queue.base_for(key, node.published_etag(key))
         sequence = self._journal.next_number()
-        generation.go(
+        version.transition_to(
             FileState.SEALED,
             key=key,
             sequence=sequence,
@@ -210,10 +208,14 @@ class Promises(Endings):
             reason=Reason.NONE,
             refused_at=0,
         )
-        generation.sealed_at = generation.flushed_at = trio.current_time()
-        self._owed.add(generation)
+        version.sealed_at = version.flushed_at = trio.current_time()
+        self._queue.add(version)
         self.on_sealed()
-        return [PutFile(generation.record), *self.places.end_put_off(key), *self.on_settled(generation)]
+        return [
+            PutFile(version.record),
+            *self.placement.cancel_deferred_delete(key),
+            *self.on_settled(version),
+        ]
 
     def has_temporary_name(self, node: Node) -> bool:
         """Return whether the node's name is one under which programs write before they rename."""
@@ -223,229 +225,233 @@ class Promises(Endings):
 
     def is_local(self, node: Node) -> bool:
         """Return whether files under the node's name are never published."""
-        return bool(self.local_only) and covers(self.local_only, self._tree.path(node))
+        return bool(self.local_only) and is_at_or_below_any(self.local_only, self._tree.path(node))
 
     def check_stays_published(self, key_before: str, key_now: str) -> None:
         """Raise AcrossDevices for a rename that would take a file out of the bucket: `mv` then copies and removes."""
         if self.local_only:
             before, now = self._tree.relative(key_before), self._tree.relative(key_now)
-            if covers(self.local_only, now) and not covers(self.local_only, before):
+            if is_at_or_below_any(self.local_only, now) and not is_at_or_below_any(self.local_only, before):
                 raise AcrossDevices(f"{now}: files there are never published; copy {before} and remove it")
 
-    def take_local(self, generations: list[Generation]) -> None:
+    def adopt_local_only(self, generations: list[FileVersion]) -> None:
         """Take over what the daemon before never published; what is under another name by now's options is queued."""
-        for generation in generations:
-            node = generation.node
+        for version in generations:
+            node = version.node
             if node is None:
                 continue
             if self.is_local(node):
-                self.local.add(generation)
+                self.local.add(version)
             else:
-                self._journal.submit(*self._promised(node, generation), *self._sealed(generation))
+                self._journal.submit(*self._mark_flushed(node, version), *self._sealed(version))
 
-    def leave_local(self, node: Node, generation: Generation) -> list[Change]:
+    def end_local_only(self, node: Node, version: FileVersion) -> list[Change]:
         """Content that was never published got another name; return what is to be journaled with that."""
         key = self._tree.key(node)
         if self.is_local(node):
-            generation.record = replace(generation.record, key=key)
-            return [PutFile(generation.record)]
-        self.local.discard(generation)
+            version.record = replace(version.record, key=key)
+            return [PutFile(version.record)]
+        self.local.discard(version)
         if node.writers:
-            self._dirty.add(generation)
+            self._dirty.add(version)
             self.on_dirty()
             # Under its new name it is as new as the rename: a release without another flush seals it under that.
-            generation.changed_since_flush = True
-            return [PutFile(generation.go(FileState.OPEN, key=key, sequence=self._journal.next_number()))]
-        changes = [*self._promised(node, generation), *self._sealed(generation)]
+            version.changed_since_flush = True
+            return [
+                PutFile(version.transition_to(FileState.OPEN, key=key, sequence=self._journal.next_number()))
+            ]
+        changes = [*self._mark_flushed(node, version), *self._sealed(version)]
         self.on_sealed()
         return changes
 
-    async def _end_writing(self, handle: FileHandle, generation: Generation) -> None:
+    async def _end_writing(self, handle: FileHandle, version: FileVersion) -> None:
         """The last writer is gone: seal, or keep aside."""
         node = handle.node
         error, node.write_error = node.write_error, None
         if error is not None:
-            self._fail(generation, error)  # bytes are missing that were to be in it
-        if generation.state is FileState.FAILED:
-            self._put_aside(node, generation)
+            self._fail(version, error)  # bytes are missing that were to be in it
+        if version.state is FileState.FAILED:
+            self._quarantine(node, version)
         elif self.is_local(node):
-            if generation.state is not FileState.LOCAL or generation.changed_since_flush:
-                await self._promise(node, generation)
-            self._trim(generation)
-        elif _is_unfinished_at_end(generation, handle):
-            self._put_aside(node, generation)
+            if version.state is not FileState.LOCAL or version.changed_since_flush:
+                await self._journal_close(node, version)
+            self._trim(version)
+        elif _is_unfinished_at_end(version, handle):
+            self._quarantine(node, version)
         else:
-            if generation.state is FileState.OPEN:
-                await self._promise_late(node, generation)
-            self._seal_closed(node, generation)
+            if version.state is FileState.OPEN:
+                await self._journal_late_pages(node, version)
+            self._seal_closed(node, version)
 
-    def _end_replaced(self, handle: FileHandle, generation: Generation) -> None:
+    def _end_replaced(self, handle: FileHandle, version: FileVersion) -> None:
         """A handle of an unlinked file was closed: if it is owed still, then before what was renamed over it."""
         node = handle.node
-        if handle.writable and node.writers == 0 and _is_unfinished_at_end(generation, handle):
-            self._owed.discard(generation)
-        if generation in self._owed:
-            self._seal_closed(node, generation)
+        if handle.writable and node.writers == 0 and _is_unfinished_at_end(version, handle):
+            self._queue.discard(version)
+        if version in self._queue:
+            self._seal_closed(node, version)
         elif node.handles == 0:
-            self._let_go(generation)
+            self._dispose_unlinked(version)
 
     # ---- inside
 
-    async def _note_change(self, generation: Generation) -> None:
+    async def _on_change(self, version: FileVersion) -> None:
         """Bytes change after a close was promised: take the promise back until the next close, or the release.
 
         Durably, before the first byte changes: a crash must not publish a mixture as if it had been closed.
         """
-        generation.changed_since_flush = True
-        if generation.dirty_since == float("inf"):
-            generation.dirty_since = trio.current_time()
-            self._dirty.add(generation)
+        version.changed_since_flush = True
+        if version.dirty_since == float("inf"):
+            version.dirty_since = trio.current_time()
+            self._dirty.add(version)
             self.on_dirty()
-        while generation.state is FileState.FLUSHED:
-            self._owed.discard(generation)
-            generation.go(FileState.OPEN)
-            await self._journal.commit(*self._row(generation))
+        while version.state is FileState.FLUSHED:
+            self._queue.discard(version)
+            version.transition_to(FileState.OPEN)
+            await self._journal.commit(*self._row(version))
 
-    def _fail(self, generation: Generation, error: FusecacheError) -> None:
-        if generation.error is None:
-            log.error("write failed path=%s error=%s", generation.record.key, error)
-            generation.error = error
-        self._owed.discard(generation)
-        if generation.state is not FileState.FAILED:
-            generation.go(FileState.FAILED, error=str(error))
-            self._journal.submit(*self._row(generation))
+    def _fail(self, version: FileVersion, error: FusecacheError) -> None:
+        if version.error is None:
+            log.error("write failed path=%s error=%s", version.record.key, error)
+            version.error = error
+        self._queue.discard(version)
+        if version.state is not FileState.FAILED:
+            version.transition_to(FileState.FAILED, error=str(error))
+            self._journal.submit(*self._row(version))
 
-    async def _promise(self, node: Node, generation: Generation) -> None:
+    async def _journal_close(self, node: Node, version: FileVersion) -> None:
         """Journal what a close promises."""
-        generation.changed_since_flush = False
+        version.changed_since_flush = False
         if not self._tree.is_linked(node):
             return  # unlinked while open: its content goes with the last handle
-        changes = self._promised(node, generation)
-        generation.closing += 1
+        changes = self._mark_flushed(node, version)
+        version.closing += 1
         try:
             await self._journal.commit(*changes)
         finally:
-            generation.closing -= 1
-        generation.flushed_at = max(generation.flushed_at, trio.current_time())
+            version.closing -= 1
+        version.flushed_at = max(version.flushed_at, trio.current_time())
         self.on_sealed()
 
-    def _promised(self, node: Node, generation: Generation) -> list[Change]:
+    def _mark_flushed(self, node: Node, version: FileVersion) -> list[Change]:
         """Make content FLUSHED under a new sequence, or under the place of an older generation of the same key.
 
         Content that is never published becomes LOCAL instead. Return what is to be journaled.
         """
-        generation.changed_since_flush = False
-        generation.flushed_changes = generation.changes
-        self._owed.discard(generation)
+        version.changed_since_flush = False
+        version.flushed_changes = version.changes
+        self._queue.discard(version)
         key = self._tree.key(node)
-        self.shortages.note_closed(self._tree.relative(key), generation.size)
-        changes: list[Change] = [*self.drop_replaced(generation)]
+        self.enospc_log.on_closed(self._tree.relative(key), version.size)
+        changes: list[Change] = [*self.drop_replaced(version)]
         if self.is_local(node):
-            self.local.add(generation)
+            self.local.add(version)
             attributes = attributes_of(node)
-            record = generation.go(
-                FileState.LOCAL, key=key, size=generation.size, sequence=0, attributes=attributes
+            record = version.transition_to(
+                FileState.LOCAL, key=key, size=version.size, sequence=0, attributes=attributes
             )
             return [*changes, PutFile(record)]
-        sequence, base_etag = self.places.new(node, generation, key)
-        record = generation.go(
+        sequence, base_etag = self.placement.assign(node, version, key)
+        record = version.transition_to(
             FileState.FLUSHED,
             key=key,
-            size=generation.size,
+            size=version.size,
             sequence=sequence,
             base_etag=base_etag,
             attributes=attributes_of(node),
             boot_id=self._boot_id,
             moment=time.time(),
-            **self._verified(generation),
+            **self._verified(version),
         )
-        generation.flushed_at = trio.current_time()
-        generation.waiting_since = min(generation.waiting_since, generation.flushed_at)
-        self._flushed.add(generation)
-        self._owed.add(generation)
+        version.flushed_at = trio.current_time()
+        version.waiting_since = min(version.waiting_since, version.flushed_at)
+        self._flushed.add(version)
+        self._queue.add(version)
         return [*changes, PutFile(record)]
 
-    def _verified(self, generation: Generation) -> dict[str, bool | str]:
+    def _verified(self, version: FileVersion) -> dict[str, bool | str]:
         """Return what a row says of bytes on the disk: verified, if they are those of the last fsync."""
-        if generation.writes or not generation.sums.are_current:
+        if version.writes or not version.checksums.are_current:
             return {"synced": False, "checksum": ""}
-        generation.granule_checksums = generation.sums.checksums
-        return {"synced": True, "checksum": checksum_of_checksums(generation.granule_checksums)}
+        version.granule_checksums = version.checksums.checksums
+        return {"synced": True, "checksum": checksum_of_checksums(version.granule_checksums)}
 
-    async def _promise_late(self, node: Node, generation: Generation) -> None:
+    async def _journal_late_pages(self, node: Node, version: FileVersion) -> None:
         """Pages came after the close (a mapping): same promise, same place, the newer bytes.
 
         A place of their own if what was closed is published already, or was promised under another name.
         """
         key = self._tree.key(node)
-        if not generation.sequence or generation.record.key != key:
-            await self._promise(node, generation)
+        if not version.sequence or version.record.key != key:
+            await self._journal_close(node, version)
             return
-        self._owed.discard(generation)
-        base = self._owed.base_for(key, node.published_etag(key), generation.sequence)
-        verified = self._verified(generation)
-        record = generation.go(FileState.FLUSHED, key=key, size=generation.size, base_etag=base, **verified)
-        generation.changed_since_flush = False
-        generation.flushed_changes = generation.changes
-        self._flushed.add(generation)
-        self._owed.add(generation)
+        self._queue.discard(version)
+        base = self._queue.base_for(key, node.published_etag(key), version.sequence)
+        verified = self._verified(version)
+        record = version.transition_to(
+            FileState.FLUSHED, key=key, size=version.size, base_etag=base, **verified
+        )
+        version.changed_since_flush = False
+        version.flushed_changes = version.changes
+        self._flushed.add(version)
+        self._queue.add(version)
         await self._journal.commit(PutFile(record))
 
-    def _seal_closed(self, node: Node, generation: Generation) -> None:
+    def _seal_closed(self, node: Node, version: FileVersion) -> None:
         """Seal what was promised, unless another writer came meanwhile, whose end seals, or it was removed.
 
         What another file was renamed over is still to be published, before that.
         """
-        if node.writers or generation.state is not FileState.FLUSHED or generation not in self._owed:
+        if node.writers or version.state is not FileState.FLUSHED or version not in self._queue:
             return
-        rows = self._sealed(generation)
+        rows = self._sealed(version)
         # What was replaced goes with its row: that is not put off.
         submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
         submit(*rows)
         self.on_sealed()
 
-    def _sealed(self, generation: Generation) -> list[Change]:
+    def _sealed(self, version: FileVersion) -> list[Change]:
         """Make content immutable, and queue it; return what says so."""
-        generation.go(FileState.SEALED, size=generation.size)
-        generation.sealed_at = trio.current_time()
-        self._trim(generation)
-        if generation not in self._owed:
-            self._owed.add(generation)
-        changes = self.places.take(generation)
-        return [*changes, PutFile(generation.record)]
+        version.transition_to(FileState.SEALED, size=version.size)
+        version.sealed_at = trio.current_time()
+        self._trim(version)
+        if version not in self._queue:
+            self._queue.add(version)
+        changes = self.placement.supersede(version)
+        return [*changes, PutFile(version.record)]
 
 
 def _raise_failure(node: Node) -> None:
     """Raise why content is not published; an upload that is only tried again is no failure of its writer."""
     if node.write_error is not None:
         raise node.write_error
-    generation = node.generation
-    if generation is None or generation.error is None:
+    version = node.version
+    if version is None or version.error is None:
         return
-    if generation.state in {FileState.FAILED, FileState.REJECTED}:
-        raise generation.error
+    if version.state in {FileState.FAILED, FileState.REJECTED}:
+        raise version.error
 
 
-def _is_unfinished(generation: Generation, handle: FileHandle) -> bool:
+def _is_unfinished(version: FileVersion, handle: FileHandle) -> bool:
     """Return whether the process that wrote through a handle is being killed, and note it."""
     if is_killed(handle):
-        generation.killed_writer = handle
-    elif generation.killed_writer is not handle:
-        generation.killed_writer = None
+        version.killed_writer = handle
+    elif version.killed_writer is not handle:
+        version.killed_writer = None
     # Else a child that outlived it closes the same open file.
-    return generation.killed_writer is not None
+    return version.killed_writer is not None
 
 
-def _is_unfinished_at_end(generation: Generation, handle: FileHandle) -> bool:
+def _is_unfinished_at_end(version: FileVersion, handle: FileHandle) -> bool:
     """Return whether content must not be published although its last writer is gone."""
-    if generation.killed_writer is not None:
+    if version.killed_writer is not None:
         return True
-    if generation.changes == generation.flushed_changes:
+    if version.changes == version.flushed_changes:
         return False  # a close promised just this
     # A mapping's late pages, of a process that may have been killed; or nothing was written, and nothing closed.
-    return is_killed(handle) or not (generation.changes or generation.sequence)
+    return is_killed(handle) or not (version.changes or version.sequence)
 
 
 def is_killed(handle: FileHandle) -> bool:
     """Return whether the process that opened a file for writing is being ended by a signal."""
-    return was_killed(handle.process or handle.pid)
+    return is_being_killed(handle.process or handle.pid)

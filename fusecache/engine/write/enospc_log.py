@@ -11,7 +11,7 @@ _MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class EnospcEvent:
     """A file that found no room. size: how far it was to reach, 0 if nobody knows; moment: loop time."""
 
     path: str
@@ -20,29 +20,29 @@ class Shortage:
     cause: str
 
 
-class Shortages:
+class EnospcLog:
     """The newest refusals for lack of room, by path. Paths are below the mountpoint."""
 
     def __init__(self) -> None:
         # The newest last.
-        self._files: dict[str, Shortage] = {}
+        self._files: dict[str, EnospcEvent] = {}
 
-    def note(self, path: str, size: int, error: Exception) -> None:
+    def record(self, path: str, size: int, error: Exception) -> None:
         """A file was refused; of one that is refused again and again the largest size counts."""
         before = self._files.pop(path, None)
         size = max(size, before.size if before is not None else 0)
-        self._files[path] = Shortage(path, size, trio.current_time(), str(error))
+        self._files[path] = EnospcEvent(path, size, trio.current_time(), str(error))
         if len(self._files) > _MOST:
             del self._files[next(iter(self._files))]
 
-    def note_closed(self, path: str, size: int) -> None:
+    def on_closed(self, path: str, size: int) -> None:
         """A file of that size was closed, and has room: what is no larger would have, too."""
         if self._files:
             self._files = {
                 each.path: each for each in self._files.values() if each.path != path and each.size > size
             }
 
-    def at(self, path: str = "") -> list[Shortage]:
+    def at(self, path: str = "") -> list[EnospcEvent]:
         """Return what was refused at or below a path, the newest first."""
         since = trio.current_time() - REMEMBERED_SECONDS
         self._files = {each.path: each for each in self._files.values() if each.moment >= since}

@@ -15,20 +15,20 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.holds import being_written, bytes_in_use
-from fusecache.engine.namespace.nodes import FileHandle, Generation, Node, Operation, attributes_of
+from fusecache.engine.namespace.holds import reading, writing
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import thread_group
-from fusecache.engine.write.close import Promises, is_killed
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.write.close import CloseProtocol, is_killed
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, PutAttributes, PutFile
 from fusecache.model.errors import FusecacheError, NoSpace, NotFound, ObjectChanged, ObjectMissing, TooLarge
 from fusecache.model.objects import MIB, ObjectInfo
 from fusecache.model.records import FileRecord, PosixAttributes
 from fusecache.model.states import FileState
-from fusecache.policy.writeback.inline_write_gate import WritePace
+from fusecache.policy.writeback.inline_write_gate import InlineWriteGate
 from fusecache.policy.writeback.multipart import OBJECT_BYTES_MAX
 
 # Space is reserved in steps, so that 4 KiB writes do not go to the ledger each; small ones for small files, as of those
@@ -48,7 +48,7 @@ _RELEASE_SECONDS = 2.0
 _MOVE_SECONDS = 60.0
 
 
-class Contents(Promises):
+class FileIO(CloseProtocol):
     """Reads and writes the content of file nodes."""
 
     def __init__(
@@ -57,14 +57,14 @@ class Contents(Promises):
         cache: BlockCache,
         staging: StagingDirectory,
         journal: JournalWriter,
-        owed: Owed,
+        queue: WritebackQueue,
         offload: Offload,
         boot_id: str,
     ) -> None:
-        super().__init__(tree, cache, staging, journal, owed, offload, boot_id)
+        super().__init__(tree, cache, staging, journal, queue, offload, boot_id)
         self.on_read: Callable[[Node, int], None] = lambda _node, _pid: None
-        self._pace = WritePace()
-        self.on_grown: Callable[[Generation], None] = lambda _generation: None
+        self._inline_gate = InlineWriteGate()
+        self.on_part_ready: Callable[[FileVersion], None] = lambda _generation: None
         # Files that somebody has open for writing.
         self.writing: set[Node] = set()
 
@@ -80,18 +80,18 @@ class Contents(Promises):
             node.appenders += appends
             self.writing.add(node)
             # What is being written keeps its place, even if other clients empty the directory around it.
-            self._tree.pin(node)
+            self._tree.hold_local(node)
         process = thread_group(pid) if writable and pid else 0
         return FileHandle(node, writable, pid, process, writable and appends)
 
-    async def closed(self, node: Node) -> None:
+    async def wait_release(self, node: Node) -> None:
         """Return when a close that has returned has ended here too: what is written next must not take it back."""
-        generation = node.generation
-        if generation is None or generation.changed_since_flush or generation.flushed_by is None:
+        version = node.version
+        if version is None or version.changed_since_flush or version.flushed_by is None:
             return
-        if generation.state is FileState.FLUSHED:
+        if version.state is FileState.FLUSHED:
             with trio.move_on_after(_RELEASE_SECONDS):
-                await generation.flushed_by.released.wait()
+                await version.flushed_by.released.wait()
 
     async def release(self, handle: FileHandle) -> None:
         """Close a handle; the last writer's release seals what was flushed."""
@@ -111,14 +111,14 @@ class Contents(Promises):
             node.appenders -= handle.appends
             if node.writers == 0:
                 self.writing.discard(node)
-            self._tree.unpin(node)
-        generation = node.generation
-        if generation is None or generation.in_flight:
+            self._tree.release_local(node)
+        version = node.version
+        if version is None or version.in_flight:
             pass
         elif not self._tree.is_linked(node):
-            self._end_replaced(handle, generation)
-        elif handle.writable and node.writers == 0 and generation.is_mutable:
-            await self._end_writing(handle, generation)
+            self._end_replaced(handle, version)
+        elif handle.writable and node.writers == 0 and version.is_mutable:
+            await self._end_writing(handle, version)
         if node.writers == 0:
             node.write_error = None
         self._tree.forget(node.number, 0)
@@ -132,7 +132,7 @@ class Contents(Promises):
         this handle reads is no longer in the bucket, and other model errors.
         """
         node = handle.node
-        generation = node.generation
+        generation = node.version
         if generation is not None:
             return await self._read_staged(generation, offset, size)
         version = node.object
@@ -150,7 +150,7 @@ class Contents(Promises):
         except (ObjectChanged, ObjectMissing):
             # While we waited, our own publishing may have put other content, or another key, in its place.
             await self._wait_moved(node)
-            if node.generation is None and node.object is version:
+            if node.version is None and node.object is version:
                 node.verified = float("-inf")
                 raise
             return await self.read(handle, offset, size)
@@ -159,30 +159,30 @@ class Contents(Promises):
         """If the node's object is under way to another key, wait until it is there."""
         if not self._tree.is_linked(node):
             return
-        for item in self._owed.for_key(self._tree.key(node)):
+        for item in self._queue.for_key(self._tree.key(node)):
             if isinstance(item, Operation) and item.node is node and item.in_flight:
                 with trio.move_on_after(_MOVE_SECONDS):
-                    await self._owed.wait_gone(item)
+                    await self._queue.wait_gone(item)
 
-    async def _read_staged(self, generation: Generation, offset: int, size: int) -> bytes:
-        size = min(size, generation.size - offset)
+    async def _read_staged(self, version: FileVersion, offset: int, size: int) -> bytes:
+        size = min(size, version.size - offset)
         if size <= 0:
             return b""
-        data = generation.file.read_nowait(offset, size)
+        data = version.file.read_nowait(offset, size)
         if data is not None:
             return data
-        with bytes_in_use(generation):
-            return await self._offload.disk(generation.file.read, offset, size)
+        with reading(version):
+            return await self._offload.disk(version.file.read, offset, size)
 
     # ---- writing
 
-    async def check_room(self, path_of: Callable[[], str] = lambda: "") -> None:
+    async def check_space(self, path_of: Callable[[], str] = lambda: "") -> None:
         """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for it.
 
         path_of: returns its path, where somebody is to be told.
         """
         self._journal.check_writable()
-        with self._shortage_noted(path_of, 0):
+        with self._record_enospc(path_of, 0):
             self._check_admitted(_HEADROOM_BYTES)
             if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
                 try:
@@ -192,12 +192,12 @@ class Contents(Promises):
         self._cache.release_staging(_HEADROOM_BYTES)
 
     @contextmanager
-    def _shortage_noted(self, path_of: Callable[[], str], size: int) -> Iterator[None]:
+    def _record_enospc(self, path_of: Callable[[], str], size: int) -> Iterator[None]:
         try:
             yield
         except NoSpace as exc:
             if path := path_of():
-                self.shortages.note(path, size, exc)
+                self.enospc_log.record(path, size, exc)
             raise
 
     def _check_admitted(self, nbytes: int) -> None:
@@ -207,37 +207,37 @@ class Contents(Promises):
 
     def create(self, node: Node) -> None:
         """Give a new file its first, empty generation."""
-        generation = self._new_generation(node)
-        self._journal.submit_lazily(PutFile(generation.record))
+        version = self._new_version(node)
+        self._journal.submit_lazily(PutFile(version.record))
 
     async def write(self, handle: FileHandle, offset: int, data: bytes) -> int:
         """Write into the staging file; return the count. Raises NoSpace, TooLarge, LocalDiskError."""
         node = handle.node
         stop = offset + len(data)
         try:
-            generation = await self._writable_to(node, stop)
+            version = await self._writable_to(node, stop)
         except NoSpace as exc:
-            self.shortages.note(self._tree.path(node), stop, exc)
+            self.enospc_log.record(self._tree.path(node), stop, exc)
             raise
         if handle.is_flushed and is_killed(handle):
             # Pages of a mapping, whose end says nothing but RELEASE: the process may be gone by then.
-            generation.killed_writer = handle
+            version.killed_writer = handle
         try:
-            with being_written(generation):
-                generation.note_changed(offset, stop)  # before it, and after it: a part may be read meanwhile
-                await self._put(generation.file, offset, data)
-                has_grown = generation.note_written(offset, stop)
+            with writing(version):
+                version.on_changed(offset, stop)  # before it, and after it: a part may be read meanwhile
+                await self._write_staging(version.file, offset, data)
+                has_grown = version.on_written(offset, stop)
         except FusecacheError as exc:
-            self._fail(generation, exc)
+            self._fail(version, exc)
             if isinstance(exc, NoSpace):
-                self.shortages.note(self._tree.path(node), stop, exc)
+                self.enospc_log.record(self._tree.path(node), stop, exc)
             raise
         if has_grown and not self.is_local(node):
-            self.on_grown(generation)
-        await self._note_change(generation)  # another process may have closed the file meanwhile
+            self.on_part_ready(version)
+        await self._on_change(version)  # another process may have closed the file meanwhile
         return len(data)
 
-    async def _writable_to(self, node: Node, stop: int) -> Generation:
+    async def _writable_to(self, node: Node, stop: int) -> FileVersion:
         """Return content that may be written up to `stop` until the caller's next checkpoint, and say that it changes.
 
         What fails here loses the bytes that were to be written: nothing written after them may be published.
@@ -245,71 +245,71 @@ class Contents(Promises):
         while True:
             if node.write_error is not None:
                 raise node.write_error
-            generation = node.generation
-            if generation is None or not generation.is_mutable:
+            version = node.version
+            if version is None or not version.is_mutable:
                 try:
-                    generation = await self._make_mutable(node, keep_bytes=None)
+                    version = await self._make_mutable(node, keep_bytes=None)
                 except FusecacheError as exc:
                     node.write_error = exc
                     raise
             try:
-                if generation.state is FileState.FAILED and generation.error is not None:
-                    raise generation.error
-                if stop > generation.reserved:
-                    await self._reserve(node, generation, stop)
-                await self._note_change(generation)
+                if version.state is FileState.FAILED and version.error is not None:
+                    raise version.error
+                if stop > version.reserved:
+                    await self._reserve(node, version, stop)
+                await self._on_change(version)
             except FusecacheError as exc:
-                if generation.is_mutable:
-                    self._fail(generation, exc)
+                if version.is_mutable:
+                    self._fail(version, exc)
                 else:  # published as it was, meanwhile: that is whole without these bytes
                     node.write_error = exc
                 raise
-            if generation.is_mutable and stop <= generation.reserved:
-                return generation
+            if version.is_mutable and stop <= version.reserved:
+                return version
             # Else it was closed, or published as it is, meanwhile: what comes now is newer.
 
     async def truncate(self, node: Node, size: int) -> None:
         """Cut or extend with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._check_size(node, size)
         if size > node.size:
-            with self._shortage_noted(lambda: self._tree.path(node), size):
+            with self._record_enospc(lambda: self._tree.path(node), size):
                 self._check_admitted(size - node.size)
-        generation = node.generation
-        is_new_start = size == 0 and generation is not None and generation.state is FileState.FAILED
-        if generation is None or not generation.is_mutable or is_new_start:
-            generation = await self._make_mutable(node, keep_bytes=size)
+        version = node.version
+        is_new_start = size == 0 and version is not None and version.state is FileState.FAILED
+        if version is None or not version.is_mutable or is_new_start:
+            version = await self._make_mutable(node, keep_bytes=size)
         while True:
-            if size > generation.reserved:
-                await self._reserve(node, generation, size)
-            await self._note_change(generation)
-            if generation.is_mutable and size <= generation.reserved:
+            if size > version.reserved:
+                await self._reserve(node, version, size)
+            await self._on_change(version)
+            if version.is_mutable and size <= version.reserved:
                 break
-            generation = await self._make_mutable(node, keep_bytes=size)
-        generation.file.truncate(size)
-        generation.note_changed(min(size, generation.size), max(size, generation.size))
-        generation.size = size
+            version = await self._make_mutable(node, keep_bytes=size)
+        version.file.truncate(size)
+        version.on_changed(min(size, version.size), max(size, version.size))
+        version.size = size
         if node.writers == 0:
             # truncate(2) without an open file: nobody will flush or release it.
-            await self._promise(node, generation)
-            self._seal_closed(node, generation)
+            await self._journal_close(node, version)
+            self._seal_closed(node, version)
 
     def set_attributes(self, node: Node, attributes: PosixAttributes) -> None:
         """Change mode, owner and times; published with the next content, else kept here."""
         node.mode, node.uid, node.gid = attributes.mode, attributes.uid, attributes.gid
         node.mtime_ns = attributes.mtime_ns
-        generation = node.generation
-        if generation is not None:
-            generation.record = replace(generation.record, attributes=attributes)
-            is_promised = not (generation.is_mutable and generation.changed_since_flush)
+        version = node.version
+        if version is not None:
+            version.record = replace(version.record, attributes=attributes)
+            is_promised = not (version.is_mutable and version.changed_since_flush)
             # The kernel sets the time of what was written just before it tells of the close, whose row has it too.
             submit = self._journal.submit if is_promised else self._journal.submit_lazily
-            submit(*self._row(generation))
+            submit(*self._row(version))
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
 
     # ---- inside
 
-    def _new_generation(self, node: Node) -> Generation:
+    def _new_version(self, node: Node) -> FileVersion:
         number = self._journal.next_number()
         record = FileRecord(
             generation=number,
@@ -321,31 +321,31 @@ class Contents(Promises):
             boot_id=self._boot_id,
             attributes=attributes_of(node),
         )
-        generation = Generation(record, self._staging.create(number), node, size=0)
-        node.generation = generation
-        self._tree.pin(node)
-        return generation
+        version = FileVersion(record, self._staging.create(number), node, size=0)
+        node.version = version
+        self._tree.hold_local(node)
+        return version
 
-    async def _make_mutable(self, node: Node, keep_bytes: int | None) -> Generation:
+    async def _make_mutable(self, node: Node, keep_bytes: int | None) -> FileVersion:
         """Return content that may be changed in place, holding the first `keep_bytes` of what is there (None: all)."""
         self._journal.check_writable()
         async with node.lock:
-            old = node.generation
+            old = node.version
             failed = old is not None and old.state is FileState.FAILED
             if old is not None and old.is_mutable and not (failed and keep_bytes == 0):
                 return old
             keep = node.size if keep_bytes is None else min(keep_bytes, node.size)
-            generation = self._new_generation(node)
+            version = self._new_version(node)
             try:
                 # Until the bytes are there, readers see the old ones.
-                node.generation = old
+                node.version = old
                 if keep:
-                    await self._fill(node, generation, old, keep)
-                    generation.size = keep
+                    await self._fill(node, version, old, keep)
+                    version.size = keep
                 if not self._tree.is_linked(node) and not node.handles:
                     raise NotFound(f"{node.name}: it was removed meanwhile")
             except BaseException:
-                self._abandon(generation)
+                self._abandon(version)
                 raise
             dropped: list[Change] = []
             if old is not None and failed:
@@ -355,24 +355,24 @@ class Contents(Promises):
                 and old.state is not FileState.DROPPED
                 and not self._tree.is_linked(node)
                 and not old.in_flight
-                and old not in self._owed
+                and old not in self._queue
             ):
-                self._let_go(old)
+                self._dispose_unlinked(old)
             if old is not None and old.state is FileState.REJECTED:
-                generation.replaces = old
-            node.generation = generation
-            self._journal.submit(*dropped, *self._row(generation))
-            return generation
+                version.replaces = old
+            node.version = version
+            self._journal.submit(*dropped, *self._row(version))
+            return version
 
-    async def _fill(self, node: Node, generation: Generation, old: Generation | None, size: int) -> None:
+    async def _fill(self, node: Node, version: FileVersion, old: FileVersion | None, size: int) -> None:
         """Copy the first `size` bytes of what is there."""
         if old is None:
-            await self._reserve(node, generation, size)
-            await self._copy_object(node, generation.file, size)
+            await self._reserve(node, version, size)
+            await self._copy_object(node, version.file, size)
             return
-        with bytes_in_use(old):  # from here on: it may be published while we wait for room
-            await self._reserve(node, generation, size)
-            await self._offload.disk(generation.file.copy_from, old.file, size)
+        with reading(old):  # from here on: it may be published while we wait for room
+            await self._reserve(node, version, size)
+            await self._offload.disk(version.file.copy_from, old.file, size)
 
     async def _copy_object(self, node: Node, file: StagingFile, size: int) -> None:
         """Fetch the first `size` bytes of the published version: a part of them is about to be changed."""
@@ -395,28 +395,28 @@ class Contents(Promises):
             while offset < size:
                 data = await self._cache.read(reader, offset, min(_COPY_BYTES, size - offset))
                 length = len(data)
-                await self._put(file, offset, data)
+                await self._write_staging(file, offset, data)
                 offset += length
         finally:
             self._cache.close(reader)
 
-    async def _put(self, file: StagingFile, offset: int, data: bytes | memoryview) -> None:
+    async def _write_staging(self, file: StagingFile, offset: int, data: bytes | memoryview) -> None:
         """Write into a staging file: at once while the disk takes it at memory speed, else in a thread."""
-        if self._pace.is_quick():
+        if self._inline_gate.is_quick():
             began = time.perf_counter()
             file.write(offset, data)
-            self._pace.note(time.perf_counter() - began)
+            self._inline_gate.record(time.perf_counter() - began)
         else:
             # A view is valid until this checkpoint only.
             await self._offload.disk(file.write, offset, bytes(data))
 
-    def _abandon(self, generation: Generation) -> None:
-        generation.go(FileState.DROPPED)
-        if generation.node is not None:
-            self._tree.unpin(generation.node)
-        self._cache.release_staging(generation.reserved)
-        generation.reserved = 0
-        generation.file.delete()
+    def _abandon(self, version: FileVersion) -> None:
+        version.transition_to(FileState.DROPPED)
+        if version.node is not None:
+            self._tree.release_local(version.node)
+        self._cache.release_staging(version.reserved)
+        version.reserved = 0
+        version.file.delete()
 
     def _check_size(self, node: Node, size: int) -> None:
         if size > OBJECT_BYTES_MAX:
@@ -424,21 +424,21 @@ class Contents(Promises):
                 f"{self._tree.path(node)}: larger than the largest object, {OBJECT_BYTES_MAX} bytes"
             )
 
-    async def _reserve(self, node: Node, generation: Generation, size: int) -> None:
+    async def _reserve(self, node: Node, version: FileVersion, size: int) -> None:
         """Reserve so that the generation may grow to `size`."""
         self._check_size(node, size)
-        need = size - generation.reserved
+        need = size - version.reserved
         smallest, largest = _RESERVE_STEPS
-        step = max(need, min(max(generation.size, smallest), largest))
+        step = max(need, min(max(version.size, smallest), largest))
         if self._cache.reserve_staging_nowait(step):
-            generation.reserved += step
+            version.reserved += step
             return
-        async with generation.growth:  # two writers must not both reserve the same growth
-            need = size - generation.reserved
+        async with version.growth:  # two writers must not both reserve the same growth
+            need = size - version.reserved
             if need <= 0:
                 return
             await self._cache.reserve_staging(need)
-            if generation.is_mutable:
-                generation.reserved += need
+            if version.is_mutable:
+                version.reserved += need
             else:
                 self._cache.release_staging(need)  # closed, published or removed meanwhile

@@ -8,10 +8,10 @@ import logging
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import Generation, Node
+from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.write.file_io import Contents
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError
 from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot_interval
 
@@ -21,31 +21,31 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 
 
-class Snapshots:
+class OpenFileSnapshots:
     """Watches files that are being written."""
 
     def __init__(
         self,
         tree: Tree,
-        contents: Contents,
-        owed: Owed,
+        file_io: FileIO,
+        queue: WritebackQueue,
         cache: BlockCache,
         *,
         snapshot_seconds: float,
     ) -> None:
         self._tree = tree
-        self._contents = contents
-        self._owed = owed
+        self._file_io = file_io
+        self._queue = queue
         self._cache = cache
         self._snapshot_seconds = snapshot_seconds
         self._wake = trio.Event()
         # By inode: the last snapshot while it is owed, since when it is being sent, and how long the last one took.
-        self._queued: dict[int, Generation] = {}
+        self._queued: dict[int, FileVersion] = {}
         self._sent_since: dict[int, float] = {}
         self._upload_seconds: dict[int, float] = {}
-        contents.on_dirty = self._note_dirty
+        file_io.on_dirty = self._on_dirty
 
-    def _note_dirty(self) -> None:
+    def _on_dirty(self) -> None:
         self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -55,9 +55,9 @@ class Snapshots:
             self._wake = trio.Event()
             now = trio.current_time()
             self._measure(now)
-            unsettled = self._contents.unsettled()
-            for generation in unsettled:
-                await self._look_at(generation, now)
+            unsettled = self._file_io.dirty_versions()
+            for version in unsettled:
+                await self._look_at(version, now)
             if unsettled or self._queued:
                 await trio.sleep(_LOOK_SECONDS)
             else:
@@ -65,25 +65,25 @@ class Snapshots:
 
     def _measure(self, now: float) -> None:
         """Note how long it took to send snapshots that are no longer owed; their time in the queue is not counted."""
-        for number, generation in list(self._queued.items()):
-            if generation not in self._owed:
+        for number, version in list(self._queued.items()):
+            if version not in self._queue:
                 del self._queued[number]
                 self._upload_seconds[number] = now - self._sent_since.pop(number, now)
-            elif generation.in_flight or generation.sent_bytes:
+            elif version.in_flight or version.sent_bytes:
                 self._sent_since.setdefault(number, now)
         for number in self._upload_seconds.keys() - self._tree.nodes.keys():
             del self._upload_seconds[number]
 
-    async def _look_at(self, generation: Generation, now: float) -> None:
-        node = generation.node
-        if node is None or node.generation is not generation or not self._is_due(node, generation, now):
+    async def _look_at(self, version: FileVersion, now: float) -> None:
+        node = version.node
+        if node is None or node.version is not version or not self._is_due(node, version, now):
             return
-        if generation.size > self._cache.writable_bytes():
+        if version.size > self._cache.writable_bytes():
             return  # the next write copies it: that must not be what fails
         snapshot = None
         try:
             with trio.move_on_after(_LOOK_SECONDS):  # else it is written without a pause: it is asked again
-                snapshot = await self._contents.snapshot(node, rested_seconds=0.0)
+                snapshot = await self._file_io.snapshot(node, rested_seconds=0.0)
         except FusecacheError as exc:
             log.warning("an open file was not published path=%s error=%s", self._tree.path(node), exc)
             return
@@ -93,11 +93,11 @@ class Snapshots:
                 "publishing an open file as it is path=%s bytes=%d", self._tree.path(node), snapshot.size
             )
 
-    def _is_due(self, node: Node, generation: Generation, now: float) -> bool:
+    def _is_due(self, node: Node, version: FileVersion, now: float) -> bool:
         interval = snapshot_interval(self._snapshot_seconds, self._upload_seconds.get(node.number, 0.0))
         return (
-            now >= generation.dirty_since + interval
+            now >= version.dirty_since + interval
             and node.number not in self._queued
-            and may_be_published_open(generation.size, appended=node.appenders > 0)
-            and not self._contents.has_temporary_name(node)
+            and may_be_published_open(version.size, appended=node.appenders > 0)
+            and not self._file_io.has_temporary_name(node)
         )

@@ -15,7 +15,7 @@ from fusecache.index.journal import DropConflict, PutConflict
 from fusecache.model.records import ConflictRecord
 
 
-class Conflicts:
+class ConflictLog:
     """The conflicts of this node, by number, by key, and by the key of the copy."""
 
     def __init__(self, journal: JournalWriter) -> None:
@@ -43,7 +43,7 @@ class Conflicts:
         """Return one, or None."""
         return self._records.get(number)
 
-    def note(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
+    def record(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
         """Another client changed `key` first; kept_as: where our version of `size` bytes is, "" if nowhere.
 
         number: the one in the copy's name, 0 if it has none.

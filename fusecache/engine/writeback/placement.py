@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import Generation, Item, Node, Operation, is_removal
+from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, is_removal
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.writeback.queue import Owed
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutOperation
 from fusecache.model.objects import MIB
 
@@ -28,57 +28,66 @@ _POINTER_VERSIONS = 1000
 _REWRITE_SECONDS = 10.0
 
 
-class Places:
+class QueuePlacement:
     """Gives promised content its place in the queue. drop: ends content that is not needed any more."""
 
     def __init__(
         self,
         tree: Tree,
-        owed: Owed,
+        queue: WritebackQueue,
         journal: JournalWriter,
-        drop: Callable[[Generation], list[Change]],
-        take_out: Callable[[Generation], list[Change]],
+        drop: Callable[[FileVersion], list[Change]],
+        take_out: Callable[[FileVersion], list[Change]],
     ) -> None:
         self._tree = tree
-        self._owed = owed
+        self._queue = queue
         self._journal = journal
         self._drop = drop
-        self._take_out = take_out
+        self._dequeue = take_out
 
-    def new(self, node: Node, generation: Generation, key: str) -> tuple[int, str | None]:
+    def assign(self, node: Node, version: FileVersion, key: str) -> tuple[int, str | None]:
         """Return sequence and base for new content of `key`, behind what is queued of it."""
         sequence = self._journal.next_number()
-        queued = self._owed.for_key(key)
+        queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
-        generation.follows = last is not None and self._owed.ends_with(last)
-        return sequence, self._owed.base_for(key, node.published_etag(key))
+        version.has_dependent_write = last is not None and self._queue.ends_with(last)
+        return sequence, self._queue.base_for(key, node.published_etag(key))
 
-    def take(self, generation: Generation) -> list[Change]:
+    def supersede(self, version: FileVersion) -> list[Change]:
         """Give sealed content the place of the queued version that it makes needless; return what is to be journaled.
 
         Or have it take the place of a removed object. Not before: a promise that is taken back must leave the closed
         version before it, or its removal, in the queue.
         """
-        key = generation.record.key
-        if ended := self.end_put_off(key):
+        key = version.record.key
+        if ended := self.cancel_deferred_delete(key):
             return ended
-        queued = [item for item in self._owed.for_key(key) if item.sequence < generation.sequence]
+        queued = [item for item in self._queue.for_key(key) if item.sequence < version.sequence]
         last = queued[-1] if queued else None
-        if isinstance(last, Generation) and last.is_hollow and not last.in_flight and not last.awaited:
-            last.successor = generation
-            return self._take_out(last)
-        if is_removal(last) and not last.in_flight and not self._is_told(last, before=generation.sequence):
-            self._owed.remove(last)  # what it knew of the bucket passes on
-            self._tree.unhide(key, gone=False)
+        if (
+            isinstance(last, FileVersion)
+            and last.is_superseded_marker
+            and not last.in_flight
+            and not last.awaited
+        ):
+            last.successor = version
+            return self._dequeue(last)
+        if (
+            is_removal(last)
+            and not last.in_flight
+            and not self._is_commit_marker(last, before=version.sequence)
+        ):
+            self._queue.remove(last)  # what it knew of the bucket passes on
+            self._tree.clear_tombstone(key, gone=False)
             return [DropOperation(last.sequence)]
-        if not isinstance(last, Generation) or last.node is not generation.node or last.in_flight:
+        if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
             return []
         # A small file may speak of what was written since: the newer content comes after that, and the oldest stays
         # where it is, for those that rely on it. Of one that is known to speak of others (`latest`) each version
         # stays: what came between, a removed checkpoint say, relies on the one before it.
-        versions = sum(isinstance(item, Generation) and item.node is last.node for item in queued)
-        most = _POINTER_VERSIONS if self._owed.tells(key) else 2
-        if generation.size <= _SMALL_BYTES and not generation.follows and versions < most:
+        versions = sum(isinstance(item, FileVersion) and item.node is last.node for item in queued)
+        most = _POINTER_VERSIONS if self._queue.is_commit_marker(key) else 2
+        if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < most:
             return []
         # A file rewritten again and again must not keep everything behind it waiting for ever: its oldest version goes.
         is_overdue = (
@@ -91,105 +100,107 @@ class Places:
             return []
         # The newer content takes the oldest unpublished place of its key: whatever was written after the old one may
         # rely on it.
-        sequence, generation.waiting_since = last.sequence, last.waiting_since
-        self._owed.remove(generation)
-        last.successor = generation
+        sequence, version.waiting_since = last.sequence, last.waiting_since
+        self._queue.remove(version)
+        last.successor = version
         changes: list[Change] = [*self._drop(last)]
-        base = self._owed.base_for(key, last.record.base_etag, sequence)
-        generation.record = replace(generation.record, sequence=sequence, base_etag=base)
-        self._owed.add(generation)
+        base = self._queue.base_for(key, last.record.base_etag, sequence)
+        version.record = replace(version.record, sequence=sequence, base_etag=base)
+        self._queue.add(version)
         return changes
 
-    def collapse_delete(self, key: str, changes: list[Change], moved: Iterable[Item] = ()) -> str | None:
+    def collapse_delete(
+        self, key: str, changes: list[Change], moved: Iterable[QueuedChange] = ()
+    ) -> str | None:
         """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None.
 
         moved: the items that bring it.
         """
-        base = self._owed.base_for(key, None)
-        if ended := self.end_put_off(key):
+        base = self._queue.base_for(key, None)
+        if ended := self.cancel_deferred_delete(key):
             changes += ended
             return base
-        queued = self._owed.for_key(key)
+        queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
         but = frozenset(item.sequence for item in moved)
-        if is_removal(last) and not last.in_flight and not self._is_told(last, but=but):
-            self._owed.remove(last)
-            self._tree.unhide(key, gone=False)
+        if is_removal(last) and not last.in_flight and not self._is_commit_marker(last, but=but):
+            self._queue.remove(last)
+            self._tree.clear_tombstone(key, gone=False)
             changes.append(DropOperation(last.sequence))
             return last.record.base_etag
         return None
 
-    def _is_told(
+    def _is_commit_marker(
         self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
     ) -> bool:
         """Say whether a removal is to be seen in the bucket: its name said that what was written since is there."""
         key = removal.record.key
-        if not self._owed.tells(key):
+        if not self._queue.is_commit_marker(key):
             return False
-        between = self._owed.rotation.written_between(removal.sequence, before, key)
-        written = [self._owed.get(sequence) for sequence in between if sequence not in but]
-        return any(item is not None and not self._owed.is_aside(item) for item in written)
+        between = self._queue.rotation.written_between(removal.sequence, before, key)
+        written = [self._queue.get(sequence) for sequence in between if sequence not in but]
+        return any(item is not None and not self._queue.is_deferred(item) for item in written)
 
     # ---- removals that wait for what the bucket refused
 
-    def put_off_removals(self, key: str, key_now: str) -> list[Change]:
+    def deferred_deletes(self, key: str, key_now: str) -> list[Change]:
         """The bucket refused what was moved to `key`, and is at `key_now` by now: keep what it has of older content."""
         changes: list[Change] = []
-        for removal in self._owed.removals_behind(key):
+        for removal in self._queue.deletes_waiting_for(key):
             if removal.in_flight:
                 continue
             old = removal.record.key
             log.warning("the bucket keeps key=%s, as its newer content was refused under key=%s", old, key)
-            self._owed.remove(removal)
-            if self._owed.for_key(old):
+            self._queue.remove(removal)
+            if self._queue.for_key(old):
                 # Somebody writes that name again: what it knew of the bucket passed on.
-                self._tree.unhide(old, gone=False)
+                self._tree.clear_tombstone(old, gone=False)
                 changes.append(DropOperation(removal.sequence))
                 continue
             removal.record = replace(removal.record, target=key_now)
-            self._owed.put_off(removal)
+            self._queue.defer(removal)
             changes.append(PutOperation(removal.record))
         return changes
 
-    def put_off(self, removal: Operation, key: str) -> list[Change]:
+    def defer(self, removal: Operation, key: str) -> list[Change]:
         """Have a queued removal, the last change of its name, wait until something is published under `key`."""
-        self._owed.remove(removal)
+        self._queue.remove(removal)
         removal.record = replace(removal.record, target=key)
-        self._owed.put_off(removal)
+        self._queue.defer(removal)
         return [PutOperation(removal.record)]
 
-    def follow(self, key_before: str, key_now: str) -> list[Change]:
+    def retarget(self, key_before: str, key_now: str) -> list[Change]:
         """What was refused has another name: what waits for it waits for that."""
         changes: list[Change] = []
-        for removal in self._owed.put_off_behind(key_before):
-            self._owed.take_up(removal.record.key)
+        for removal in self._queue.defer_behind(key_before):
+            self._queue.undefer(removal.record.key)
             removal.record = replace(removal.record, target=key_now)
-            self._owed.put_off(removal)
+            self._queue.defer(removal)
             changes.append(PutOperation(removal.record))
         return changes
 
-    def queue_removals(self, key: str) -> list[Change]:
+    def queue_deletes(self, key: str) -> list[Change]:
         """Something was published under `key`, or it was removed: queue what waited for that."""
         changes: list[Change] = []
-        for removal in self._owed.put_off_behind(key):
-            if self._owed.for_key(removal.record.key):
+        for removal in self._queue.defer_behind(key):
+            if self._queue.for_key(removal.record.key):
                 continue  # that name is being written again
-            self._owed.take_up(removal.record.key)
+            self._queue.undefer(removal.record.key)
             changes.append(DropOperation(removal.sequence))
             removal.record = replace(removal.record, sequence=self._journal.next_number(), target="")
-            self._owed.add(removal)
+            self._queue.add(removal)
             changes.append(PutOperation(removal.record))
         return changes
 
-    def forget_removals(self, key: str) -> list[Change]:
+    def forget_deletes(self, key: str) -> list[Change]:
         """What was refused under `key` is let go: what the bucket has under the old names shows again."""
-        keys = [removal.record.key for removal in self._owed.put_off_behind(key)]
-        return [change for old in keys for change in self.end_put_off(old)]
+        keys = [removal.record.key for removal in self._queue.defer_behind(key)]
+        return [change for old in keys for change in self.cancel_deferred_delete(old)]
 
-    def end_put_off(self, key: str) -> list[Change]:
+    def cancel_deferred_delete(self, key: str) -> list[Change]:
         """New content of `key` is queued: its removal, if one is put off, is not wanted any more."""
-        removal = self._owed.take_up(key)
+        removal = self._queue.undefer(key)
         if removal is None:
             return []
-        self._tree.unhide(key, gone=False)
+        self._tree.clear_tombstone(key, gone=False)
         return [DropOperation(removal.sequence)]

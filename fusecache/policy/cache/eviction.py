@@ -20,7 +20,7 @@ CANDIDATES_PER_VICTIM = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class EvictionCandidate:
     """A block that could go. stamp: the traffic clock when it was last read; size in bytes on disk."""
 
     file_number: int
@@ -30,10 +30,10 @@ class Candidate:
 
 
 def is_admitted(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[EvictionCandidate],
     *,
     clock: int,
-    next_use: Callable[[Candidate], float | None],
+    next_use: Callable[[EvictionCandidate], float | None],
     incoming_use: float | None,
     chance: float,
 ) -> bool:
@@ -61,13 +61,13 @@ def is_admitted(
 
 
 def choose_victims(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[EvictionCandidate],
     need_bytes: int,
     *,
     clock: int,
-    next_use: Callable[[Candidate], float | None],
+    next_use: Callable[[EvictionCandidate], float | None],
     used_no_later_than: float | None = None,
-) -> list[Candidate]:
+) -> list[EvictionCandidate]:
     """Return blocks to evict, the most useless first, until `need_bytes` are freed or the candidates end.
 
     candidates: a random sample in random order. next_use: when a block is read next, None if nobody said.
@@ -75,7 +75,7 @@ def choose_victims(
     so that the incoming block is the one that is not admitted.
     """
 
-    def uselessness(candidate: Candidate) -> tuple[int, float]:
+    def uselessness(candidate: EvictionCandidate) -> tuple[int, float]:
         use = next_use(candidate)
         if use is not None:
             return (0, use)
@@ -83,7 +83,7 @@ def choose_victims(
         # Equal keys keep the sample's random order: young blocks are a lottery, not a queue.
         return (1, age if age >= STALE_AGE else 0.0)
 
-    victims: list[Candidate] = []
+    victims: list[EvictionCandidate] = []
     freed = 0
     for candidate in sorted(candidates, key=uselessness, reverse=True):
         if freed >= need_bytes:

@@ -32,7 +32,7 @@ PAUSE_FACTOR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class JobFront:
     """What a job needs next that is not here. seconds: until then; nbytes: how large it is; ahead_bytes: what lies
     ahead of the job already, fetched by its hints and not yet read."""
 
@@ -51,12 +51,12 @@ def lead_bytes(room_bytes: int, bytes_per_second: float, jobs: int) -> int:
     return min(max(share, min(wanted, room_bytes // LEAD_SHARE_MOST)), LEAD_BYTES_MAX) // max(1, jobs)
 
 
-def may_replace(front: Front, lead: int) -> bool:
+def may_replace(front: JobFront, lead: int) -> bool:
     """Say whether cached bytes may go for a front: it fits the lead, or nothing lies ahead of the job at all."""
     return front.ahead_bytes == 0 or front.ahead_bytes + front.nbytes <= lead
 
 
-def choose_front(fronts: Sequence[Front], *, lead: int, free_bytes: int) -> int | None:
+def choose_front(fronts: Sequence[JobFront], *, lead: int, free_bytes: int) -> int | None:
     """Return the index of the front to fetch now, None if none may be.
 
     What is needed soonest comes first among those for which there is room: free room, or that of others within the
@@ -71,7 +71,7 @@ def choose_front(fronts: Sequence[Front], *, lead: int, free_bytes: int) -> int 
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepRate:
     """How fast a job goes: seconds_a_step, 0.0 while that is unknown; since when and where it is measured."""
 
     seconds_a_step: float = 0.0
@@ -84,11 +84,11 @@ class Pace:
         return self.seconds_a_step or SECONDS_A_STEP
 
 
-def observe_step(pace: Pace, step: int, now: float) -> Pace:
+def observe_step(pace: StepRate, step: int, now: float) -> StepRate:
     """Return the pace after a job said that it has come to a step."""
     steps, seconds = step - pace.step, now - pace.since
     if steps < 0:  # it went back
-        return Pace(pace.seconds_a_step, step, now)
+        return StepRate(pace.seconds_a_step, step, now)
     if steps == 0 or seconds < PACE_SECONDS:
         return pace
     seen = seconds / steps
@@ -99,7 +99,7 @@ def observe_step(pace: Pace, step: int, now: float) -> Pace:
         new = old * (1 + PACE_WEIGHT)  # if it is no pause it will be believed after some more
     else:
         new = old + PACE_WEIGHT * (seen - old)
-    return Pace(new, step, now)
+    return StepRate(new, step, now)
 
 
 def stalls(deadlines: Sequence[tuple[float, int]], bytes_per_second: float) -> int:

@@ -41,7 +41,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ReadPattern:
     """The state of one stream of reads, in bytes. position: the end of the farthest read of the stream.
 
     calm_until: up to this position it is not shrunk again. near_bytes: how near to each other reads of a random stream
@@ -58,13 +58,13 @@ class Pattern:
     near_bytes: int = NEAR_BYTES
 
 
-def observe(pattern: Pattern, start: int, stop: int) -> Pattern:
+def observe(pattern: ReadPattern, start: int, stop: int) -> ReadPattern:
     """Return the pattern after a read of [start, stop)."""
     step = start - pattern.position
     length = stop - start
     if pattern.phase is Phase.START:
         phase = Phase.SEQUENTIAL if start == 0 else Phase.RANDOM
-        return Pattern(phase, position=stop, consumed_bytes=length, near_bytes=pattern.near_bytes)
+        return ReadPattern(phase, position=stop, consumed_bytes=length, near_bytes=pattern.near_bytes)
     if pattern.phase is Phase.SEQUENTIAL:
         skips = pattern.skips + 1 if step > MIB else max(0, pattern.skips - 1) if step == 0 else pattern.skips
         if not -BACKWARD_SEEK_BYTES <= step <= FORWARD_SEEK_BYTES or skips >= SKIPS_FOR_RANDOM:
@@ -78,7 +78,7 @@ def observe(pattern: Pattern, start: int, stop: int) -> Pattern:
     if not continues(pattern, start):
         return side_stream(stop, pattern.near_bytes)
     streak = pattern.streak + 1
-    return Pattern(
+    return ReadPattern(
         Phase.SEQUENTIAL if streak >= STREAK_FOR_SEQUENTIAL else Phase.RANDOM,
         max(pattern.position, stop),
         consumed_bytes=pattern.consumed_bytes + length,
@@ -87,7 +87,7 @@ def observe(pattern: Pattern, start: int, stop: int) -> Pattern:
     )
 
 
-def grow(pattern: Pattern) -> Pattern:
+def grow(pattern: ReadPattern) -> ReadPattern:
     """Return the pattern after its reader had to wait: a sequential one looks farther ahead."""
     if pattern.phase is not Phase.SEQUENTIAL or pattern.consumed_bytes <= FIRST_WINDOW_BYTES:
         return pattern
@@ -96,7 +96,7 @@ def grow(pattern: Pattern) -> Pattern:
     return replace(pattern, window_bytes=max(pattern.window_bytes, min(wanted, earned, MAX_WINDOW_BYTES)))
 
 
-def shrink(pattern: Pattern) -> Pattern:
+def shrink(pattern: ReadPattern) -> ReadPattern:
     """Return the pattern after there was no buffer for its read-ahead: half the window, a chunk at least.
 
     Once for each window that it reads: the buffers that are missing come back as fast as readers read.
@@ -107,7 +107,7 @@ def shrink(pattern: Pattern) -> Pattern:
     return replace(pattern, window_bytes=window, calm_until=pattern.position + window)
 
 
-def continues(pattern: Pattern, start: int) -> bool:
+def continues(pattern: ReadPattern, start: int) -> bool:
     """Return whether a read at `start` may go on where the pattern's reads were."""
     step = start - pattern.position
     if pattern.phase is Phase.SEQUENTIAL:
@@ -115,7 +115,7 @@ def continues(pattern: Pattern, start: int) -> bool:
     return -pattern.near_bytes <= step <= pattern.near_bytes
 
 
-def choose_stream(patterns: Sequence[Pattern], start: int) -> int | None:
+def choose_stream(patterns: Sequence[ReadPattern], start: int) -> int | None:
     """Return which of the patterns of one open file a read at `start` continues: the nearest; None if it jumps."""
     nearest = [
         (abs(start - pattern.position), index)
@@ -125,12 +125,12 @@ def choose_stream(patterns: Sequence[Pattern], start: int) -> int | None:
     return min(nearest)[1] if nearest else None
 
 
-def side_stream(stop: int, near_bytes: int = NEAR_BYTES) -> Pattern:
+def side_stream(stop: int, near_bytes: int = NEAR_BYTES) -> ReadPattern:
     """Return the pattern of a reader that jumped in an open file and read up to `stop`."""
-    return Pattern(Phase.RANDOM, position=stop, near_bytes=near_bytes)
+    return ReadPattern(Phase.RANDOM, position=stop, near_bytes=near_bytes)
 
 
-def demand_stop(pattern: Pattern, start: int, stop: int, size: int) -> int:
+def demand_stop(pattern: ReadPattern, start: int, stop: int, size: int) -> int:
     """Return where the fetch for a read of [start, stop) that found nothing should stop.
 
     Random: the end of the last granule touched. Sequential: a whole chunk or small object, or the first small window.
@@ -145,7 +145,7 @@ def demand_stop(pattern: Pattern, start: int, stop: int, size: int) -> int:
     return min(size, -(-wanted // GRANULE_BYTES) * GRANULE_BYTES)
 
 
-def request_bytes(pattern: Pattern) -> int:
+def request_bytes(pattern: ReadPattern) -> int:
     """Return how much one request of a stream asks for at most.
 
     A connection to a distant bucket brings some 80 MB/s: while the window is small, several side by side bring it
@@ -156,7 +156,7 @@ def request_bytes(pattern: Pattern) -> int:
     return max(LEAST_REQUEST_BYTES, min(pattern.window_bytes // 4, CHUNK_BYTES))
 
 
-def ahead(pattern: Pattern, size: int, bound_bytes: int) -> Extent | None:
+def ahead(pattern: ReadPattern, size: int, bound_bytes: int) -> Extent | None:
     """Return what to fetch before it is asked for: from the reader's position on, to the end of a chunk.
 
     None for a reader that is not sequential, whose window is still the first small one, or who is at the end.

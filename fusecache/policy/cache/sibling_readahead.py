@@ -25,7 +25,7 @@ _SPAN_MASK = (1 << SPAN) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class ScanPattern:
     """One walk. Masks count back from the front: bit i is position front - 1 - i.
 
     front: one past the farthest position that was opened. asked: one past the last that was asked for, at least
@@ -56,12 +56,12 @@ def bytes_to_ask(size: int) -> int:
     return size if size <= WHOLE_BYTES else FIRST_WINDOW_BYTES
 
 
-def is_near(walk: Walk, position: int) -> bool:
+def is_near(walk: ScanPattern, position: int) -> bool:
     """Return whether an open at the position may belong to the walk."""
     return walk.front - SPAN <= position
 
 
-def observe(walk: Walk, position: int, size: int) -> Walk:
+def observe(walk: ScanPattern, position: int, size: int) -> ScanPattern:
     """Return the walk after the file of `size` bytes at a near position was opened.
 
     A file that was asked for makes the window one larger: it doubles while as many are read as it holds. One that
@@ -85,7 +85,7 @@ def observe(walk: Walk, position: int, size: int) -> Walk:
     return replace(walk, window=min(MAX_WINDOW, walk.window + 1), ahead_bytes=ahead_bytes)
 
 
-def _advanced(walk: Walk, position: int) -> Walk:
+def _advanced(walk: ScanPattern, position: int) -> ScanPattern:
     """Return the walk with its front just behind `position`."""
     steps = position + 1 - walk.front
     passed_unasked = max(0, position - max(walk.asked, walk.front))
@@ -102,7 +102,7 @@ def _advanced(walk: Walk, position: int) -> Walk:
     )
 
 
-def ask(walk: Walk, sizes: Sequence[int]) -> tuple[Walk, int]:
+def next_window(walk: ScanPattern, sizes: Sequence[int]) -> tuple[ScanPattern, int]:
     """Return how many of the next files to ask for, and the walk that has asked for them.
 
     sizes: of the files from position `walk.asked` on, as many as are known. Asks in portions of a quarter of the

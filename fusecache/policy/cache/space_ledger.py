@@ -15,7 +15,7 @@ RESERVE_SHARE = 8
 HIGH_WATER_PERCENT = 75
 
 
-class Ledger:
+class SpaceLedger:
     """Counts bytes used by cached blocks, reserved for blocks being written, and held by staging files.
 
     overhead_bytes: what the index and the file system need beside them; measured, not reserved.

@@ -23,7 +23,7 @@ REMEMBERED = 256
 EARLY_RETRIES = 3
 
 
-class Waits:
+class WaitHistory:
     """The latest waits of one kind, and the deadline that follows from them.
 
     Invariant: FLOOR_SECONDS <= deadline_seconds <= CEILING_SECONDS.
@@ -33,7 +33,7 @@ class Waits:
         self._waits: deque[float] = deque(maxlen=REMEMBERED)
         self._deadline: float | None = FIRST_SECONDS
 
-    def note(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Remember a wait: one that ended, or one that was given up after so long."""
         self._waits.append(seconds)
         self._deadline = None

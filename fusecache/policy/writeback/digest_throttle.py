@@ -10,7 +10,7 @@ really took, an upload gives way to whatever else keeps the processors busy.
 SHARE = 12
 
 
-class UploadPace:
+class DigestThrottle:
     """Says when the next part may be digested beside reads. Times are the loop's, in seconds."""
 
     def __init__(self, processors: int) -> None:
@@ -19,7 +19,7 @@ class UploadPace:
         self._rest = max(0.0, SHARE / processors - 1)
         self._until = float("-inf")
 
-    def note_digested(self, now: float, seconds: float) -> None:
+    def on_digested(self, now: float, seconds: float) -> None:
         """The digests of a part took so long, until now."""
         self._until = max(self._until, now + seconds * self._rest)
 

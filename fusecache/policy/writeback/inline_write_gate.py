@@ -14,11 +14,11 @@ _LONGEST_DETOUR = 4096
 _WELL = 256
 
 
-class WritePace:
+class InlineWriteGate:
     """Tells by the duration of earlier writes whether the next one may be done at once."""
 
     def __init__(self) -> None:
-        self._detour = _FIRST_DETOUR
+        self._offload_count = _FIRST_DETOUR
         self._left = 0
         self._quick = 0
 
@@ -29,13 +29,13 @@ class WritePace:
             return False
         return True
 
-    def note(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """A write at once took so long."""
         if seconds > _SLOW_SECONDS:
-            self._left = self._detour
-            self._detour = min(_LONGEST_DETOUR, 2 * self._detour)
+            self._left = self._offload_count
+            self._offload_count = min(_LONGEST_DETOUR, 2 * self._offload_count)
             self._quick = 0
         else:
             self._quick += 1
             if self._quick >= _WELL:
-                self._detour = _FIRST_DETOUR
+                self._offload_count = _FIRST_DETOUR

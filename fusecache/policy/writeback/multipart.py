@@ -61,7 +61,7 @@ def first_ready_at() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class DigestAttempt:
     """One sending of one part. changes: how often its bytes had changed when it began."""
 
     index: int
@@ -136,7 +136,7 @@ class PartTable:
                 return index
         return len(self._parts) if len(self._parts) < stop_index else None
 
-    def begin(self, index: int, file_bytes: int) -> Attempt:
+    def begin(self, index: int, file_bytes: int) -> DigestAttempt:
         """Begin to send a part of a file that has so many bytes."""
         while len(self._parts) <= index:
             self._parts.append(_Part())
@@ -144,19 +144,19 @@ class PartTable:
         assert not part.is_under_way, f"part {index} is under way"
         part.is_under_way, part.begun = True, part.changes
         offset = index * self.part_bytes
-        return Attempt(index, offset, min(self.part_bytes, file_bytes - offset), part.changes)
+        return DigestAttempt(index, offset, min(self.part_bytes, file_bytes - offset), part.changes)
 
-    def is_current(self, attempt: Attempt) -> bool:
+    def is_current(self, attempt: DigestAttempt) -> bool:
         """Whether no byte of the part changed since the attempt began."""
         return self._parts[attempt.index].changes == attempt.changes
 
-    def note_digests(self, attempt: Attempt, digests: Digests) -> None:
+    def record_digests(self, attempt: DigestAttempt, digests: Digests) -> None:
         """What an attempt has read is this: true until the part changes, however the attempt ends."""
         if self.is_current(attempt):
             part = self._parts[attempt.index]
             part.digests, part.is_doubted = digests, False
 
-    def doubt(self, attempt: Attempt) -> None:
+    def doubt(self, attempt: DigestAttempt) -> None:
         """The bytes are perhaps no longer those of the digests: these are to be taken again."""
         self._parts[attempt.index].is_doubted = True
 
@@ -168,7 +168,7 @@ class PartTable:
         """Return whether the digests of a part are to be taken again."""
         return index < len(self._parts) and self._parts[index].is_doubted
 
-    def end(self, attempt: Attempt, etag: str = "") -> bool:
+    def end(self, attempt: DigestAttempt, etag: str = "") -> bool:
         """The attempt is over, with this ETag ("": it failed); return whether the part is held now."""
         part = self._parts[attempt.index]
         part.is_under_way = False

@@ -40,17 +40,17 @@ class Role(Enum):
     """What a change is to the others."""
 
     NEW = "new"  # a new file, or a directory's marker: in any order between two points
-    POINT = "point"  # replaces, moves, or speaks of what was there before
+    ORDERED = "point"  # replaces, moves, or speaks of what was there before
     REMOVAL = "removal"  # of a published object
-    END = "end"  # of a directory's marker
+    MARKER_DELETE = "end"  # of a directory's marker
 
 
-_WRITES = frozenset({Role.NEW, Role.POINT})
-_LEAVE = frozenset({Role.REMOVAL, Role.END})
+_WRITES = frozenset({Role.NEW, Role.ORDERED})
+_LEAVE = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OrderedChange:
     """One queued change. keys: those that it changes. size: bytes of a file's content, else 0.
 
     tells: whether its name is one that says that all the rest is there. moved_to: of a REMOVAL, the key that newer
@@ -61,11 +61,11 @@ class Change:
     keys: tuple[str, ...]
     role: Role
     size: int = 0
-    tells: bool = False
+    is_commit_marker: bool = False
     moved_to: str = ""
 
 
-class Gate:
+class SequenceBarrier:
     """A set of sequence numbers, and those who wait until none of it is smaller than theirs."""
 
     __slots__ = ("_heap", "_members", "_waiting")
@@ -111,7 +111,7 @@ class Gate:
         if len(self._waiting) > 2 * most + 32:
             self._waiting = sorted({each for each in self._waiting if each in present})
 
-    def freed(self) -> list[int]:
+    def on_freed(self) -> list[int]:
         """Return those who wait no longer."""
         found: list[int] = []
         lowest = self.lowest
@@ -129,42 +129,42 @@ class _Folder:
     """
 
     __slots__ = (
-        "aside",
+        "ancestors",
+        "deferred",
         "ends",
         "entries",
+        "held",
         "holders",
-        "kept",
         "large",
-        "line",
+        "ordered",
         "parent",
         "path",
-        "points",
         "unpublished_bytes",
     )
 
     def __init__(self, path: str, parent: "_Folder | None") -> None:
         self.path = path
         self.parent = parent
-        self.line: tuple[_Folder, ...] = ((*parent.line,) if parent is not None else ()) + (self,)
+        self.ancestors: tuple[_Folder, ...] = ((*parent.ancestors,) if parent is not None else ()) + (self,)
         self.entries = 0
         self.unpublished_bytes = 0
-        self.holders = Gate()
-        self.points: Gate | None = None
-        self.large: Gate | None = None
-        self.aside: Gate | None = None
-        self.kept: Gate | None = None
-        self.ends: Gate | None = None
+        self.holders = SequenceBarrier()
+        self.ordered: SequenceBarrier | None = None
+        self.large: SequenceBarrier | None = None
+        self.deferred: SequenceBarrier | None = None
+        self.held: SequenceBarrier | None = None
+        self.ends: SequenceBarrier | None = None
 
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    change: Change
+    change: OrderedChange
     names: tuple[str, ...]
     folders: tuple[_Folder, ...]  # of its keys
     behind: _Folder | None = None
-    is_aside: bool = False
-    is_put_off: bool = False
-    is_given: bool = False
+    is_deferred: bool = False
+    is_delayed: bool = False
+    is_handed_out: bool = False
 
     @property
     def names_directory(self) -> bool:
@@ -181,8 +181,8 @@ class PublishOrder:
         self._names: dict[str, list[int]] = {}
         self._root = _Folder("", None)
         self._folders: dict[str, _Folder] = {"": self._root}
-        self._writes = Gate()
-        self._stuck: set[int] = set()
+        self._writes = SequenceBarrier()
+        self._failing: set[int] = set()
         # Removals that wait for older writes, and hold others back.
         self._holding: list[int] = []
         # May be free: to be looked at.
@@ -193,7 +193,7 @@ class PublishOrder:
 
     # ---- what happens
 
-    def add(self, change: Change, *, aside: bool = False) -> None:
+    def add(self, change: OrderedChange, *, aside: bool = False) -> None:
         """A change is queued. Raises ValueError if one of that sequence is."""
         if change.sequence in self._entries:
             raise ValueError(f"sequence {change.sequence} is queued twice: {change}")
@@ -201,7 +201,7 @@ class PublishOrder:
             {path: self._enter_folder(path) for path in map(self._folder_path, change.keys)}.values()
         )
         names = tuple({key.rstrip("/"): None for key in change.keys})
-        entry = _Entry(change, names, folders, is_aside=aside)
+        entry = _Entry(change, names, folders, is_deferred=aside)
         self._entries[change.sequence] = entry
         for name in names:
             queued = self._names.setdefault(name, [])
@@ -211,11 +211,11 @@ class PublishOrder:
                     queued.sort()
                 heappush(self._candidates, queued[0])  # an END may wait for less now
         if change.role in _LEAVE:
-            for above in self._lines(entry):
-                above.ends = above.ends or Gate()
+            for above in self._ancestors(entry):
+                above.ends = above.ends or SequenceBarrier()
                 above.ends.add(change.sequence)
         if aside:
-            self._set_aside(entry)
+            self._defer(entry)
         else:
             self._join(entry)
         heappush(self._candidates, change.sequence)
@@ -231,33 +231,33 @@ class PublishOrder:
                 heappush(self._candidates, queued[0])
             else:
                 del self._names[name]
-        if entry.is_aside:
-            self._end_aside(entry)
-        for above in self._lines(entry):
+        if entry.is_deferred:
+            self._undefer(entry)
+        for above in self._ancestors(entry):
             if above.ends is not None:
-                self._let_go(above.ends, sequence)
+                self._release(above.ends, sequence)
         for folder in entry.folders:
             self._leave_folder(folder)
 
-    def bring_back(self, sequence: int) -> None:
+    def undefer(self, sequence: int) -> None:
         """What was aside is a change as any other now."""
         entry = self._entries[sequence]
-        if entry.is_aside:
-            entry.is_aside = False
-            self._end_aside(entry)
+        if entry.is_deferred:
+            entry.is_deferred = False
+            self._undefer(entry)
             self._join(entry)
             heappush(self._candidates, sequence)
 
-    def note_stuck(self, sequence: int) -> None:
+    def on_failing(self, sequence: int) -> None:
         """It fails while others succeed: removals elsewhere wait for it, but hold nobody back meanwhile."""
         entry = self._entries.get(sequence)
         if entry is not None and entry.change.role in _WRITES:
-            self._stuck.add(sequence)
+            self._failing.add(sequence)
             self._look_at_oldest()
 
-    def note_well(self, sequence: int) -> None:
+    def on_success(self, sequence: int) -> None:
         """What was stuck goes on."""
-        self._stuck.discard(sequence)
+        self._failing.discard(sequence)
 
     # ---- what may be done
 
@@ -266,13 +266,13 @@ class PublishOrder:
         while self._candidates:
             sequence = heappop(self._candidates)
             entry = self._entries.get(sequence)
-            if entry is None or entry.is_given or entry.is_aside:
+            if entry is None or entry.is_handed_out or entry.is_deferred:
                 continue
             gate = self._gate_before(entry)
             if gate is not None:
                 self._wait(entry, gate)
             elif self._is_first(entry):
-                entry.is_given = True
+                entry.is_handed_out = True
                 return sequence
         return None
 
@@ -281,7 +281,7 @@ class PublishOrder:
         entry = self._entries.get(sequence)
         return (
             entry is not None
-            and not entry.is_aside
+            and not entry.is_deferred
             and self._is_first(entry)
             and self._gate_before(entry) is None
         )
@@ -290,13 +290,13 @@ class PublishOrder:
         """It was given, but is not published: it will be given again when it is free."""
         entry = self._entries.get(sequence)
         if entry is not None:
-            entry.is_given = False
+            entry.is_handed_out = False
             heappush(self._candidates, sequence)
 
     def waits_for(self, sequence: int) -> int | None:
         """Return the oldest change that stands before one; None: it is free, or aside."""
         entry = self._entries[sequence]
-        if entry.is_aside:
+        if entry.is_deferred:
             return None
         if not self._is_first(entry):
             return min(self._names[name][0] for name in entry.names)
@@ -306,7 +306,11 @@ class PublishOrder:
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and ENDs below its own directory for which an END waits; of others, none."""
         entry = self._entries.get(sequence)
-        gate = self._gate_before_end(entry) if entry is not None and entry.change.role is Role.END else None
+        gate = (
+            self._gate_before_end(entry)
+            if entry is not None and entry.change.role is Role.MARKER_DELETE
+            else None
+        )
         return [] if gate is None else gate.below(sequence)
 
     # ---- the rules
@@ -314,35 +318,35 @@ class PublishOrder:
     def _is_first(self, entry: _Entry) -> bool:
         return all(self._names[name][0] == entry.change.sequence for name in entry.names)
 
-    def _gate_before(self, entry: _Entry) -> Gate | None:
+    def _gate_before(self, entry: _Entry) -> SequenceBarrier | None:
         """Return what holds an entry back, its names apart."""
         sequence, role = entry.change.sequence, entry.change.role
         for folder in entry.folders:
             if role is not Role.NEW and folder.holders.holds(sequence):
                 return folder.holders
-            for above in folder.line:
-                if above.points is not None and above.points.holds(sequence):
-                    return above.points
-        here = entry.folders[-1].kept
+            for above in folder.ancestors:
+                if above.ordered is not None and above.ordered.holds(sequence):
+                    return above.ordered
+        here = entry.folders[-1].held
         if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
             return here
         if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
             return entry.behind.large
         if role is Role.REMOVAL:
             return self._gate_before_removal(entry)
-        return self._gate_before_end(entry) if role is Role.END else None
+        return self._gate_before_end(entry) if role is Role.MARKER_DELETE else None
 
-    def _gate_before_removal(self, entry: _Entry) -> Gate | None:
+    def _gate_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
         sequence, moved_to = entry.change.sequence, entry.change.moved_to
         folders = [entry.folders[0]]  # a file under a temporary name may be about to take its place
         if moved_to:
             folders += filter(None, [self._folders.get(self._folder_path(moved_to))])
         for folder in folders:
-            if folder.aside is not None and folder.aside.holds(sequence):
-                return folder.aside
+            if folder.deferred is not None and folder.deferred.holds(sequence):
+                return folder.deferred
         return self._writes if self._writes.holds(sequence) else None
 
-    def _gate_before_end(self, entry: _Entry) -> Gate | None:
+    def _gate_before_end(self, entry: _Entry) -> SequenceBarrier | None:
         name = entry.names[0]
         if self._names[name][-1] != entry.change.sequence:
             return None
@@ -350,10 +354,10 @@ class PublishOrder:
         ends = own.ends if own is not None else None
         return ends if ends is not None and ends.holds(entry.change.sequence) else None
 
-    def _wait(self, entry: _Entry, gate: Gate) -> None:
-        if gate is self._writes and not entry.is_put_off:
-            if gate.lowest in self._stuck:
-                self._put_off(entry)
+    def _wait(self, entry: _Entry, gate: SequenceBarrier) -> None:
+        if gate is self._writes and not entry.is_delayed:
+            if gate.lowest in self._failing:
+                self._delay(entry)
             else:
                 self._holding.append(entry.change.sequence)
         gate.wait(entry.change.sequence, self._entries, len(self._entries))
@@ -363,38 +367,38 @@ class PublishOrder:
         change, sequence = entry.change, entry.change.sequence
         if change.role in _WRITES:
             self._writes.add(sequence)
-        if change.role is Role.END:
+        if change.role is Role.MARKER_DELETE:
             return
-        for above in self._lines(entry):
+        for above in self._ancestors(entry):
             above.holders.add(sequence)
             above.unpublished_bytes += change.size
             if change.size > SMALL_BYTES:
-                above.large = above.large or Gate()
+                above.large = above.large or SequenceBarrier()
                 above.large.add(sequence)
         self._find_behind(entry)
         if change.role is not Role.NEW:
             for folder in entry.folders:
-                folder.points = folder.points or Gate()
-                folder.points.add(sequence)
+                folder.ordered = folder.ordered or SequenceBarrier()
+                folder.ordered.add(sequence)
 
     def _leave(self, entry: _Entry) -> None:
         """Undo `_join`; what it held back may be free."""
         change, sequence = entry.change, entry.change.sequence
         if change.role in _WRITES:
-            self._stuck.discard(sequence)
-            self._let_go(self._writes, sequence)
+            self._failing.discard(sequence)
+            self._release(self._writes, sequence)
             self._look_at_oldest()
-        if change.role is Role.END:
+        if change.role is Role.MARKER_DELETE:
             return
-        for above in self._lines(entry):
-            self._let_go(above.holders, sequence)
-            if not entry.is_aside:
+        for above in self._ancestors(entry):
+            self._release(above.holders, sequence)
+            if not entry.is_deferred:
                 above.unpublished_bytes -= change.size
             if above.large is not None and change.size > SMALL_BYTES:
-                self._let_go(above.large, sequence)
+                self._release(above.large, sequence)
         for folder in entry.folders:
-            if folder.points is not None:
-                self._let_go(folder.points, sequence)
+            if folder.ordered is not None:
+                self._release(folder.ordered, sequence)
 
     def _find_behind(self, entry: _Entry) -> None:
         """A small new file may speak of what is unpublished in its directory, or beside that."""
@@ -407,50 +411,50 @@ class PublishOrder:
         if beside.unpublished_bytes - change.size >= BEHIND_BYTES:
             entry.behind = beside
 
-    def _put_off(self, entry: _Entry) -> None:
+    def _delay(self, entry: _Entry) -> None:
         """Only what is stuck elsewhere holds it: let those go on that wait for it."""
-        entry.is_put_off = True
+        entry.is_delayed = True
         sequence = entry.change.sequence
-        own = set(entry.folders) if entry.change.tells else set()
-        for above in self._lines(entry):
+        own = set(entry.folders) if entry.change.is_commit_marker else set()
+        for above in self._ancestors(entry):
             if above not in own:
-                self._let_go(above.holders, sequence)
+                self._release(above.holders, sequence)
         for folder in entry.folders:
-            if folder not in own and folder.points is not None:
-                self._let_go(folder.points, sequence)
+            if folder not in own and folder.ordered is not None:
+                self._release(folder.ordered, sequence)
 
     def _look_at_oldest(self) -> None:
         """If the oldest write is stuck, removals behind it are to be put off."""
-        if self._holding and self._writes.lowest in self._stuck:
+        if self._holding and self._writes.lowest in self._failing:
             for sequence in self._holding:
                 heappush(self._candidates, sequence)
             self._holding.clear()
 
     # ---- inside
 
-    def _let_go(self, gate: Gate, sequence: int) -> None:
+    def _release(self, gate: SequenceBarrier, sequence: int) -> None:
         gate.discard(sequence)
-        for freed in gate.freed():
+        for freed in gate.on_freed():
             heappush(self._candidates, freed)
 
-    def _lines(self, entry: _Entry) -> "tuple[_Folder, ...]":
+    def _ancestors(self, entry: _Entry) -> "tuple[_Folder, ...]":
         if len(entry.folders) == 1:
-            return entry.folders[0].line
-        return tuple(dict.fromkeys(above for folder in entry.folders for above in folder.line))
+            return entry.folders[0].ancestors
+        return tuple(dict.fromkeys(above for folder in entry.folders for above in folder.ancestors))
 
-    def _set_aside(self, entry: _Entry) -> None:
+    def _defer(self, entry: _Entry) -> None:
         change, folder = entry.change, entry.folders[0]
         if change.role in _WRITES:
-            folder.aside = folder.aside or Gate()
-            folder.aside.add(change.sequence)
-        elif change.role is Role.REMOVAL and change.tells:
-            folder.kept = folder.kept or Gate()
-            folder.kept.add(change.sequence)
+            folder.deferred = folder.deferred or SequenceBarrier()
+            folder.deferred.add(change.sequence)
+        elif change.role is Role.REMOVAL and change.is_commit_marker:
+            folder.held = folder.held or SequenceBarrier()
+            folder.held.add(change.sequence)
 
-    def _end_aside(self, entry: _Entry) -> None:
-        for gate in (entry.folders[0].aside, entry.folders[0].kept):
+    def _undefer(self, entry: _Entry) -> None:
+        for gate in (entry.folders[0].deferred, entry.folders[0].held):
             if gate is not None:
-                self._let_go(gate, entry.change.sequence)
+                self._release(gate, entry.change.sequence)
 
     def _folder_path(self, key: str) -> str:
         return key.removeprefix(self._prefix).rstrip("/").rpartition("/")[0]

@@ -10,7 +10,7 @@ files belong together, nor how deep they lie: as a removal waits for every older
 
 from bisect import bisect_left, bisect_right, insort
 
-from fusecache.policy.writeback.publish_order import Gate
+from fusecache.policy.writeback.publish_order import SequenceBarrier
 
 _NEVER = float("inf")
 
@@ -20,17 +20,17 @@ class Rotation:
 
     def __init__(self) -> None:
         # Its lowest is the oldest write; of the other one, of negative sequences, the newest.
-        self._oldest_first = Gate()
-        self._writes = Gate()
+        self._oldest_first = SequenceBarrier()
+        self._writes = SequenceBarrier()
         # The same of what was written right in a directory.
-        self._writes_in: dict[str, Gate] = {}
+        self._writes_in: dict[str, SequenceBarrier] = {}
         self._removals: list[int] = []
 
     def add_write(self, sequence: int, key: str) -> None:
         """A write of `key` is queued."""
         self._writes.add(-sequence)
         self._oldest_first.add(sequence)
-        self._writes_in.setdefault(_folder(key), Gate()).add(-sequence)
+        self._writes_in.setdefault(_folder(key), SequenceBarrier()).add(-sequence)
 
     def add_removal(self, sequence: int) -> None:
         """A removal is queued."""
@@ -51,7 +51,7 @@ class Rotation:
             if writes.lowest == _NEVER:
                 del self._writes_in[folder]
 
-    def is_relied_on(self, sequence: int) -> bool:
+    def blocks_a_delete(self, sequence: int) -> bool:
         """Return whether the oldest removal that waits at all waits for a write, and something was written since.
 
         Those before it go now, or are put off on purpose.
@@ -60,7 +60,7 @@ class Rotation:
         oldest = self._removals[index] if index < len(self._removals) else None
         return oldest is not None and sequence < oldest < -self._writes.lowest
 
-    def relying_on(self, sequence: int) -> list[int]:
+    def deletes_blocked_by(self, sequence: int) -> list[int]:
         """Return the removals that wait for a write, unless all of them wait for all that came since."""
         removals = self._removals[bisect_right(self._removals, sequence) :]
         return removals if removals and removals[0] < -self._writes.lowest else []

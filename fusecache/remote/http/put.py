@@ -15,16 +15,16 @@ from fusecache.model.errors import LocalDiskError, Unavailable
 from fusecache.model.objects import KIB
 from fusecache.remote.http.connection_pool import Connection, FileRange, ShortFile
 from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, Wire, error_of, parse_head
+from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, SignedHttp, error_of, parse_head
 from fusecache.remote.protocol.headers import bare_etag
-from fusecache.remote.protocol.signing import UNSIGNED, Keys
+from fusecache.remote.protocol.signing import UNSIGNED, SigningKeys
 
 # Up to this a body is read, hashed and sent by one call each; more would only be copied.
 SMALL_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutRequest:
     """One PUT, named `what` in errors. headers: names in lower case. query: percent-encoded, sorted by name."""
 
     what: str
@@ -38,13 +38,13 @@ def part_query(upload_id: str, number: int) -> str:
     return f"partNumber={number}&uploadId={quote(upload_id, safe='-_.~')}"
 
 
-class Puts:
+class DirectPuts:
     """PUTs and DELETEs over a wire. Safe for many threads."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, http: SignedHttp) -> None:
+        self._http = http
 
-    def put(self, put: Put, stream: SliceBody, keys: Keys) -> str:
+    def put(self, put: PutRequest, stream: SliceBody, keys: SigningKeys) -> str:
         """Store an object or a part; return its ETag.
 
         Raises SentElsewhere, LocalDiskError, and what an answer says. After Unavailable it may be stored or not.
@@ -55,16 +55,16 @@ class Puts:
             md5 = md5 or hashlib.md5(body, usedforsecurity=False).digest()
         else:
             md5 = md5 or stream.md5()
-            seconds = self._wire.read_timeout + len(stream) / SLOWEST_BYTES_PER_SECOND
+            seconds = self._http.read_timeout + len(stream) / SLOWEST_BYTES_PER_SECOND
             file = stream.file_range(seconds)
         headers = {
             **put.headers,
             "content-length": str(len(stream)),
             "content-md5": base64.b64encode(md5).decode("ascii"),
         }
-        head = self._wire.request("PUT", put.key, headers, keys, query=put.query, payload=UNSIGNED)
+        head = self._http.request("PUT", put.key, headers, keys, query=put.query, payload=UNSIGNED)
         try:
-            answer = self._wire.lend(put.what, partial(self._ask, put.what, head + body, file))
+            answer = self._http.lend(put.what, partial(self._ask, put.what, head + body, file))
         except ShortFile as exc:
             raise LocalDiskError(f"{stream.path}: {exc}: it was cut while being uploaded") from exc
         etag = bare_etag(answer.get("etag", ""))
@@ -72,10 +72,10 @@ class Puts:
             raise Unavailable(f"{put.what}: the answer names no ETag")
         return etag
 
-    def delete(self, what: str, key: str, keys: Keys) -> None:
+    def delete(self, what: str, key: str, keys: SigningKeys) -> None:
         """Delete an object. Raises SentElsewhere, and what an answer says."""
-        request = self._wire.request("DELETE", key, {}, keys)
-        self._wire.lend(what, partial(self._ask, what, request, None))
+        request = self._http.request("DELETE", key, {}, keys)
+        self._http.lend(what, partial(self._ask, what, request, None))
 
     # ---- private
 
@@ -86,7 +86,7 @@ class Puts:
         head, rest = connection.exchange(request, file)
         status, headers = parse_head(head)
         if status not in (200, 204):
-            raise error_of(what, connection, head, rest, self._wire.read_timeout)
+            raise error_of(what, connection, head, rest, self._http.read_timeout)
         is_empty = status == 204 or headers.get("content-length") == "0"
         connection.is_clean = is_empty and not rest and headers.get("connection", "").lower() != "close"
         return headers

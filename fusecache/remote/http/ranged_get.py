@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from fusecache.remote.http.connection_pool import Connection
-from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, Wire, error_of, parse_head
+from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, SignedHttp, error_of, parse_head
 from fusecache.remote.protocol.headers import quoted_etag
-from fusecache.remote.protocol.responses import GetFacts, check_get_answer
-from fusecache.remote.protocol.signing import Keys
+from fusecache.remote.protocol.responses import GetResponse, check_get_response
+from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.store import Interruption
 
 # The pieces in which a body is received and reported: the first small, as a slow link shows no life in between;
@@ -28,7 +28,7 @@ LENGTH_DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class GetRequest:
     """One GET, named `what` in errors: which bytes, where they go, and who hears of them or ends it."""
 
     what: str
@@ -39,30 +39,30 @@ class Get:
     interruption: Interruption
 
 
-class RangedGets:
+class DirectGets:
     """GETs over a wire. Safe for many threads. count_bytes: told of the bytes of bodies."""
 
-    def __init__(self, wire: Wire, count_bytes: Callable[[int], None]) -> None:
-        self._wire = wire
+    def __init__(self, http: SignedHttp, count_bytes: Callable[[int], None]) -> None:
+        self._http = http
         self._count_bytes = count_bytes
 
-    def fill(self, get: Get, keys: Keys) -> None:
+    def fill(self, get: GetRequest, keys: SigningKeys) -> None:
         """Fill the target, as `Store.get_into` promises. Raises SentElsewhere before any byte came."""
         asked = {
             "if-match": quoted_etag(get.object_id.etag),
             "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
         }
-        request = self._wire.request("GET", get.object_id.key, asked, keys)
-        self._wire.lend(get.what, lambda connection: self._ask(get, request, connection))
+        request = self._http.request("GET", get.object_id.key, asked, keys)
+        self._http.lend(get.what, lambda connection: self._ask(get, request, connection))
 
     # ---- private
 
-    def _ask(self, get: Get, request: bytes, connection: Connection) -> None:
+    def _ask(self, get: GetRequest, request: bytes, connection: Connection) -> None:
         with get.interruption.by(connection.interrupt):
             head, rest = connection.exchange(request)
             status, headers = parse_head(head)
             if status not in (200, 206):
-                raise error_of(get.what, connection, head, rest, self._wire.read_timeout)
+                raise error_of(get.what, connection, head, rest, self._http.read_timeout)
             length = headers.get("content-length", "")
             is_sized = (
                 length.isascii()
@@ -70,22 +70,22 @@ class RangedGets:
                 and len(length) <= LENGTH_DIGITS
                 and "transfer-encoding" not in headers
             )
-            facts = GetFacts(
+            facts = GetResponse(
                 status=status,
                 etag=headers.get("etag", ""),
                 content_range=headers.get("content-range", ""),
                 content_length=int(length) if is_sized else None,
             )
-            check_get_answer(get.what, get.object_id, get.extent, facts)
+            check_get_response(get.what, get.object_id, get.extent, facts)
             self._receive(get, connection, rest)
             connection.is_clean = (
                 len(rest) <= get.extent.size and headers.get("connection", "").lower() != "close"
             )
 
-    def _receive(self, get: Get, connection: Connection, rest: bytes) -> None:
+    def _receive(self, get: GetRequest, connection: Connection, rest: bytes) -> None:
         """Receive the body, of which `rest` came with the head."""
         target, size = get.target, get.extent.size
-        deadline = time.monotonic() + self._wire.read_timeout + size / SLOWEST_BYTES_PER_SECOND
+        deadline = time.monotonic() + self._http.read_timeout + size / SLOWEST_BYTES_PER_SECOND
         filled = min(len(rest), size)
         target[:filled] = rest[:filled]
         try:

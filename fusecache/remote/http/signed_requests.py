@@ -27,8 +27,8 @@ from fusecache.remote.http.connection_pool import (
     StaleConnection,
 )
 from fusecache.remote.http.tls import TlsContext
-from fusecache.remote.protocol.responses import error_of_answer, retry_after_seconds
-from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Keys, Signer
+from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
+from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
 from fusecache.remote.protocol.user_metadata import METADATA_PREFIX
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ _VISIBLE = re.compile(r"[!-~]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestTemplate:
     """What the requests for a bucket's objects have in common. base_path: before the key, with its slash at the end."""
 
     scheme: str
@@ -72,7 +72,7 @@ class Form:
     user_agent: str
 
 
-def form_of(url: str, key: str, authorization: str, user_agent: str) -> Form | None:
+def request_template(url: str, key: str, authorization: str, user_agent: str) -> RequestTemplate | None:
     """Return the form of a request for an object that botocore sent; None if it is none that can be repeated here."""
     match = _AUTHORIZATION.fullmatch(authorization)
     parts = urlsplit(url)
@@ -90,7 +90,7 @@ def form_of(url: str, key: str, authorization: str, user_agent: str) -> Form | N
     default = 443 if parts.scheme == "https" else 80
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     port = parts.port or default
-    return Form(
+    return RequestTemplate(
         scheme=parts.scheme,
         host=parts.hostname,
         port=port,
@@ -111,18 +111,20 @@ def is_plain(value: str) -> bool:
     return _VISIBLE.fullmatch(value) is not None
 
 
-class SentElsewhere(Exception):
+class RedirectedRequest(Exception):
     """The answer names another place or region."""
 
 
-class Wire:
+class SignedHttp:
     """Signed requests of one form, over one pool of connections. Safe for many threads.
 
     tls: with the certificates to trust; None for plain HTTP.
     """
 
-    def __init__(self, form: Form, tls: TlsContext | ssl.SSLContext | None, transport: Transport) -> None:
-        self._form = form
+    def __init__(
+        self, form: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
+    ) -> None:
+        self._template = form
         self.read_timeout = transport.read_timeout_seconds
         self._signer = Signer(form.host_header, form.region)
         peer = Peer(form.host, form.port, tls, transport.connect_timeout_seconds, self.read_timeout)
@@ -133,20 +135,20 @@ class Wire:
         method: str,
         key: str,
         headers: Mapping[str, str],
-        keys: Keys,
+        keys: SigningKeys,
         *,
         query: str = "",
         payload: str = EMPTY_SHA256,
     ) -> bytes:
         """Return a request's head. key: not empty. headers, query, payload: as `Signer` takes them."""
         assert key, "a request for the bucket itself"
-        path = self._form.base_path + quoted_key(key)
+        path = self._template.base_path + quoted_key(key)
         signed = self._signer.headers(
             path, headers, keys, time.time(), method=method, query=query, payload=payload
         )
         lines = "".join([f"{name}: {value}\r\n" for name, value in signed.items()])
         # Not signed: a proxy on the way may rewrite these two.
-        lines += f"accept-encoding: identity\r\nuser-agent: {self._form.user_agent}\r\n"
+        lines += f"accept-encoding: identity\r\nuser-agent: {self._template.user_agent}\r\n"
         target = f"{path}?{query}" if query else path
         return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("ascii")
 
@@ -219,15 +221,15 @@ class _Replay(io.RawIOBase):
 
 def error_of(
     what: str, connection: Connection, head: bytes, rest: bytes, seconds: float
-) -> RemoteError | SentElsewhere:
+) -> RemoteError | RedirectedRequest:
     """Read an error answer to its end, however it is framed, for so long; return what it means."""
     answer = http.client.HTTPResponse(_Replay(head + END_OF_HEAD + rest, connection, seconds))  # type: ignore[arg-type]
     answer.begin()
     text = answer.read(ERROR_BYTES).decode("utf-8", "replace")
     code, message = _element("Code", text), _element("Message", text)
     if 300 <= answer.status < 400 or code == "AuthorizationHeaderMalformed":
-        return SentElsewhere(f"{what}: {answer.status} {code}")
-    return error_of_answer(
+        return RedirectedRequest(f"{what}: {answer.status} {code}")
+    return error_of_response(
         what,
         code=code or str(answer.status),
         status=answer.status,

@@ -47,12 +47,12 @@ def copy_condition_headers(condition: Condition) -> dict[str, str]:
     return {"cf-copy-destination-if-match": quoted_etag(condition.etag)}
 
 
-def take_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+def capture_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
     """Before boto3 checks the arguments: move ours out of the way."""
     context[HEADERS_PARAMETER] = params.pop(HEADERS_PARAMETER, {})
 
 
-def give_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+def restore_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
     """Before the request is signed: add the headers."""
     params["headers"].update(context.get(HEADERS_PARAMETER, {}))
 

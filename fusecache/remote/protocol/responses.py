@@ -75,7 +75,7 @@ WAY_OUT: dict[type[RemoteError], str] = {
 }
 
 
-def error_of_answer(
+def error_of_response(
     request: str, *, code: str, status: int, message: str, retry_after_seconds: float | None = None
 ) -> RemoteError:
     """Return the model's error for an error answer.
@@ -107,7 +107,7 @@ def retry_after_seconds(header: str | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class GetFacts:
+class GetResponse:
     """What the header of a GET's answer says; content_length None if it says nothing."""
 
     status: int
@@ -116,7 +116,7 @@ class GetFacts:
     content_length: int | None
 
 
-def check_get_answer(request: str, object_id: ObjectId, extent: Extent, facts: GetFacts) -> None:
+def check_get_response(request: str, object_id: ObjectId, extent: Extent, facts: GetResponse) -> None:
     """Refuse an answer that is not exactly these bytes of this version.
 
     A stored Content-Encoding is no matter: with the asked range and length the bytes are the stored ones.

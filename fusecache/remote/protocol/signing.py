@@ -17,7 +17,7 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class SigningKeys:
     """The credentials of this moment. Never shown."""
 
     access_key: str
@@ -38,7 +38,7 @@ class Signer:
         self,
         path: str,
         headers: Mapping[str, str],
-        keys: Keys,
+        keys: SigningKeys,
         now: float,
         *,
         method: str = "GET",

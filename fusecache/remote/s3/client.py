@@ -22,13 +22,18 @@ from botocore.config import Config
 from fusecache.model.errors import ConfigError
 from fusecache.model.format_text import nearest_text
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.http.put import Puts
-from fusecache.remote.http.ranged_get import RangedGets
-from fusecache.remote.http.signed_requests import Form, Wire, form_of
+from fusecache.remote.http.put import DirectPuts
+from fusecache.remote.http.ranged_get import DirectGets
+from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp, request_template
 from fusecache.remote.http.tls import TlsContext, library
-from fusecache.remote.protocol.headers import ask_for_identity, give_headers, know_no_region, take_headers
+from fusecache.remote.protocol.headers import (
+    ask_for_identity,
+    capture_headers,
+    know_no_region,
+    restore_headers,
+)
 from fusecache.remote.protocol.list_response import parse_listing
-from fusecache.remote.protocol.signing import Keys
+from fusecache.remote.protocol.signing import SigningKeys
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -41,31 +46,31 @@ SHOWING = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipa
 
 
 @dataclass(frozen=True, slots=True)
-class ShortWay:
+class DirectHttp:
     """What goes without botocore, over one wire."""
 
-    wire: Wire
-    gets: RangedGets
-    puts: Puts
+    http: SignedHttp
+    gets: DirectGets
+    puts: DirectPuts
 
 
 @dataclass(eq=False, slots=True)
-class Access:
+class ClientAccess:
     """A client, the credentials behind it, and the short way: None until it was shown, or if there is none."""
 
     session: botocore.session.Session
     client: "S3Client"
     transport: Transport
     count_read: Callable[[int], None]
-    _short: ShortWay | None = None
+    _direct_http: DirectHttp | None = None
     _is_shown: bool = False
     _sent: threading.local = field(default_factory=threading.local)
 
-    def short_way(self, key: str) -> ShortWay | None:
+    def direct_http(self, key: str) -> DirectHttp | None:
         """Return the short way for an object; an empty key, which would be the bucket, has none."""
-        return self._short if key else None
+        return self._direct_http if key else None
 
-    def note_sent(self, request: Any, **_: object) -> None:
+    def on_sent(self, request: Any, **_: object) -> None:
         """After a request is signed: remember how it looks."""
         self._sent.request = request
 
@@ -76,19 +81,21 @@ class Access:
         self._is_shown = True
         form = self._form(key)
         if form is not None:
-            wire = Wire(form, _tls_context(self.session) if form.scheme == "https" else None, self.transport)
-            self._short = ShortWay(wire, RangedGets(wire, self.count_read), Puts(wire))
+            wire = SignedHttp(
+                form, _tls_context(self.session) if form.scheme == "https" else None, self.transport
+            )
+            self._direct_http = DirectHttp(wire, DirectGets(wire, self.count_read), DirectPuts(wire))
 
     def forget(self) -> None:
         """The short way leads elsewhere: botocore follows where it can, which shows it anew, or says why it cannot."""
-        self._short, self._is_shown = None, False
+        self._direct_http, self._is_shown = None, False
 
     def close(self) -> None:
         """Close idle connections of the short way; requests under way go on."""
-        if self._short is not None:
-            self._short.wire.close()
+        if self._direct_http is not None:
+            self._direct_http.http.close()
 
-    def keys(self) -> Keys:
+    def keys(self) -> SigningKeys:
         """Return the credentials of this moment, renewed if they are such."""
         credentials = self.session.get_credentials()
         if credentials is None:
@@ -96,15 +103,15 @@ class Access:
         frozen = credentials.get_frozen_credentials()
         if frozen.access_key is None or frozen.secret_key is None:
             raise botocore.exceptions.NoCredentialsError
-        return Keys(frozen.access_key, frozen.secret_key, frozen.token)
+        return SigningKeys(frozen.access_key, frozen.secret_key, frozen.token)
 
-    def _form(self, key: str) -> Form | None:
+    def _form(self, key: str) -> RequestTemplate | None:
         """Return the form of the request just sent; None if a proxy stands between, or it is special."""
         request = self._sent.request
         url, authorization = request.url.partition("?")[0], _header(request, "Authorization")
         if botocore.utils.get_environ_proxies(url):
             return None
-        return form_of(url, key, authorization, _header(request, "User-Agent"))
+        return request_template(url, key, authorization, _header(request, "User-Agent"))
 
 
 def open_access(
@@ -114,7 +121,7 @@ def open_access(
     credentials: Credentials | None,
     profile: str | None,
     count_read: Callable[[int], None],
-) -> Access:
+) -> ClientAccess:
     """Return a new access. Makes no request.
 
     Raises ConfigError for a profile or endpoint that botocore refuses.
@@ -144,15 +151,15 @@ def open_access(
     events = client.meta.events
     # Cloudflare never answers 100 Continue: each PUT would wait a second for it.
     events.unregister("before-call.s3", botocore.handlers.add_expect_header)
-    events.register("before-parameter-build.s3.CopyObject", take_headers)
-    events.register("before-call.s3.CopyObject", give_headers)
+    events.register("before-parameter-build.s3.CopyObject", capture_headers)
+    events.register("before-call.s3.CopyObject", restore_headers)
     _read_pages_once(events)
     events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # it answers
     # After signing: a proxy on the way may rewrite this header.
     events.register("before-send.s3", ask_for_identity)
-    access = Access(core, client, transport, count_read)
+    access = ClientAccess(core, client, transport, count_read)
     for operation in SHOWING:
-        events.register(f"before-send.s3.{operation}", access.note_sent)
+        events.register(f"before-send.s3.{operation}", access.on_sent)
     return access
 
 

@@ -18,7 +18,7 @@ from fusecache.remote.protocol.headers import (
     quoted_etag,
 )
 from fusecache.remote.protocol.user_metadata import encode_metadata
-from fusecache.remote.s3.errors import Requests
+from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.store import Condition, Store
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "Conten
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CopyRequests:
     """Copies of objects of one bucket. head: asks for an object's facts as boto3 tells them."""
 
     store: Store
     client: "S3Client"
     head: "Callable[[str], HeadObjectOutputTypeDef]"
-    requests: Requests
+    request_names: RequestNames
     bucket: str
     transport: Transport
     is_r2: bool
@@ -65,7 +65,7 @@ class Copies:
             arguments[HEADERS_PARAMETER] = copy_condition_headers(condition)
         elif condition is not None:
             self._require_condition(key, condition)
-        with self.requests.named(f"COPY from {source.key!r}", key, "copies"):
+        with self.request_names.named(f"COPY from {source.key!r}", key, "copies"):
             answer = self.client.copy_object(**arguments)
         return bare_etag(answer["CopyObjectResult"]["ETag"])
 
@@ -92,13 +92,13 @@ class Copies:
     def _copy_in_parts(
         self, source: ObjectId, key: str, size: int, condition: Condition | None, kept: Mapping[str, Any]
     ) -> str:
-        with self.requests.named("CREATE UPLOAD", key, "creates"):
+        with self.request_names.named("CREATE UPLOAD", key, "creates"):
             upload_id = self.client.create_multipart_upload(Bucket=self.bucket, Key=key, **kept)["UploadId"]
         try:
             etags = []
             step = self.transport.copy_part_bytes
             for number, start in enumerate(range(0, size, step), 1):
-                with self.requests.named(f"COPY PART {number} from {source.key!r}", key, "copies"):
+                with self.request_names.named(f"COPY PART {number} from {source.key!r}", key, "copies"):
                     part = self.client.upload_part_copy(
                         Bucket=self.bucket,
                         Key=key,

@@ -8,13 +8,13 @@ import botocore.parsers
 import urllib3.exceptions
 
 from fusecache.model.errors import CredentialsMissing, FusecacheError, Refused, RemoteError, Unavailable
-from fusecache.remote.protocol.responses import error_of_answer, retry_after_seconds
+from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.statistics import RequestCounter
 
 CREDENTIALS_HELP = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws/credentials"
 
 
-class Requests:
+class RequestNames:
     """Names and counts the requests to a bucket."""
 
     def __init__(self, bucket: str, counter: RequestCounter) -> None:
@@ -31,7 +31,7 @@ class Requests:
         except botocore.exceptions.ClientError as exc:
             self._counter.add("errors")
             error, facts = exc.response.get("Error", {}), exc.response.get("ResponseMetadata", {})
-            raise error_of_answer(
+            raise error_of_response(
                 what,
                 code=error.get("Code", ""),
                 status=facts.get("HTTPStatusCode", 0),

@@ -24,9 +24,9 @@ from fusecache.model.errors import ObjectChanged, ObjectMissing, Unavailable, Up
 from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.put import Put, part_query
-from fusecache.remote.http.ranged_get import Get
-from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, SentElsewhere, is_plain
+from fusecache.remote.http.put import PutRequest, part_query
+from fusecache.remote.http.ranged_get import GetRequest
+from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, RedirectedRequest, is_plain
 from fusecache.remote.protocol.headers import (
     bare_etag,
     condition_arguments,
@@ -34,11 +34,11 @@ from fusecache.remote.protocol.headers import (
     multipart_etag,
     quoted_etag,
 )
-from fusecache.remote.protocol.responses import GetFacts, check_get_answer
+from fusecache.remote.protocol.responses import GetResponse, check_get_response
 from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata, metadata_headers
-from fusecache.remote.s3.client import PAGE, Access, open_access
-from fusecache.remote.s3.copy import Copies
-from fusecache.remote.s3.errors import Requests
+from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
+from fusecache.remote.s3.copy import CopyRequests
+from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
 from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
 
@@ -75,7 +75,7 @@ class S3Store:
         self._profile = profile
         self._transport = transport or Transport()
         self._counter = RequestCounter()
-        self._requests = Requests(bucket, self._counter)
+        self._request_names = RequestNames(bucket, self._counter)
         self._reloading = threading.Lock()
         self._access = self._new_access()
 
@@ -106,7 +106,7 @@ class S3Store:
             arguments["ContinuationToken"] = token
         if start_after:
             arguments["StartAfter"] = start_after
-        with self._requests.named("LIST", prefix, "lists") as what:
+        with self._request_names.named("LIST", prefix, "lists") as what:
             answer: Any = self._client.list_objects_v2(**arguments)
             page: ListPage | None = answer.get(PAGE)
             if page is None:
@@ -138,13 +138,13 @@ class S3Store:
         if target.nbytes != extent.size:
             raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot take {extent.size}")
         access = self._access
-        short = access.short_way(object_id.key)
-        with self._requests.named("GET", object_id.key, "gets") as what:
-            get = Get(what, object_id, extent, target, progress, interruption or Interruption())
+        short = access.direct_http(object_id.key)
+        with self._request_names.named("GET", object_id.key, "gets") as what:
+            get = GetRequest(what, object_id, extent, target, progress, interruption or Interruption())
             if short is not None and is_plain(object_id.etag):
                 try:
                     return short.gets.fill(get, access.keys())
-                except SentElsewhere:
+                except RedirectedRequest:
                     access.forget()
             self._get_by_botocore(access, get)
 
@@ -173,7 +173,7 @@ class S3Store:
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload; return its UploadId."""
-        with self._requests.named("CREATE UPLOAD", key, "creates"):
+        with self._request_names.named("CREATE UPLOAD", key, "creates"):
             answer = self._client.create_multipart_upload(
                 Bucket=self._bucket, Key=key, Metadata=encode_metadata(metadata)
             )
@@ -184,9 +184,9 @@ class S3Store:
         access = self._access
         with (
             SliceBody(body, self._count_sent) as stream,
-            self._requests.named(f"PUT PART {number}", key, "parts") as what,
+            self._request_names.named(f"PUT PART {number}", key, "parts") as what,
         ):
-            etag = self._put_short(access, Put(what, key, {}, part_query(upload_id, number)), stream)
+            etag = self._put_direct(access, PutRequest(what, key, {}, part_query(upload_id, number)), stream)
             if etag is None:
                 answer = access.client.upload_part(
                     Bucket=self._bucket,
@@ -205,7 +205,7 @@ class S3Store:
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Publish parts 1..n; return the object's ETag."""
-        with self._requests.named("COMPLETE UPLOAD", key, "completes"):
+        with self._request_names.named("COMPLETE UPLOAD", key, "completes"):
             answer = self._client.complete_multipart_upload(
                 Bucket=self._bucket,
                 Key=key,
@@ -224,7 +224,7 @@ class S3Store:
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Drop an upload and its parts. An unknown upload is success."""
         access = self._access
-        with suppress(UploadLost), self._requests.named("ABORT UPLOAD", key, "aborts"):
+        with suppress(UploadLost), self._request_names.named("ABORT UPLOAD", key, "aborts"):
             access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
             access.show(key)
 
@@ -240,11 +240,11 @@ class S3Store:
 
         Costs a HEAD of the source first: its size decides how it is copied.
         """
-        copies = Copies(
+        copies = CopyRequests(
             store=self,
             client=self._client,
             head=self._head,
-            requests=self._requests,
+            request_names=self._request_names,
             bucket=self._bucket,
             transport=self._transport,
             is_r2=self._endpoint.is_r2,
@@ -254,12 +254,12 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Delete an object. A missing one is success."""
         access = self._access
-        short = access.short_way(key)
-        with suppress(ObjectMissing), self._requests.named("DELETE", key, "deletes") as what:
+        short = access.direct_http(key)
+        with suppress(ObjectMissing), self._request_names.named("DELETE", key, "deletes") as what:
             if short is not None:
                 try:
                     return short.puts.delete(what, key, access.keys())
-                except SentElsewhere:
+                except RedirectedRequest:
                     access.forget()
             access.client.delete_object(Bucket=self._bucket, Key=key)
             access.show(key)
@@ -275,7 +275,7 @@ class S3Store:
     def _client(self) -> "S3Client":
         return self._access.client
 
-    def _new_access(self) -> Access:
+    def _new_access(self) -> ClientAccess:
         return open_access(
             self._endpoint,
             self._transport,
@@ -284,7 +284,7 @@ class S3Store:
             count_read=self._count_read,
         )
 
-    def _get_by_botocore(self, access: Access, get: Get) -> None:
+    def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
         """Run a GET by the client; the first that comes back shows how it asks."""
         answer = access.client.get_object(
             Bucket=self._bucket,
@@ -295,7 +295,7 @@ class S3Store:
         # botocore's own readinto is this one with poorer words for its errors.
         stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
         try:
-            check_get_answer(get.what, get.object_id, get.extent, _get_facts(answer))
+            check_get_response(get.what, get.object_id, get.extent, _get_facts(answer))
             with get.interruption.by(partial(_shut, stream)):
                 self._fill(stream, get)
         except BaseException:
@@ -313,8 +313,11 @@ class S3Store:
         access = self._access
         encoded = encode_metadata(metadata)
         headers = {**condition_headers(condition), **metadata_headers(encoded)}
-        with SliceBody(body, self._count_sent) as stream, self._requests.named("PUT", key, "puts") as what:
-            etag = self._put_short(access, Put(what, key, headers), stream)
+        with (
+            SliceBody(body, self._count_sent) as stream,
+            self._request_names.named("PUT", key, "puts") as what,
+        ):
+            etag = self._put_direct(access, PutRequest(what, key, headers), stream)
             if etag is None:
                 answer = access.client.put_object(
                     Bucket=self._bucket, Key=key, **_body_arguments(stream), Metadata=encoded, **condition
@@ -325,22 +328,22 @@ class S3Store:
         self._counter.add("bytes_written", body.size)
         return etag
 
-    def _put_short(self, access: Access, put: Put, stream: SliceBody) -> str | None:
+    def _put_direct(self, access: ClientAccess, put: PutRequest, stream: SliceBody) -> str | None:
         """Send a PUT without botocore; None if it has to take it."""
-        short = access.short_way(put.key)
+        short = access.direct_http(put.key)
         if short is None or not all(map(is_plain, put.headers.values())):
             return None
         try:
             return short.puts.put(put, stream, access.keys())
-        except SentElsewhere:
+        except RedirectedRequest:
             access.forget()
             return None
 
     def _head(self, key: str) -> "HeadObjectOutputTypeDef":
-        with self._requests.named("HEAD", key, "heads"):
+        with self._request_names.named("HEAD", key, "heads"):
             return self._client.head_object(Bucket=self._bucket, Key=key)
 
-    def _fill(self, stream: Any, get: Get) -> None:
+    def _fill(self, stream: Any, get: GetRequest) -> None:
         size = get.extent.size
         deadline = time.monotonic() + self._transport.read_timeout_seconds + size / SLOWEST_BYTES_PER_SECOND
         filled = 0
@@ -379,8 +382,8 @@ def _shut(stream: Any) -> None:
         stream.shutdown()
 
 
-def _get_facts(answer: "GetObjectOutputTypeDef") -> GetFacts:
-    return GetFacts(
+def _get_facts(answer: "GetObjectOutputTypeDef") -> GetResponse:
+    return GetResponse(
         status=answer["ResponseMetadata"]["HTTPStatusCode"],
         etag=answer.get("ETag", ""),
         content_range=answer.get("ContentRange", ""),

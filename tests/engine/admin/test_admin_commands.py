@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from fusecache.engine.admin.inspector import NAMED, Check
-from fusecache.engine.admin.warmup import WarmState, WarmUp
+from fusecache.engine.admin.inspector import NAMED, ScrubProgress
+from fusecache.engine.admin.warmup import Warmup, WarmupState
 from fusecache.engine.durability import status
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.namespace.nodes import Node
@@ -34,9 +34,9 @@ def full_bucket(bucket: Bucket) -> Bucket:
     return bucket
 
 
-async def warm(user: User, *paths: str) -> WarmUp:
+async def warm(user: User, *paths: str) -> Warmup:
     """Warm paths to the end."""
-    job = user.fs.warmer.start(paths)
+    job = user.fs.warmup.start(paths)
     with trio.fail_after(3600):
         await job.ended.wait()
     return job
@@ -46,8 +46,8 @@ def gets(bucket: Bucket) -> int:
     return bucket.memory.statistics().gets
 
 
-async def check(user: User, path: str = "") -> Check:
-    progress = Check()
+async def check(user: User, path: str = "") -> ScrubProgress:
+    progress = ScrubProgress()
     await user.fs.inspector.check(path, progress)
     return progress
 
@@ -58,7 +58,7 @@ async def check(user: User, path: str = "") -> Check:
 async def test_a_warmed_directory_is_read_without_a_request(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         job = await warm(user, "data")
-        assert job.state is WarmState.DONE
+        assert job.state is WarmupState.DONE
         assert (job.files_done, job.files_total, job.files_failed) == (3, 3, 0)
         assert job.bytes_done == job.bytes_total == 13 * MIB + 8
         asked = gets(full_bucket)
@@ -81,7 +81,7 @@ async def test_single_files_and_the_whole_mount_can_be_warmed(full_bucket: Bucke
 async def test_a_warm_up_of_what_is_not_there_fails_with_its_name(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         job = await warm(user, "data", "missing")
-        assert job.state is WarmState.FAILED
+        assert job.state is WarmupState.FAILED
         assert "missing" in job.message
         assert gets(full_bucket) == 0
 
@@ -91,7 +91,7 @@ async def test_what_the_cache_cannot_hold_is_refused_before_anything_is_fetched(
 ) -> None:
     async with running_node(full_bucket, cache, cache_bytes=12 * MIB) as user:
         job = await warm(user, "data")
-        assert job.state is WarmState.FAILED
+        assert job.state is WarmupState.FAILED
         assert "needs 13.0 MiB" in job.message
         assert "limit 12.0 MiB" in job.message
         assert gets(full_bucket) == 0
@@ -104,7 +104,7 @@ async def test_files_that_fail_are_named_and_the_others_are_cached(
     store.script(Fault(Unavailable("no answer"), method="get_into", key="data/b", times=10**6))
     async with running_node(store, cache) as user:
         job = await warm(user, "data")
-        assert job.state is WarmState.FAILED
+        assert job.state is WarmupState.FAILED
         assert (job.files_done, job.files_failed) == (2, 1)
         assert job.failures == ["data/b: no answer"]
 
@@ -114,7 +114,7 @@ async def test_what_is_not_uploaded_yet_is_passed_over(full_bucket: Bucket, cach
         await user.write("data/a", b"newer")
         await user.write("data/new", b"new")
         job = await warm(user, "data")
-        assert (job.state, job.files_total) == (WarmState.DONE, 2)
+        assert (job.state, job.files_total) == (WarmupState.DONE, 2)
         assert await user.read("data/a") == b"newer"
         with user.fs.publisher.draining():
             await user.drained()
@@ -131,20 +131,20 @@ async def test_a_warm_up_goes_on_when_the_tree_forgets_the_directory(
             assert not user.fs.tree.is_linked(node)
             return node
 
-        user.fs.warmer._resolve = resolve_and_forget
-        assert (await warm(user, "data")).state is WarmState.DONE
+        user.fs.warmup._resolve = resolve_and_forget
+        assert (await warm(user, "data")).state is WarmupState.DONE
 
 
 async def test_a_stopped_warm_up_says_so_and_another_goes_on_where_it_was(
     full_bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     async with running_node(full_bucket, cache) as user:
-        job = user.fs.warmer.start(["data"])
+        job = user.fs.warmup.start(["data"])
         await job.counted.wait()
         job.scope.cancel()
         await job.ended.wait()
-        assert job.state is WarmState.STOPPED
-        assert (await warm(user, "data")).state is WarmState.DONE
+        assert job.state is WarmupState.STOPPED
+        assert (await warm(user, "data")).state is WarmupState.DONE
 
 
 async def test_there_is_a_bound_on_warm_ups_and_the_newest_are_remembered(
@@ -155,9 +155,9 @@ async def test_there_is_a_bound_on_warm_ups_and_the_newest_are_remembered(
             await warm(user, "database")
         assert len(user.fs.statistics()["warming"]) == 8
         for _ in range(8):
-            user.fs.warmer.start(["data"])
+            user.fs.warmup.start(["data"])
         with pytest.raises(NotPermitted, match="wait"):
-            user.fs.warmer.start(["data"])
+            user.fs.warmup.start(["data"])
 
 
 # ---- evicting
@@ -203,16 +203,16 @@ async def test_an_open_file_keeps_the_bytes_of_a_version_that_the_bucket_no_long
     async with running_node(full_bucket, cache) as user:
         await warm(user, "data/a")
         node = await user.fs.resolve("data/a")
-        handle = user.fs.contents.open(node, writable=False, pid=0)
+        handle = user.fs.file_io.open(node, writable=False, pid=0)
         old = some_bytes(3 * MIB, seed=3 * MIB)
-        assert await user.fs.contents.read(handle, 0, 10) == old[:10]
+        assert await user.fs.file_io.read(handle, 0, 10) == old[:10]
         full_bucket.memory.put_bytes("data/a", b"replaced")
         await trio.sleep(2)
         assert await user.read("data/a") == b"replaced"
         dropped = await user.fs.inspector.evict([""])
         assert dropped.left_bytes == 3 * MIB
-        assert await user.fs.contents.read(handle, 2 * MIB, 10) == old[2 * MIB : 2 * MIB + 10]
-        await user.fs.contents.release(handle)
+        assert await user.fs.file_io.read(handle, 2 * MIB, 10) == old[2 * MIB : 2 * MIB + 10]
+        await user.fs.file_io.release(handle)
 
 
 # ---- checking
@@ -285,12 +285,12 @@ async def test_the_state_of_a_file_is_one_word_from_the_first_write_to_the_bucke
         bucket.takes_nothing = True
         await user.mkdir("d")
         handle = await user.open("d/small")
-        await user.fs.contents.write(handle, 0, b"1234")
+        await user.fs.file_io.write(handle, 0, b"1234")
         assert [await state(user, path) for path in ("d/small", "d", "")] == ["dirty"] * 3
         await user.close(handle)
         assert await state(user, "d/small") == "queued"
         await user.write("d/large", bytes(9 * MIB))
-        there = await user.fs.looking.look("d")
+        there = await user.fs.status.path_status("d")
         assert (there["pending_files"], there["pending_bytes"]) == (3, 9 * MIB + 4)
         bucket.come_back()
         assert await user.drained() == "durable"
@@ -312,7 +312,7 @@ async def test_an_upload_under_way_says_how_far_it_is(
         assert (said["pending_bytes"], said["left_bytes"], said["seconds_left"]) == (9 * MIB, 0, None)
         (waiting,) = said["waiting"]
         assert (waiting["path"], waiting["cause"]) == ("large", "no answer")
-        assert waiting["way_out"]
+        assert waiting["remedy"]
 
 
 async def test_what_is_in_requests_now_is_told_whether_whole_or_in_parts(
@@ -342,8 +342,8 @@ async def test_who_waits_is_not_told_that_the_bucket_asks_for_fewer_requests(
         await user.write("file", b"1")
         await trio.sleep(1.5)
         (waiting,) = user.fs.statistics()["waiting"]
-        assert waiting["way_out"].startswith("nothing to do")
-        assert user.fs.looking.progress(user.fs.pending())["waiting_for"] == ""
+        assert waiting["remedy"].startswith("nothing to do")
+        assert user.fs.status.progress(user.fs.pending())["waiting_for"] == ""
         assert await user.drained() == "durable"
 
 
@@ -356,7 +356,7 @@ async def test_a_key_that_is_refused_is_an_error_that_says_what_to_do(
         await user.write("file", b"1")
         await trio.sleep(20)
         assert await state(user, "file") == "error:auth-failed"
-        assert "renew the key" in user.fs.statistics()["waiting"][0]["way_out"]
+        assert "renew the key" in user.fs.statistics()["waiting"][0]["remedy"]
         assert (await user.fs.wait_durable("file", 5)).message == "revoked"
 
 
@@ -373,7 +373,7 @@ async def test_what_only_this_node_holds_is_counted_whatever_the_reason(
         await user.write("tmp/local", bytes(200))
         await user.write("queued", bytes(30))
         handle = await user.open("dirty")
-        await user.fs.contents.write(handle, 0, bytes(4))
+        await user.fs.file_io.write(handle, 0, bytes(4))
         said = user.fs.statistics()
         assert (said["exposed_bytes"], said["pending_bytes"], said["dirty_bytes"]) == (1234, 30, 4)
         bucket.come_back()
@@ -421,7 +421,7 @@ async def test_a_long_queue_is_counted_in_pieces_and_right(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take_turns)
-            pending = await user.fs.looking.count()
+            pending = await user.fs.status.count()
             seen = turns
             nursery.cancel_scope.cancel()
         assert (pending.files, pending.bytes) == (100, sum(range(100)))
@@ -446,7 +446,7 @@ async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_n
         for index in range(100):
             await user.write(f"d/{index}", b"%d" % index)
         still_open = await user.open("d/open")
-        await user.fs.contents.write(still_open, 0, b"1")
+        await user.fs.file_io.write(still_open, 0, b"1")
         answer = await user.fs.wait_durable("d", 300)
         assert (answer.result, answer.message) == ("durable", "not covered, as it is still open: d/open")
         shown = bucket.shows()
@@ -551,8 +551,8 @@ async def test_the_pace_of_uploads_and_what_is_left_are_said_while_they_last(
         # Two of three MiB since the bucket came back, three seconds ago at most, and one to go.
         assert 2 * MIB / 4 < said["upload_bytes_per_second"] <= 2 * MIB
         assert 0.5 <= said["seconds_left"] <= 2
-        assert "KiB/s, about" in user.fs.looking.line(user.fs.pending())
+        assert "KiB/s, about" in user.fs.status.line(user.fs.pending())
         assert await user.drained() == "durable"
         await trio.sleep(2)
         assert user.fs.statistics()["seconds_left"] is None
-        assert user.fs.looking.line(user.fs.pending()) == "everything is in the bucket"
+        assert user.fs.status.line(user.fs.pending()) == "everything is in the bucket"

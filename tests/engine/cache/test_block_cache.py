@@ -8,7 +8,7 @@ import trio
 
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.cache.disk_tier import Staged
+from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
@@ -307,7 +307,7 @@ async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Pa
         handle = cache.open(object_id, len(data))  # open before, as a reader's is
         checksums = _staged(staged, data)
         assert cache.reserve_staging_nowait(len(data))
-        await cache.adopt([Staged(object_id, len(data), staged, checksums)])
+        await cache.adopt([StagedObject(object_id, len(data), staged, checksums)])
         assert not staged.exists()
         assert await cache.read(handle, MIB, 10) == data[MIB : MIB + 10]
         assert await read_all(cache, object_id, len(data)) == data
@@ -327,7 +327,7 @@ async def test_a_file_that_is_cached_already_is_not_adopted_twice(tmp_path: Path
         await until(lambda: cache.statistics().used_bytes == len(data))
         checksums = _staged(tmp_path / "staged", data)
         assert cache.reserve_staging_nowait(len(data))
-        await cache.adopt([Staged(object_id, len(data), tmp_path / "staged", checksums)])
+        await cache.adopt([StagedObject(object_id, len(data), tmp_path / "staged", checksums)])
         assert not (tmp_path / "staged").exists()
         assert (cache.statistics().used_bytes, cache.statistics().staging_bytes) == (len(data), 0)
 
@@ -339,9 +339,9 @@ async def test_of_many_files_each_is_adopted_that_can_be_and_the_others_are_remo
     folder = tmp_path / "staged"
     folder.mkdir()
 
-    def staged(file: str, name: str, size: int) -> Staged:
+    def staged(file: str, name: str, size: int) -> StagedObject:
         sums = _staged(folder / file, data[name])
-        return Staged(ids[name], size, folder / file, sums)
+        return StagedObject(ids[name], size, folder / file, sums)
 
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         files = [staged(name, name, len(content)) for name, content in data.items()]

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import CacheOptions
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, ObjectChanged, Throttled, Unavailable
 from fusecache.model.objects import KIB, MIB, Extent
@@ -130,14 +130,14 @@ async def test_names_and_reads_slow_down_together(tmp_path: Path, autojump_clock
     object_id = bucket.put("a", some_bytes(KIB))
     store = FaultyStore(bucket.memory, Fault(throttled(20.0), "head"), Fault(throttled(30.0), "get_into"))
     async with running_cache(store, tmp_path, threads=False) as cache:
-        requests = Requests(store, InlineOffload(), cache.limit)
+        requests = MetadataClient(store, InlineOffload(), cache.limit)
         most = cache.limit.limit
-        await requests.ask(store.head, "a")
+        await requests.call(store.head, "a")
         assert trio.current_time() >= 20
         assert cache.limit.limit <= most // 2 + 1
         await cache.read(cache.open(object_id, KIB), 0, KIB)
         assert cache.limit.limit <= most // 4 + 2
         now = trio.current_time()
         assert now >= 50
-        await requests.ask(store.head, "a")
+        await requests.call(store.head, "a")
         assert trio.current_time() == now

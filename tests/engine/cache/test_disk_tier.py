@@ -14,7 +14,7 @@ import trio
 from fusecache.disk.cache_files import CacheFiles, granule_checksums
 from fusecache.engine.cache import disk_tier
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.disk_tier import Staged
+from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import KIB, MIB, ObjectId
@@ -414,11 +414,11 @@ class _Nth:
         return wrapped
 
 
-def _staged(folder: Path, object_id: ObjectId, data: bytes) -> Staged:
+def _staged(folder: Path, object_id: ObjectId, data: bytes) -> StagedObject:
     path = folder / object_id.key
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
-    return Staged(object_id, len(data), path, granule_checksums(memoryview(data)))
+    return StagedObject(object_id, len(data), path, granule_checksums(memoryview(data)))
 
 
 @pytest.mark.parametrize(("name", "number"), [("find", 1), ("apply", 0), ("apply", 1), ("apply", 2)])

@@ -10,8 +10,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.chunks import CachedObject, Chunk, Request, Source
-from fusecache.engine.cache.maintenance import Checked
+from fusecache.engine.cache.chunks import CachedObject, Chunk, Fetch, FetchSource
+from fusecache.engine.cache.maintenance import ScrubResult
 from fusecache.engine.cache.statistics import Counters
 from fusecache.model.errors import NoSpace, Unavailable
 from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
@@ -50,15 +50,15 @@ async def warm_up(cache: BlockCache, object_id: ObjectId, size: int, warmed: set
     """Fill an object of one piece, and protect it from then on."""
     handle = cache.open(object_id, size)
     handle.entry.warming += 1
-    await cache.housekeeping.fill(handle.entry, 0)
+    await cache.maintenance.fill(handle.entry, 0)
     assert handle.entry.number is not None
     warmed.add(handle.entry.number)
     handle.entry.warming -= 1
     cache.close(handle)
 
 
-async def check_all(cache: BlockCache, prefix: str = "") -> list[Checked]:
-    return [piece async for piece in cache.housekeeping.check(wanted(prefix))]
+async def check_all(cache: BlockCache, prefix: str = "") -> list[ScrubResult]:
+    return [piece async for piece in cache.maintenance.scrub(wanted(prefix))]
 
 
 def damage(path: Path, offset: int) -> None:
@@ -116,7 +116,7 @@ async def test_what_was_read_without_being_kept_is_kept_without_another_request(
     async with running_cache(bucket.watched, tmp_path, limit_bytes=4 * MIB) as cache:
         await fill_all(cache, other_id, len(other))
         await cache._table.flush_rows()
-        cache._room._random = Unlucky()
+        cache._disk_space._random = Unlucky()
         handle = cache.open(object_id, len(data))
         await cache.read(handle, 0, MIB)
         await until(lambda: cache.statistics().not_admitted == 1)
@@ -134,7 +134,7 @@ async def test_a_warm_up_evicts_what_is_not_warmed_and_nothing_else(tmp_path: Pa
     async with running_cache(bucket.watched, tmp_path, limit_bytes=64 * MIB) as cache:
         for object_id in old:
             await read_all(cache, object_id, MIB)
-        with cache.housekeeping.protecting() as warmed:
+        with cache.maintenance.protect_warmed() as warmed:
             for object_id in new:
                 await warm_up(cache, object_id, MIB, warmed)
         assert cache.statistics().used_bytes <= 64 * MIB
@@ -149,7 +149,7 @@ async def test_reading_does_not_evict_what_is_being_warmed(tmp_path: Path) -> No
     warm = [bucket.put(f"warm{index}", some_bytes(MIB, seed=index)) for index in range(40)]
     others = [bucket.put(f"other{index}", some_bytes(MIB, seed=-1 - index)) for index in range(80)]
     async with running_cache(bucket.watched, tmp_path, limit_bytes=64 * MIB) as cache:
-        with cache.housekeeping.protecting() as warmed:
+        with cache.maintenance.protect_warmed() as warmed:
             for object_id in warm:
                 await warm_up(cache, object_id, MIB, warmed)
             for object_id in others:
@@ -168,7 +168,7 @@ async def test_what_finds_no_room_is_an_error_and_evicts_no_other_warm_file(
     bucket = new_bucket()
     ids = [bucket.put(f"{index}", some_bytes(MIB, seed=index)) for index in range(5)]
     async with running_cache(bucket.watched, tmp_path, limit_bytes=4 * MIB) as cache:
-        with cache.housekeeping.protecting() as warmed:
+        with cache.maintenance.protect_warmed() as warmed:
             for object_id in ids[:4]:
                 await warm_up(cache, object_id, MIB, warmed)
             with pytest.raises(NoSpace, match="not kept"):
@@ -231,7 +231,7 @@ async def test_dropping_frees_the_disk_of_what_is_wanted_and_of_nothing_else(tmp
         for object_id in objects.values():
             await read_all(cache, object_id, MIB)
         await until(lambda: cache.statistics().used_bytes == 3 * MIB)
-        dropped = await cache.housekeeping.drop(wanted("a/"), may_drop=lambda _: True)
+        dropped = await cache.maintenance.evict(wanted("a/"), may_drop=lambda _: True)
         assert (dropped.freed_bytes, dropped.left_bytes) == (2 * MIB, 0)
         assert cache.statistics().used_bytes == MIB
         assert len(cache_files(tmp_path)) == 1
@@ -249,7 +249,7 @@ async def test_an_open_handle_goes_on_after_its_blocks_were_dropped(tmp_path: Pa
     async with running_cache(bucket.watched, tmp_path) as cache:
         handle = cache.open(object_id, len(data))
         assert await cache.read(handle, 0, MIB) == data[:MIB]
-        await cache.housekeeping.drop(wanted(""), may_drop=lambda _: True)
+        await cache.maintenance.evict(wanted(""), may_drop=lambda _: True)
         assert await cache.read(handle, 0, MIB) == data[:MIB]
         assert await cache.read(handle, 2 * MIB, MIB) == data[2 * MIB :]
         cache.close(handle)
@@ -262,7 +262,7 @@ async def test_what_may_not_be_dropped_stays_and_is_counted(tmp_path: Path) -> N
         for object_id in (kept, gone):
             await read_all(cache, object_id, MIB)
         await until(lambda: cache.statistics().used_bytes == 2 * MIB)
-        dropped = await cache.housekeeping.drop(wanted(""), may_drop=lambda each: each != kept)
+        dropped = await cache.maintenance.evict(wanted(""), may_drop=lambda each: each != kept)
         assert (dropped.freed_bytes, dropped.left_bytes) == (MIB, MIB)
 
 
@@ -280,7 +280,7 @@ async def test_readers_writers_and_drops_at_once_end_with_the_account_right(tmp_
 
         async def dropper() -> None:
             for index in range(25):
-                await cache.housekeeping.drop(wanted(str(index % 12)), may_drop=lambda _: True)
+                await cache.maintenance.evict(wanted(str(index % 12)), may_drop=lambda _: True)
 
         async with trio.open_nursery() as nursery:
             for seed in range(3):
@@ -297,7 +297,7 @@ async def test_readers_writers_and_drops_at_once_end_with_the_account_right(tmp_
                 await cache._table.flush_rows()
                 await trio.sleep(0.01)
         assert cache.statistics().checksum_failures == 0
-        dropped = await cache.housekeeping.drop(wanted(""), may_drop=lambda _: True)
+        dropped = await cache.maintenance.evict(wanted(""), may_drop=lambda _: True)
         assert dropped.left_bytes == 0
         assert cache.statistics().used_bytes == 0
         assert cache_files(tmp_path) == []
@@ -369,9 +369,9 @@ async def test_nobody_waited_for_what_was_read_ahead_or_warmed(tmp_path: Path) -
         assert cache.statistics().wait_seconds["network"] > 0.02
 
 
-def request(source: Source, started_at: float | None) -> Request:
+def request(source: FetchSource, started_at: float | None) -> Fetch:
     chunk = Chunk(CachedObject(ObjectId("a", "etag"), MIB), 0)
-    return Request(chunk, 0, 1, source, Cause.DEMAND, 0, None, queued_at=0.0, started_at=started_at)
+    return Fetch(chunk, 0, 1, source, Cause.DEMAND, 0, None, queued_at=0.0, started_at=started_at)
 
 
 @pytest.mark.parametrize(
@@ -379,17 +379,20 @@ def request(source: Source, started_at: float | None) -> Request:
     [
         ([], {"queue": 0, "network": 0, "disk": 0}),
         # Under way before the reader came: it waited for the network alone.
-        ([request(Source.NETWORK, 3.0)], {"queue": 0, "network": 4, "disk": 0}),
-        ([request(Source.NETWORK, 11.0)], {"queue": 1, "network": 3, "disk": 0}),
-        ([request(Source.DISK, 13.0)], {"queue": 3, "network": 0, "disk": 1}),
+        ([request(FetchSource.NETWORK, 3.0)], {"queue": 0, "network": 4, "disk": 0}),
+        ([request(FetchSource.NETWORK, 11.0)], {"queue": 1, "network": 3, "disk": 0}),
+        ([request(FetchSource.DISK, 13.0)], {"queue": 3, "network": 0, "disk": 1}),
         # Never started: the reader gave up, or another request brought the bytes.
-        ([request(Source.NETWORK, None)], {"queue": 4, "network": 0, "disk": 0}),
+        ([request(FetchSource.NETWORK, None)], {"queue": 4, "network": 0, "disk": 0}),
         # The last to start is the one that it waited for.
-        ([request(Source.DISK, 10.5), request(Source.NETWORK, 12.0)], {"queue": 2, "network": 2, "disk": 0}),
+        (
+            [request(FetchSource.DISK, 10.5), request(FetchSource.NETWORK, 12.0)],
+            {"queue": 2, "network": 2, "disk": 0},
+        ),
     ],
 )
 def test_a_reader_s_wait_is_the_queue_s_until_its_request_started_and_then_its_source_s(
-    requests: list[Request], waits: dict[str, float]
+    requests: list[Fetch], waits: dict[str, float]
 ) -> None:
     counters = Counters()
     counters.count_wait(requests, began=10.0, now=14.0)

@@ -42,7 +42,7 @@ class _Model:
 
         def is_asked_for() -> bool:
             entries = [entry for entry in cache._table.objects.values() if entry.object_id.key == key]
-            return any(chunk.requests for entry in entries for chunk in entry.chunks.values())
+            return any(chunk.fetches for entry in entries for chunk in entry.chunks.values())
 
         await until(lambda: not is_asked_for())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusecache.engine.cache.block_cache import Wanted
+from fusecache.engine.cache.block_cache import PrefetchRange
 from fusecache.model.errors import ObjectMissing
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes, until
@@ -18,7 +18,7 @@ async def test_what_was_prefetched_is_read_without_another_get(tmp_path: Path) -
     objects = [bucket.put(f"file{number}", data) for number, data in enumerate(contents)]
     async with running_cache(bucket.watched, tmp_path / "cache", buffer_bytes=128 * MIB) as cache:
         cache.prefetch(
-            [Wanted(each, len(data), len(data)) for each, data in zip(objects, contents, strict=True)]
+            [PrefetchRange(each, len(data), len(data)) for each, data in zip(objects, contents, strict=True)]
         )
         await until(lambda: cache.statistics().bytes_by_cause["readahead"] == sum(map(len, contents)))
         for each, data in zip(objects, contents, strict=True):
@@ -34,7 +34,7 @@ async def test_a_reader_that_comes_meanwhile_waits_for_the_same_get(tmp_path: Pa
     go_on = threading.Event()
     bucket.watched.on_progress = lambda extent, received: go_on.wait(10) and None
     async with running_cache(bucket.watched, tmp_path / "cache") as cache, trio.open_nursery() as nursery:
-        cache.prefetch([Wanted(file, len(data), len(data))])
+        cache.prefetch([PrefetchRange(file, len(data), len(data))])
         await until(lambda: len(bucket.watched.extents) == 1)
         read = trio.Event()
 
@@ -58,7 +58,7 @@ async def test_what_is_on_disk_is_prefetched_from_there(tmp_path: Path) -> None:
         await until(lambda: cache.statistics().used_bytes >= len(data))
     asked = len(bucket.watched.extents)
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
-        cache.prefetch([Wanted(file, len(data), len(data))])
+        cache.prefetch([PrefetchRange(file, len(data), len(data))])
         await until(lambda: cache.statistics().buffers_in_use > 0)
         assert await read_all(cache, file, len(data)) == data
     assert len(bucket.watched.extents) == asked
@@ -70,7 +70,7 @@ async def test_an_object_that_is_gone_fails_its_reader_only(tmp_path: Path) -> N
     file = bucket.put("file", data)
     gone = ObjectId("gone", "etag")
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
-        cache.prefetch([Wanted(gone, 5, 5), Wanted(file, len(data), len(data))])
+        cache.prefetch([PrefetchRange(gone, 5, 5), PrefetchRange(file, len(data), len(data))])
         await until(lambda: cache.statistics().bytes_by_cause["readahead"] == len(data))
         assert await read_all(cache, file, len(data)) == data
         with pytest.raises(ObjectMissing):
@@ -83,7 +83,7 @@ async def test_a_guess_at_another_size_than_an_open_file_has_is_ignored(tmp_path
     file = bucket.put("file", data)
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         handle = cache.open(file, len(data))
-        cache.prefetch([Wanted(file, len(data) + 1, len(data) + 1)])
+        cache.prefetch([PrefetchRange(file, len(data) + 1, len(data) + 1)])
         assert await cache.read(handle, 0, len(data)) == data
         cache.close(handle)
     assert bucket.watched.extents == [Extent(0, len(data))]

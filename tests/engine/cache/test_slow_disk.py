@@ -11,11 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from fusecache.disk.aligned_buffers import BufferPool
+from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.disk.cache_files import CacheFiles
-from fusecache.engine.cache.buffer_pool import Frames
-from fusecache.engine.cache.chunks import CachedObject, Chunk, Frame
-from fusecache.engine.cache.disk_write_queue import PATIENCE_SECONDS, WriteTurns
+from fusecache.engine.cache.buffer_pool import BufferPool
+from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
+from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
 from fusecache.model.objects import MIB, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes, until
@@ -77,7 +77,7 @@ async def test_what_is_asked_for_is_kept_however_slow_the_disk(
             handle = cache.open(wanted_id, len(wanted))
             async with trio.open_nursery() as nursery:
                 for index in range(2):
-                    nursery.start_soon(cache.housekeeping.fill, handle.entry, index)
+                    nursery.start_soon(cache.maintenance.fill, handle.entry, index)
                 with trio.fail_after(50):
                     assert await read_all(cache, other_id, len(other)) == other
                 disk.goes_on.set()
@@ -111,15 +111,15 @@ class Crowd:
     asked_for: somebody wants its bytes to be on the disk.
     """
 
-    turns: WriteTurns
-    read: Frame
-    unread: Frame
-    asked_for: Frame
-    written: dict[Frame, bool]
+    turns: DiskWriteQueue
+    read: Buffer
+    unread: Buffer
+    asked_for: Buffer
+    written: dict[Buffer, bool]
 
-    async def give_up_one(self, cause: Cause, *, small: bool = False) -> dict[Frame, bool]:
+    async def give_up_one(self, cause: Cause, *, small: bool = False) -> dict[Buffer, bool]:
         """Ask for a frame; return which have come to their end by now."""
-        self.turns.give_up_one(small=small, cause=cause)
+        self.turns.drop_oldest(small=small, cause=cause)
         await wait_all_tasks_blocked()
         return dict(self.written)
 
@@ -127,27 +127,27 @@ class Crowd:
 @asynccontextmanager
 async def crowd() -> AsyncIterator[Crowd]:
     """Give frames that wait for a turn, which is somebody else's until the block ends."""
-    frames = Frames(BufferPool(MEMORY), lambda chunk: None)
+    buffers = BufferPool(AlignedBuffers(MEMORY), lambda chunk: None)
     entry = CachedObject(ObjectId("a", "etag"), 32 * MIB)
-    turns = WriteTurns(large_buffers=2)
-    written: dict[Frame, bool] = {}
+    turns = DiskWriteQueue(large_buffers=2)
+    written: dict[Buffer, bool] = {}
 
-    async def write(frame: Frame, *, is_asked_for: bool) -> None:
-        async with turns.turn(frame, is_asked_for=is_asked_for) as written[frame]:
+    async def write(buffer: Buffer, *, is_asked_for: bool) -> None:
+        async with turns.slot(buffer, is_asked_for=is_asked_for) as written[buffer]:
             pass
 
-    def new_frame(index: int) -> Frame:
-        frame = frames.acquire(small=False, cause=Cause.DEMAND, now=trio.current_time())
-        assert frame is not None
-        frames.give(frame, Chunk(entry, index), 0)
-        frames.hold(frame)
-        return frame
+    def new_frame(index: int) -> Buffer:
+        buffer = buffers.acquire(small=False, cause=Cause.DEMAND, now=trio.current_time())
+        assert buffer is not None
+        buffers.give(buffer, Chunk(entry, index), 0)
+        buffers.acquire_use(buffer)
+        return buffer
 
-    async with trio.open_nursery() as nursery, turns.turn(new_frame(0), is_asked_for=True):
+    async with trio.open_nursery() as nursery, turns.slot(new_frame(0), is_asked_for=True):
         asked_for, unread, read = new_frame(1), new_frame(2), new_frame(3)
-        frames.consume(read)
-        for frame in (asked_for, unread, read):
-            nursery.start_soon(partial(write, frame, is_asked_for=frame is asked_for))
+        buffers.mark_consumed(read)
+        for buffer in (asked_for, unread, read):
+            nursery.start_soon(partial(write, buffer, is_asked_for=buffer is asked_for))
             await wait_all_tasks_blocked()
         yield Crowd(turns, read, unread, asked_for, written)
     assert set(written) == {read, unread, asked_for}
@@ -155,22 +155,22 @@ async def crowd() -> AsyncIterator[Crowd]:
 
 async def test_a_moment_s_pause_of_the_disk_costs_nothing(autojump_clock: MockClock) -> None:
     async with crowd() as some:
-        await trio.sleep(PATIENCE_SECONDS / 2)
+        await trio.sleep(MAX_QUEUE_SECONDS / 2)
         assert await some.give_up_one(Cause.DEMAND) == {}
     assert all(some.written.values())
 
 
 async def test_read_ahead_takes_what_was_read_and_nothing_else(autojump_clock: MockClock) -> None:
     async with crowd() as some:
-        await trio.sleep(PATIENCE_SECONDS)
+        await trio.sleep(MAX_QUEUE_SECONDS)
         for _ in range(2):
             assert await some.give_up_one(Cause.READAHEAD) == {some.read: False}
 
 
 async def test_one_is_given_up_at_a_time(autojump_clock: MockClock) -> None:
     async with crowd() as some:
-        await trio.sleep(PATIENCE_SECONDS)
-        some.turns.give_up_one(small=False, cause=Cause.DEMAND)
+        await trio.sleep(MAX_QUEUE_SECONDS)
+        some.turns.drop_oldest(small=False, cause=Cause.DEMAND)
         assert await some.give_up_one(Cause.DEMAND) == {some.read: False}
 
 
@@ -179,7 +179,7 @@ async def test_a_reader_takes_what_was_read_then_what_was_not_and_never_what_is_
     autojump_clock: MockClock, *, small: bool
 ) -> None:
     async with crowd() as some:
-        await trio.sleep(PATIENCE_SECONDS)
+        await trio.sleep(MAX_QUEUE_SECONDS)
         assert await some.give_up_one(Cause.DEMAND, small=small) == {some.read: False}
         assert await some.give_up_one(Cause.DEMAND, small=small) == {some.read: False, some.unread: False}
         assert await some.give_up_one(Cause.DEMAND, small=small) == {some.read: False, some.unread: False}
@@ -188,10 +188,10 @@ async def test_a_reader_takes_what_was_read_then_what_was_not_and_never_what_is_
 
 async def test_what_somebody_reads_just_now_is_left(autojump_clock: MockClock) -> None:
     async with crowd() as some:
-        await trio.sleep(PATIENCE_SECONDS)
+        await trio.sleep(MAX_QUEUE_SECONDS)
         assert some.read.chunk is not None
-        some.read.chunk.pins += 1
+        some.read.chunk.readers += 1
         assert await some.give_up_one(Cause.DEMAND) == {some.unread: False}
         assert await some.give_up_one(Cause.DEMAND) == {some.unread: False}
-        some.read.chunk.pins -= 1
+        some.read.chunk.readers -= 1
         assert await some.give_up_one(Cause.DEMAND) == {some.unread: False, some.read: False}

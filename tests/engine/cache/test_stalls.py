@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.cache.chunks import Request
+from fusecache.engine.cache.chunks import Fetch
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.stall_watch import LOOK_SECONDS
 from fusecache.engine.runtime.offload import ThreadOffload
@@ -133,13 +133,13 @@ async def test_a_body_that_breaks_off_is_continued_without_a_pause(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    pause_and_go_on = Fetcher._queue_again
+    pause_and_go_on = Fetcher._requeue
 
-    async def noting(fetcher: Fetcher, request: Request, seconds: float) -> None:
+    async def noting(fetcher: Fetcher, request: Fetch, seconds: float) -> None:
         pauses.append(seconds)
         await pause_and_go_on(fetcher, request, seconds)
 
-    monkeypatch.setattr(Fetcher, "_queue_again", noting)
+    monkeypatch.setattr(Fetcher, "_requeue", noting)
     data = some_bytes(MIB)
     object_id = ObjectId("a", server.control.put("a", data))
     async with cache_on(server, tmp_path) as cache:

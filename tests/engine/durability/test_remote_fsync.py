@@ -31,7 +31,7 @@ async def begun(user: User, path: str, data: bytes) -> FileHandle:
     """Write into a file that stays open."""
     handle = await user.open(path)
     for start in range(0, len(data), 4 * MIB):
-        await user.fs.contents.write(handle, start, data[start : start + 4 * MIB])
+        await user.fs.file_io.write(handle, start, data[start : start + 4 * MIB])
     return handle
 
 
@@ -57,12 +57,12 @@ async def test_what_is_written_after_it_is_published_at_the_close(
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"one")
         await user.fs.fsync(handle)
-        await user.fs.contents.write(handle, 3, b" two")
+        await user.fs.file_io.write(handle, 3, b" two")
         assert await user.read("file") == b"one two"
         assert bucket.shows() == {"file": b"one"}
         await user.fs.fsync(handle)
         assert bucket.shows() == {"file": b"one two"}
-        await user.fs.contents.write(handle, 7, b" three")
+        await user.fs.file_io.write(handle, 7, b" three")
         await user.close(handle)
         assert await user.drained() == "durable"
     assert [state["file"] for state in bucket.states] == [b"one", b"one two", b"one two three"]
@@ -93,7 +93,7 @@ async def test_writes_during_it_are_not_mixed_into_what_is_published(
             nursery.start_soon(user.fs.fsync, handle)
             await trio.sleep(3)
             for offset in range(0, LARGE, MIB):
-                await user.fs.contents.write(handle, offset, b"B" * 100)
+                await user.fs.file_io.write(handle, offset, b"B" * 100)
             assert (await user.read("file"))[:101] == b"B" * 100 + b"A"
             bucket.come_back()
         assert bucket.shows() == {"file": b"A" * LARGE}
@@ -109,12 +109,12 @@ async def test_a_close_during_it_does_not_take_its_content_away(
     async with remote_node(bucket, cache) as user:
         bucket.takes_nothing = True
         handle = await begun(user, "file", bytes(2 * MIB))
-        other = user.fs.contents.open(handle.node, writable=True, pid=0)
+        other = user.fs.file_io.open(handle.node, writable=True, pid=0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(user.fs.fsync, handle)
             await trio.sleep(1)
-            await user.fs.contents.write(other, 0, b"x")
-            await user.fs.contents.flush(other)  # and it stays open: nothing of it is published
+            await user.fs.file_io.write(other, 0, b"x")
+            await user.fs.file_io.flush(other)  # and it stays open: nothing of it is published
             await trio.sleep(5)
             bucket.come_back()
         assert bucket.shows() == {"file": bytes(2 * MIB)}
@@ -129,10 +129,10 @@ async def test_of_a_closed_file_it_waits_until_the_bucket_has_it(
 ) -> None:
     async with remote_node(bucket, cache) as user:
         await user.write("file", b"1")
-        handle = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
+        handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
         await user.fs.fsync(handle)
         assert bucket.shows() == {"file": b"1"}
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
 
 
 async def test_a_snapshot_outlives_the_daemon_and_its_writer(
@@ -143,7 +143,7 @@ async def test_a_snapshot_outlives_the_daemon_and_its_writer(
         handle = await begun(user, "file", b"synced")
         with trio.move_on_after(2):
             await user.fs.fsync(handle)
-        await user.fs.contents.write(handle, 6, b" and more")
+        await user.fs.file_io.write(handle, 6, b" and more")
         await trio.sleep(1)
         photograph(cache, tmp_path / "crashed")
         bucket.come_back()
@@ -164,7 +164,7 @@ async def test_content_that_is_rewritten_and_renamed_meanwhile_is_waited_for_whe
         await user.mkdir("step")
         await user.write("step/big", bytes(2 * MIB))
         await user.write("step/latest", b"1")
-        handle = user.fs.contents.open(await user.fs.resolve("step/latest"), writable=False, pid=0)
+        handle = user.fs.file_io.open(await user.fs.resolve("step/latest"), writable=False, pid=0)
         shown: list[dict[str, bytes]] = []
 
         async def sync() -> None:
@@ -183,7 +183,7 @@ async def test_content_that_is_rewritten_and_renamed_meanwhile_is_waited_for_whe
         store.heal()
         await trio.sleep(100)
         assert [each["step/x"] for each in shown] == [b"2"]
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
 
 
 async def test_what_was_ordered_before_is_waited_for_although_it_was_rewritten_and_left_the_directory(
@@ -388,11 +388,11 @@ async def test_a_process_that_is_being_killed_is_let_go(
         await user.write("file", b"1")
         with program() as process:
             handle = await opened_by(user, process, "file")
-            await user.fs.contents.write(handle, 0, b"2")
+            await user.fs.file_io.write(handle, 0, b"2")
             kill(process)
             with trio.fail_after(10), pytest.raises(Interrupted):
                 await user.fs.fsync(handle)
-            await user.fs.contents.release(handle)
+            await user.fs.file_io.release(handle)
         bucket.come_back()
         assert await user.drained() == "durable"
 

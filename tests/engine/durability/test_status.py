@@ -21,7 +21,7 @@ async def listed(user: User, path: str) -> None:
     directory = await user.fs.resolve(path)
     directory.lookups += 1
     handle = DirectoryHandle(directory)
-    while await user.fs.names.reader.next_entries(handle, 100):
+    while await user.fs.lookup.reader.next_entries(handle, 100):
         pass
 
 
@@ -41,19 +41,19 @@ async def test_what_uploads_under_an_old_name_is_counted_under_the_path_that_it_
         await trio.sleep(30)
         await user.rename("a", "b")
         await user.rename("b", "c")
-        there = await user.fs.looking.look("c")
+        there = await user.fs.status.path_status("c")
         assert there["state"].startswith("uploading:")
         assert there["pending_bytes"] == 2 * size
         assert there["oldest_pending_seconds"] >= 30
         assert sorted(each["path"] for each in there["uploading"]) == ["c/one", "c/two"]
-        file = await user.fs.looking.look("c/one")
+        file = await user.fs.status.path_status("c/one")
         assert (file["pending_bytes"], [each["path"] for each in file["uploading"]]) == (size, ["c/one"])
         whole = user.fs.statistics()
         assert sorted(each["path"] for each in whole["uploading"]) == ["c/one", "c/two"]
         assert whole["pending_bytes"] == 2 * size
         store.heal()
         assert await user.drained() == "durable"
-        assert (await user.fs.looking.look("c"))["pending_files"] == 0
+        assert (await user.fs.status.path_status("c"))["pending_files"] == 0
     assert {"c/one", "c/two"} <= set(bucket.shows())
 
 
@@ -68,16 +68,16 @@ async def test_changes_of_names_are_told_from_files_and_removals_that_are_put_of
         for name in ("one", "two"):
             await user.unlink(f"old/{name}")
         await trio.sleep(60)
-        for said in (user.fs.statistics(), await user.fs.looking.look("old")):
-            assert (said["pending_files"], said["put_off_files"], said["pending_contents"]) == (2, 2, 0)
-            assert 530 <= said["put_off_seconds"] <= 541
+        for said in (user.fs.statistics(), await user.fs.status.path_status("old")):
+            assert (said["pending_files"], said["deferred_files"], said["pending_contents"]) == (2, 2, 0)
+            assert 530 <= said["deferred_seconds"] <= 541
             assert said["oldest_pending_seconds"] == 0
-        assert user.fs.looking.line(user.fs.pending()) == "2 removals put off"
+        assert user.fs.status.line(user.fs.pending()) == "2 removals put off"
         bucket.takes_nothing = True
         await user.mkdir("new")
         await user.write("new/file", bytes(5))
-        said = user.fs.looking.progress(await user.fs.looking.count("new"))
-        assert (said["pending_files"], said["pending_contents"], said["put_off_files"]) == (2, 1, 0)
+        said = user.fs.status.progress(await user.fs.status.count("new"))
+        assert (said["pending_files"], said["pending_contents"], said["deferred_files"]) == (2, 1, 0)
         bucket.come_back()
         assert await user.drained() == "durable"
 
@@ -109,21 +109,21 @@ async def test_a_file_that_found_no_room_is_told_until_one_of_its_size_does(
         await user.mkdir("run")
         await user.write("run/first", bytes(24 * MIB))
         handle = await user.open("run/model")
-        await user.fs.contents.write(handle, 0, bytes(8 * MIB))
+        await user.fs.file_io.write(handle, 0, bytes(8 * MIB))
         with pytest.raises(NoSpace):
-            await user.fs.contents.write(handle, 24 * MIB, bytes(8 * MIB))
-        assert (await user.fs.looking.look("run/model"))["state"] == "error:no-space"
+            await user.fs.file_io.write(handle, 24 * MIB, bytes(8 * MIB))
+        assert (await user.fs.status.path_status("run/model"))["state"] == "error:no-space"
         with pytest.raises(NoSpace):
             await user.close(handle)
-        for said in (user.fs.statistics(), await user.fs.looking.look("run")):
+        for said in (user.fs.statistics(), await user.fs.status.path_status("run")):
             shortages = said["shortages"]
             assert (shortages["files"], shortages["path"]) == (1, "run/model")
             assert shortages["bytes"] == 32 * MIB
             assert shortages["cause"]
-        assert (await user.fs.looking.look("run/model"))["state"] == "error:no-space"
-        assert (await user.fs.looking.look("run/first"))["shortages"] == {"files": 0}
+        assert (await user.fs.status.path_status("run/model"))["state"] == "error:no-space"
+        assert (await user.fs.status.path_status("run/first"))["shortages"] == {"files": 0}
         with pytest.raises(NotFound):
-            await user.fs.looking.look("run/mode")
+            await user.fs.status.path_status("run/mode")
         bucket.come_back()
         assert await user.drained() == "durable"
         await user.write("small", b"1")
@@ -139,8 +139,8 @@ async def test_a_file_that_found_no_room_is_forgotten_after_a_while(
     async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
         handle = await user.open("model")
         with pytest.raises(NoSpace):
-            await user.fs.contents.truncate(handle.node, 120 * MIB)
-        await user.fs.contents.release(handle)
+            await user.fs.file_io.truncate(handle.node, 120 * MIB)
+        await user.fs.file_io.release(handle)
         assert user.fs.statistics()["shortages"]["bytes"] == 120 * MIB
         await trio.sleep(REMEMBERED_SECONDS - 1)
         assert user.fs.statistics()["shortages"]["files"] == 1
@@ -190,7 +190,7 @@ async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
         assert await user.fs.path_state("run/file") == "clean"
         waiting = user.fs.statistics()["waiting"]
         assert waiting
-        assert all("unmount --force" in each["way_out"] for each in waiting)
+        assert all("unmount --force" in each["remedy"] for each in waiting)
         store.heal()
         assert await user.drained() == "durable"
 
@@ -220,7 +220,7 @@ async def test_a_symlink_has_a_state_of_its_own(
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.symlink("step-1", "best")
-        there = await user.fs.looking.look("best")
+        there = await user.fs.status.path_status("best")
         assert (there["state"], there["link_to"], there["pending_contents"]) == ("queued", "step-1", 0)
         bucket.come_back()
         assert await user.drained() == "durable"

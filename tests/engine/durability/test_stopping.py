@@ -179,16 +179,16 @@ async def test_a_mount_whose_journal_failed_while_a_file_was_open_can_still_end(
 ) -> None:
     async with running_node(bucket, cache) as user:
         first = await user.open("first")
-        await user.fs.contents.write(first, 0, b"1")
-        await user.fs.contents.flush(first)
+        await user.fs.file_io.write(first, 0, b"1")
+        await user.fs.file_io.flush(first)
         second = await user.open("second")
         break_journal(user)
-        await user.fs.contents.write(second, 0, b"2")
+        await user.fs.file_io.write(second, 0, b"2")
         with pytest.raises(NoSpace):
-            await user.fs.contents.flush(second)
+            await user.fs.file_io.flush(second)
         for handle in (first, second):
             with suppress(NoSpace, ReadOnly):  # the kernel tells nobody how a release went
-                await user.fs.contents.release(handle)
+                await user.fs.file_io.release(handle)
         with trio.fail_after(300), user.fs.publisher.draining(), pytest.raises((NoSpace, ReadOnly)):
             await user.fs.wait_durable("", None)
     async with running_node(bucket, cache) as user:

@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.namespace import list_page, reconciler
-from fusecache.engine.namespace.nodes import DirectoryHandle, Listed, Node, Shown
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.namespace.nodes import DirectoryHandle, ListedName, Node, Shown
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.objects import ObjectInfo
@@ -51,7 +51,7 @@ async def read_all(user: User, directory: Node, process: int = 0) -> list[Shown]
     """Read a directory to its end."""
     handle = DirectoryHandle(directory, process)
     found: list[Shown] = []
-    while shown := await user.fs.names.reader.next_entries(handle, 7):
+    while shown := await user.fs.lookup.reader.next_entries(handle, 7):
         found += shown
     return found
 
@@ -72,14 +72,14 @@ async def test_a_lookup_in_an_unlisted_directory_is_one_request_and_the_third_be
         directory = await user.fs.resolve("dir")
         for number, name in enumerate(("0050", "0070"), 1):
             before, began = lists(bucket), trio.current_time()
-            assert (await user.fs.names.lookup(directory, name)).size == 4
+            assert (await user.fs.lookup.lookup(directory, name)).size == 4
             assert (number, lists(bucket) - before) == (number, 1)
             assert trio.current_time() - began == pytest.approx(0.1)
         began = trio.current_time()
-        assert (await user.fs.names.lookup(directory, "0090")).size == 4
+        assert (await user.fs.lookup.lookup(directory, "0090")).size == 4
         assert trio.current_time() - began == pytest.approx(0.2)  # of ten pages it waited for one
         await trio.sleep(5)
-        assert directory.listing.generation
+        assert directory.listing.epoch
 
 
 async def test_the_same_name_opened_again_and_again_does_not_list_its_directory(
@@ -91,7 +91,7 @@ async def test_the_same_name_opened_again_and_again_does_not_list_its_directory(
         for _ in range(20):
             await user.fs.resolve("dir/0050")
             await trio.sleep(2)
-        assert not (await user.fs.resolve("dir")).listing.generation
+        assert not (await user.fs.resolve("dir")).listing.epoch
         # Its own directory is small: it is listed for the price of a question.
         assert lists(bucket) - before <= 21 * 2
 
@@ -119,7 +119,7 @@ async def test_one_name_is_found_among_those_that_begin_like_it(
     async with running_node(bucket, cache) as user:
         directory = await user.fs.resolve("dir")
         try:
-            found = (await user.fs.names.lookup(directory, "name")).kind.value
+            found = (await user.fs.lookup.lookup(directory, "name")).kind.value
         except NotFound:
             found = None
         assert found == kind
@@ -134,7 +134,7 @@ async def test_several_who_ask_for_one_name_share_a_request(
         before = lists(bucket)
         async with trio.open_nursery() as nursery:
             for _ in range(8):
-                nursery.start_soon(user.fs.names.lookup, directory, "0001")
+                nursery.start_soon(user.fs.lookup.lookup, directory, "0001")
         assert lists(bucket) - before == 1
 
 
@@ -150,7 +150,7 @@ async def test_a_directory_that_takes_long_to_list_is_not_listed_for_ever(
         for name in made[:50]:
             await trio.sleep(1)
             began = trio.current_time()
-            await user.fs.names.lookup(directory, name)
+            await user.fs.lookup.lookup(directory, name)
             assert trio.current_time() - began <= 0.21
         # Fifty questions, and a listing once thirty of them were spent.
         assert lists(bucket) - before <= 50 + 30
@@ -162,12 +162,12 @@ async def test_every_lookup_sees_what_was_changed_a_second_ago_while_a_listing_r
     made = fill(bucket, 300)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
-        user.fs.names._lister.start(directory)
+        user.fs.lookup._lister.start(directory)
         await trio.sleep(1)
         for number, name in enumerate(made[::40]):
             bucket.memory.put_bytes(f"dir/{name}", b"x" * (number + 10))
             await trio.sleep(1.05)
-            assert (await user.fs.names.lookup(directory, name)).size == number + 10
+            assert (await user.fs.lookup.lookup(directory, name)).size == number + 10
 
 
 async def test_names_are_looked_up_in_the_last_listing_while_the_bucket_does_not_answer(
@@ -182,13 +182,13 @@ async def test_names_are_looked_up_in_the_last_listing_while_the_bucket_does_not
         store.script(Fault(Unavailable("503"), "list_page", times=None))
         began = trio.current_time()
         for name in made:
-            assert (await user.fs.names.lookup(directory, name)).size == 4
+            assert (await user.fs.lookup.lookup(directory, name)).size == 4
         assert len(await read_all(user, directory)) == 30
         assert trio.current_time() - began < 5
         store.heal()
         await trio.sleep(60)
         bucket.memory.put_bytes("dir/0003", b"newer")
-        assert (await user.fs.names.lookup(directory, "0003")).size == 5
+        assert (await user.fs.lookup.lookup(directory, "0003")).size == 5
 
 
 async def test_a_trainer_saves_into_a_directory_made_here_though_the_bucket_has_gone_silent(
@@ -230,7 +230,7 @@ async def seconds_of_failing(user: User, name: str) -> float:
     """Look up a name that fails; return after how long."""
     began = trio.current_time()
     with pytest.raises(Unavailable, match="has not answered"):
-        await user.fs.names.lookup(user.fs.tree.root, name)
+        await user.fs.lookup.lookup(user.fs.tree.root, name)
     return trio.current_time() - began
 
 
@@ -305,13 +305,13 @@ async def test_who_only_looks_hears_within_seconds_that_the_bucket_is_silent(
             with pytest.raises(
                 Unavailable, match=r"^never/seen: nothing is known of it here, and the bucket"
             ):
-                await user.fs.looking.look("never/seen")
+                await user.fs.status.path_status("never/seen")
             assert trio.current_time() - began < longest
-        assert (await user.fs.looking.look("known"))["path"] == "known"
+        assert (await user.fs.status.path_status("known"))["path"] == "known"
         offload.seconds = 0.1
         await trio.sleep(60)
         with pytest.raises(NotFound):
-            await user.fs.looking.look("never/seen")
+            await user.fs.status.path_status("never/seen")
 
 
 async def test_a_removal_does_not_wait_for_a_listing_of_a_bucket_that_has_gone_silent(
@@ -325,7 +325,7 @@ async def test_a_removal_does_not_wait_for_a_listing_of_a_bucket_that_has_gone_s
         assert not user.fs.tree.root.is_listed
         offload.seconds = 300.0
         began = trio.current_time()
-        await user.fs.changes.unlink(user.fs.tree.root, "file")
+        await user.fs.namespace_ops.unlink(user.fs.tree.root, "file")
         assert trio.current_time() - began < 40
         offload.seconds = 0.1
         await trio.sleep(400)
@@ -344,7 +344,7 @@ async def test_names_stream_out_while_the_listing_goes_on(
         directory = await user.fs.resolve("dir")
         handle, began, moments = DirectoryHandle(directory), trio.current_time(), []
         found: list[str] = []
-        while shown := await user.fs.names.reader.next_entries(handle, 1000):
+        while shown := await user.fs.lookup.reader.next_entries(handle, 1000):
             found += [each.name for each in shown]
             moments.append(trio.current_time() - began)
         assert found == made
@@ -365,12 +365,12 @@ async def test_a_listed_name_costs_no_node_until_it_is_used_and_then_keeps_its_i
         assert len(user.fs.tree.nodes) == nodes
         assert len({each.number for each in shown}) == 101
         for each in (shown[5], shown[50], shown[100]):
-            assert isinstance(each, Listed)
-            node = user.fs.names.recall(each.number)
+            assert isinstance(each, ListedName)
+            node = user.fs.lookup.node_by_inode(each.number)
             assert node is not None
             facts = (node.name, node.kind, node.size, node.mode, node.uid, node.mtime_ns)
             assert facts == (each.name, each.kind, each.size, each.mode, each.uid, each.mtime_ns)
-            assert await user.fs.names.lookup(directory, each.name) is node
+            assert await user.fs.lookup.lookup(directory, each.name) is node
         await trio.sleep(5)
         again = await read_all(user, directory)
         assert [each.number for each in again] == [each.number for each in shown]
@@ -390,7 +390,7 @@ async def test_a_replaced_object_has_another_inode_and_the_old_one_is_stale(
         assert after.pop("0005") != before.pop("0005")
         gone = before.pop("0006")
         assert after == before
-        assert user.fs.names.recall(gone) is None
+        assert user.fs.lookup.node_by_inode(gone) is None
 
 
 async def test_nodes_that_nobody_uses_make_room_and_come_back_with_their_inode(
@@ -403,12 +403,12 @@ async def test_nodes_that_nobody_uses_make_room_and_come_back_with_their_inode(
         await read_all(user, directory)
         numbers = {}
         for name in made:
-            node = await user.fs.names.lookup(directory, name)
+            node = await user.fs.lookup.lookup(directory, name)
             node.lookups += 1  # the kernel remembers each
             numbers[name] = node.number
         written = await user.open("dir/0000", truncate=False)
         for name in made[::-1]:
-            recalled = user.fs.names.recall(numbers[name])
+            recalled = user.fs.lookup.node_by_inode(numbers[name])
             assert recalled is not None
             assert recalled.name == name
         assert len(user.fs.tree.nodes) <= 60
@@ -431,9 +431,9 @@ async def test_inode_numbers_take_no_more_memory_however_often_a_directory_chang
             await trio.sleep(5)
             await read_all(user, directory)
         # One for each page and what became of it, at most.
-        assert len(user.fs.names._lister._chunks) <= 100
+        assert len(user.fs.lookup._lister._inode_ranges) <= 100
         for each in await read_all(user, directory):
-            assert user.fs.names.recall(each.number) is not None
+            assert user.fs.lookup.node_by_inode(each.number) is not None
         directory.lookups = 1
         user.fs.tree.forget(directory.number, 1)
         for name in made:
@@ -442,7 +442,9 @@ async def test_inode_numbers_take_no_more_memory_however_often_a_directory_chang
                 user.fs.tree.forget(node.number, node.lookups)
         await trio.sleep(1)
         assert not directory.children
-        assert all(chunk.directory != directory.number for chunk in user.fs.names._lister._chunks.values())
+        assert all(
+            chunk.directory != directory.number for chunk in user.fs.lookup._lister._inode_ranges.values()
+        )
 
 
 async def test_a_key_that_is_also_a_prefix_shows_once_wherever_its_pages_end(
@@ -468,12 +470,12 @@ async def test_what_is_published_or_removed_while_a_listing_runs_is_shown_as_it_
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
         handle = DirectoryHandle(directory)
-        found = [each.name for each in await user.fs.names.reader.next_entries(handle, 5)]
+        found = [each.name for each in await user.fs.lookup.reader.next_entries(handle, 5)]
         await user.write("dir/0000-new", b"1")
         await user.write("dir/0150-new", b"2")
         await user.unlink("dir/0160")
         await user.unlink("dir/0170")
-        while shown := await user.fs.names.reader.next_entries(handle, 1000):
+        while shown := await user.fs.lookup.reader.next_entries(handle, 1000):
             found += [each.name for each in shown]
         assert len(found) == len(set(found))
         assert set(found) >= set(made) - {"0160", "0170"} | {"0150-new"}
@@ -492,11 +494,11 @@ async def test_a_queued_name_that_is_unlinked_or_renamed_before_it_is_given_out_
     async with running_node(bucket, cache) as user:
         directory = await user.fs.resolve("dir")
         directory.handles += 1  # open
-        queue = await user.fs.names.reader.next_entries(DirectoryHandle(directory), 100)
+        queue = await user.fs.lookup.reader.next_entries(DirectoryHandle(directory), 100)
         await user.unlink("dir/0001")
         await user.rename("dir/0002", "dir/renamed")
         await user.write("dir/0003", b"longer than before")
-        current = [user.fs.names.reader.current(directory, each) for each in queue]
+        current = [user.fs.lookup.reader.current(directory, each) for each in queue]
         assert [each and each.name for each in current] == ["0000", None, None, "0003", "0004"]
         assert current[3] is not None
         assert current[3].size == 18
@@ -512,7 +514,7 @@ async def test_who_walks_through_directories_finds_the_next_ones_listed(
         tree = await user.fs.resolve("tree")
         before, began = lists(bucket), trio.current_time()
         for each in await read_all(user, tree, process=7):
-            node = user.fs.names.recall(each.number)
+            node = user.fs.lookup.node_by_inode(each.number)
             assert node is not None
             assert len(await read_all(user, node, process=7)) == 5
         assert trio.current_time() - began < 1.0  # twenty listings of 0.1 s, and the tree's of two pages
@@ -534,13 +536,13 @@ async def test_a_large_directory_is_not_listed_ahead_beyond_its_first_page(
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         shown = await read_all(user, await user.fs.resolve("tree"), process=7)
         for each in shown[:2]:
-            node = user.fs.names.recall(each.number)
+            node = user.fs.lookup.node_by_inode(each.number)
             assert node is not None
             await read_all(user, node, process=7)
         before = lists(bucket)
         await trio.sleep(30)
         assert lists(bucket) - before <= 2
-        last = user.fs.names.recall(shown[2].number)
+        last = user.fs.lookup.node_by_inode(shown[2].number)
         assert last is not None
         assert len(await read_all(user, last, process=7)) == 200
 
@@ -555,7 +557,7 @@ async def test_a_failed_listing_is_an_error_for_its_readers_and_is_tried_again_b
         handle = DirectoryHandle(directory)
         store.script(Fault(Unavailable("503"), "list_page", times=None))
         with pytest.raises(Unavailable):
-            await user.fs.names.reader.next_entries(handle, 1000)
+            await user.fs.lookup.reader.next_entries(handle, 1000)
         store.heal()
         assert [each.name for each in await read_all(user, directory)] == made
 
@@ -598,12 +600,12 @@ async def test_who_waits_for_his_turn_while_the_bucket_answers_others_is_answere
     bucket: Bucket, autojump_clock: MockClock
 ) -> None:
     names = fill(bucket, 300)
-    requests = Requests(bucket, FarOffload(30.0), RequestLimit(1))  # one at a time
+    requests = MetadataClient(bucket, FarOffload(30.0), RequestLimit(1))  # one at a time
     began = trio.current_time()
     found: list[int] = []
 
     async def ask(name: str) -> None:
-        found.append((await requests.ask(bucket.head, f"dir/{name}")).size)
+        found.append((await requests.call(bucket.head, f"dir/{name}")).size)
 
     async with trio.open_nursery() as nursery:
         for name in names[:10]:

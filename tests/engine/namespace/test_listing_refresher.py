@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.namespace import list_page
-from fusecache.engine.namespace.nodes import LAST_NAME, Marks, Node
+from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound
 from fusecache.policy.name_patterns import LISTS_PER_SECOND
@@ -37,7 +37,7 @@ async def visit(user: User, path: str, name: str) -> tuple[float, int | None]:
     began = trio.current_time()
     directory = await user.fs.resolve(path)
     try:
-        size = (await user.fs.names.lookup(directory, name)).size
+        size = (await user.fs.lookup.lookup(directory, name)).size
     except NotFound:
         size = None
     return trio.current_time() - began, size
@@ -83,7 +83,7 @@ async def test_a_new_directory_that_is_filled_at_once_is_never_waited_for(
         for number in range(300):
             began = trio.current_time()
             with pytest.raises(NotFound):
-                await user.fs.names.lookup(made, f"{number:05}")
+                await user.fs.lookup.lookup(made, f"{number:05}")
             assert trio.current_time() - began < MOMENT
             await trio.sleep(0.02)
 
@@ -206,17 +206,17 @@ async def test_what_is_published_or_removed_while_the_answer_is_under_way_is_sho
         directory = await user.fs.resolve("dir")
         keep(user, directory)
         await read_all(user, directory)
-        names = user.fs.names
-        renewal = names._lister.renew(directory, "")
+        names = user.fs.lookup
+        refresh = names._lister.refresh_pages(directory, "")
         await trio.sleep(0.1)
         await user.write("dir/mine", b"new")
         await user.write("dir/0003", b"longer")
         await user.unlink("dir/0004")
         with trio.fail_after(0.3):
             assert await user.drained() == "durable"
-        assert not renewal.done
-        while not renewal.done:
-            await renewal.wait()
+        assert not refresh.done
+        while not refresh.done:
+            await refresh.wait()
         began = trio.current_time()
         assert {each.name: each.size for each in await read_all(user, directory)} == {
             **{name: 4 for name in made[:3]}, "0003": 6, "mine": 3,
@@ -301,7 +301,7 @@ async def test_scattered_lookups_in_a_large_directory_ask_for_one_name_each(
         for name in random.Random(1).sample(made, 40):
             await visit(user, "dir", name)
         assert lists(bucket) - read.lists <= 40 + 8  # and the root's
-        assert all(number != directory.number for number, _ in user.fs.names._refresher._kept)
+        assert all(number != directory.number for number, _ in user.fs.lookup._refresher._kept)
 
 
 def test_marks_tell_the_time_of_each_part_and_of_no_other() -> None:
@@ -309,7 +309,7 @@ def test_marks_tell_the_time_of_each_part_and_of_no_other() -> None:
     alphabet = [f"{number:02}" for number in range(60)]
     for _ in range(200):
         ends = sorted(chance.sample(alphabet, 5))
-        marks = Marks(list(ends), [float(number) for number in range(5)])
+        marks = PageTimes(list(ends), [float(number) for number in range(5)])
         model = {name: marks.of(name) for name in (*alphabet, LAST_NAME)}
         for moment in range(10, 20):
             start = chance.choice(["", *marks.ends[:-1], *alphabet])

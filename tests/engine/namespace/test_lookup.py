@@ -42,13 +42,13 @@ async def test_a_removed_directory_does_not_become_the_root_for_who_is_in_it(
         with pytest.raises(NotFound):
             await user.fs.resolve("dir")
         with pytest.raises(NotFound):
-            await user.fs.names.lookup(directory, "name")
+            await user.fs.lookup.lookup(directory, "name")
         with pytest.raises(NotFound):
-            await user.fs.changes.unlink(directory, "name")
+            await user.fs.namespace_ops.unlink(directory, "name")
         with pytest.raises(NotFound):
-            await user.fs.changes.create(directory, "new", 0o644)
+            await user.fs.namespace_ops.create(directory, "new", 0o644)
         with pytest.raises(NotFound):
-            await user.fs.changes.mkdir(directory, "folder", 0o755)
+            await user.fs.namespace_ops.mkdir(directory, "folder", 0o755)
         assert await user.drained() == "durable"
     assert bucket.shows() == {"name": b"in the root"}
 
@@ -63,8 +63,8 @@ async def test_what_is_being_written_keeps_its_place_in_an_emptied_directory(
         bucket.memory.remove("dir/file")
         await trio.sleep(3)
         assert (await user.fs.resolve("dir/file")) is handle.node
-        await user.fs.contents.truncate(handle.node, 0)
-        await user.fs.contents.write(handle, 0, b"ours")
+        await user.fs.file_io.truncate(handle.node, 0)
+        await user.fs.file_io.write(handle, 0, b"ours")
         await user.close(handle)
         await user.drained()
         shown = bucket.shows()
@@ -134,7 +134,7 @@ async def test_attributes_of_a_published_file_survive_its_rename_and_a_remount(
     bucket.memory.put_bytes("script", b"1")
     async with running_node(bucket, cache) as user:
         node = await user.fs.resolve("script")
-        user.fs.contents.set_attributes(node, replace(attributes_of(node), mode=0o755))
+        user.fs.file_io.set_attributes(node, replace(attributes_of(node), mode=0o755))
         await user.rename("script", "renamed")
         assert await user.drained() == "durable"
     async with running_node(bucket, cache) as user:
@@ -183,7 +183,7 @@ async def rename_while(bucket: Bucket, cache: Path, puts: dict[str, bytes], *, r
         await trio.sleep(5)
         offload.prefixes = ("from/name/",) if is_directory else ("from/", "from/name")
         try:
-            await user.fs.changes.rename(old, "name", new, "name", replace=replace)
+            await user.fs.namespace_ops.rename(old, "name", new, "name", replace=replace)
         except FusecacheError as exc:
             raised = type(exc).__name__
         assert not offload.prefixes
@@ -285,7 +285,7 @@ async def test_no_number_of_a_file_kept_aside_is_given_out_again(
     (cache / "staging" / f"{1:016d}").write_bytes(b"first")
     async with running_node(bucket, cache) as user:
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"second")  # never closed
+        await user.fs.file_io.write(handle, 0, b"second")  # never closed
     async with running_node(bucket, cache):
         kept = sorted(path.read_bytes() for path in (cache / "orphans").iterdir())
     assert kept == [b"first", b"second"]
@@ -324,12 +324,12 @@ async def test_names_asked_for_one_by_one_while_their_directory_is_listed_hide_n
         directory = await enter(user, "dir")
         async with trio.open_nursery() as nursery:
             for name in names[::-97]:
-                nursery.start_soon(user.fs.names.lookup, directory, name)
+                nursery.start_soon(user.fs.lookup.lookup, directory, name)
                 await trio.lowlevel.checkpoint()
-        await user.fs.names.reader.next_entries(DirectoryHandle(directory), 1)
+        await user.fs.lookup.reader.next_entries(DirectoryHandle(directory), 1)
         await trio.testing.wait_all_tasks_blocked()
         for name in names:
-            assert (await user.fs.names.lookup(directory, name)).name == name
+            assert (await user.fs.lookup.lookup(directory, name)).name == name
 
 
 async def test_what_another_client_put_in_the_place_of_what_was_removed_shows_though_listings_are_believed_for_long(

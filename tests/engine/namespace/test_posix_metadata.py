@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import Node, attributes_of
 from fusecache.engine.namespace.tree import Ownership
-from fusecache.engine.runtime.metadata_client import Requests
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import AccessDenied, Refused, RemoteError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -108,10 +108,10 @@ async def test_what_was_changed_here_stays(
     mine = PosixAttributes(0o500, 3, 4, 5)
     async with running_node(bucket, cache, posix_metadata=True) as user:
         await shown(user, "bin")
-        user.fs.contents.set_attributes(await user.fs.resolve("bin/007"), mine)
+        user.fs.file_io.set_attributes(await user.fs.resolve("bin/007"), mine)
         assert (await shown(user, "bin"))["007"] == mine  # by the rows from before
         await user.write("bin/own", b"own")
-        user.fs.contents.set_attributes(await user.fs.resolve("bin/own"), mine)
+        user.fs.file_io.set_attributes(await user.fs.resolve("bin/own"), mine)
         await user.drained()
         await trio.sleep(5)
         names = await shown(user, "bin")
@@ -128,7 +128,7 @@ async def test_another_node_sees_what_this_one_published(
     async with running_node(bucket, cache) as user:
         for name, size in (("small", 10), ("large", 65 << 20)):
             await user.write(name, bytes(size))
-            user.fs.contents.set_attributes(await user.fs.resolve(name), mine)
+            user.fs.file_io.set_attributes(await user.fs.resolve(name), mine)
         await user.drained()
     async with running_node(bucket, tmp_path / "other", posix_metadata=True) as other:
         assert await shown(other, "") == {"small": mine, "large": mine}
@@ -185,13 +185,13 @@ async def test_a_page_of_many_heads_is_no_silence_of_the_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     struggles: list[float] = []
-    note_struggle = Requests._note_struggle
+    note_struggle = MetadataClient._on_unresponsive
 
-    def noted(requests: Requests, seconds: float = 0.0) -> None:
+    def noted(requests: MetadataClient, seconds: float = 0.0) -> None:
         struggles.append(seconds)
         note_struggle(requests, seconds)
 
-    monkeypatch.setattr(Requests, "_note_struggle", noted)
+    monkeypatch.setattr(MetadataClient, "_on_unresponsive", noted)
     async with running_node(bucket, cache, posix_metadata=True, offload=FarOffload(8.0)) as user:
         assert len(await shown(user, "bin")) == COUNT  # a LIST, and two rounds of HEADs
         assert heads(bucket) == COUNT

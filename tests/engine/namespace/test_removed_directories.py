@@ -64,7 +64,7 @@ async def test_directories_of_a_rotation_that_is_faster_than_the_uplink_stay_awa
         bucket.is_cut_off = True
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2", offload=Uplink()) as user:
-        while len(user.fs.owed):
+        while len(user.fs.queue):
             assert await folders(user) == are_there
             await trio.sleep(1.1)
     assert folders_in(bucket.shows()) == are_there
@@ -76,7 +76,7 @@ async def test_a_directory_stays_away_while_somebody_has_its_file_open(
     async with running_node(bucket, cache) as user:
         await saved(user)
         node = await user.fs.resolve("run/0/rank/model")
-        handle = user.fs.contents.open(node, writable=False, pid=0)
+        handle = user.fs.file_io.open(node, writable=False, pid=0)
         await remove(user, 0)
         for _ in range(5):
             await trio.sleep(1.1)
@@ -85,7 +85,7 @@ async def test_a_directory_stays_away_while_somebody_has_its_file_open(
         answer = await user.fs.wait_durable("", 60)
         assert answer.result == "durable"
         assert "run/0/rank/model, run/0/rank/, run/0/" in answer.message
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
         await trio.sleep(10)
     assert bucket.shows() == {"run/": b""}
 

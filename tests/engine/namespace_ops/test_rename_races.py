@@ -25,7 +25,7 @@ async def _replace(user: User) -> None:
 
 
 async def _truncate(user: User) -> None:
-    await user.fs.contents.truncate(await user.fs.resolve("p/x"), 0)
+    await user.fs.file_io.truncate(await user.fs.resolve("p/x"), 0)
 
 
 async def _link(user: User) -> None:
@@ -43,8 +43,8 @@ MEANWHILE = {
 
 def slow_to_list(user: User, prefix: str, seconds: float) -> None:
     """Have the answer of a listing of a prefix come late: it is of before."""
-    requests = user.fs.changes._requests
-    ask = requests.ask
+    requests = user.fs.namespace_ops._metadata_client
+    ask = requests.call
 
     async def slow(call: Callable[..., object], *args: object, **named: object) -> object:
         answer = await ask(call, *args, **named)
@@ -52,7 +52,7 @@ def slow_to_list(user: User, prefix: str, seconds: float) -> None:
             await trio.sleep(seconds)
         return answer
 
-    requests.ask = slow  # type: ignore[method-assign]
+    requests.call = slow  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("change", MEANWHILE)
@@ -111,12 +111,12 @@ async def test_what_is_changed_while_its_object_moves_keeps_the_rest(
                 assert list(bucket.shows()) == ["b"]
             return await fetch(*args)  # type: ignore[arg-type]
 
-        user.fs.contents._cache.read = fetched  # type: ignore[method-assign,assignment]
+        user.fs.file_io._cache.read = fetched  # type: ignore[method-assign,assignment]
         handle = await user.open("b", truncate=False)
         if offset is None:
-            await user.fs.contents.truncate(handle.node, keep * MIB)
+            await user.fs.file_io.truncate(handle.node, keep * MIB)
         else:
-            await user.fs.contents.write(handle, offset * MIB, b"!")
+            await user.fs.file_io.write(handle, offset * MIB, b"!")
         await user.close(handle)
         assert await user.drained() == "durable"
     expected = bytearray(content[: keep * MIB])

@@ -29,12 +29,12 @@ async def test_late_pages_come_after_the_rename_that_they_came_after(
     async with running_node(bucket, cache) as user:
         await newer_version_moved(user, bucket)
         handle = await user.open("b", truncate=False)
-        await user.fs.contents.write(handle, 0, b"3")
-        await user.fs.contents.flush(handle)  # close(2); the mapping stays
+        await user.fs.file_io.write(handle, 0, b"3")
+        await user.fs.file_io.flush(handle)  # close(2); the mapping stays
         await trio.sleep(30)
         await user.rename("b", "c")
-        await user.fs.contents.write(handle, 0, b"4")
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.write(handle, 0, b"4")
+        await user.fs.file_io.release(handle)
         bucket.come_back()
         assert await user.drained() == "durable"
         assert await user.read("c") == b"4"
@@ -112,8 +112,8 @@ async def test_what_was_taken_back_under_a_rename_does_not_come_back_after_a_kil
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"torn")
-        await user.fs.contents.flush(handle)  # a forked child's
+        await user.fs.file_io.write(handle, 0, b"torn")
+        await user.fs.file_io.flush(handle)  # a forked child's
         await user.write("new", b"whole")
         await user.rename("new", "file")
         await trio.sleep(30)
@@ -153,7 +153,7 @@ async def test_a_published_version_moves_with_newer_content_that_is_not_closed_a
             await user.rename("file", "moved")
             await trio.sleep(30)  # the settle time: the close was not its writer's
             assert bucket.shows() == {"moved": b"old"}
-            await user.fs.contents.write(handle, 0, b"whole")
+            await user.fs.file_io.write(handle, 0, b"whole")
             await user.close(handle)
         assert await user.drained() == "durable"
         assert await user.tree() == {"moved": b"whole"}
@@ -170,12 +170,12 @@ async def test_content_that_is_not_closed_after_all_comes_after_the_renames_of_i
         bucket.takes_nothing = True
         await user.rename("first", "file")
         handle = await user.open("file", truncate=False)
-        await user.fs.contents.write(handle, 0, b"new")
-        await user.fs.contents.flush(handle)  # a forked child's
+        await user.fs.file_io.write(handle, 0, b"new")
+        await user.fs.file_io.flush(handle)  # a forked child's
         await user.rename("file", "moved")
         await trio.sleep(30)
-        await user.fs.contents.write(handle, 3, b"er")
-        await user.fs.contents.release(handle)  # a mapping's late pages
+        await user.fs.file_io.write(handle, 3, b"er")
+        await user.fs.file_io.release(handle)  # a mapping's late pages
         bucket.come_back()
         assert await user.drained() == "durable"
         assert await user.tree() == {"moved": b"newer"}
@@ -189,8 +189,8 @@ async def test_a_closed_version_moves_with_newer_content_that_is_not_closed_afte
         bucket.takes_nothing = True
         await user.write("file", b"closed")
         handle = await user.open("file", truncate=False)
-        await user.fs.contents.write(handle, 0, b"CL")
-        await user.fs.contents.flush(handle)  # a forked child's
+        await user.fs.file_io.write(handle, 0, b"CL")
+        await user.fs.file_io.flush(handle)  # a forked child's
         await user.rename("file", "moved")
         await trio.sleep(30)
         photograph(tmp_path / "1", tmp_path / "2")
@@ -211,11 +211,11 @@ async def test_content_that_is_not_closed_after_all_moves_nothing_that_was_remov
         bucket.takes_nothing = True
         await user.unlink("file")
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"half")
-        await user.fs.contents.flush(handle)  # a forked child's
+        await user.fs.file_io.write(handle, 0, b"half")
+        await user.fs.file_io.flush(handle)  # a forked child's
         await user.rename("file", "moved")
         await trio.sleep(30)
-        await user.fs.contents.write(handle, 0, b"whole")
+        await user.fs.file_io.write(handle, 0, b"whole")
         bucket.come_back()
         await user.close(handle)
         assert await user.drained() == "durable"
@@ -233,13 +233,13 @@ async def test_content_that_takes_the_place_of_older_content_knows_what_the_buck
         if ending == "a late release":
             await user.write("file", bytes(5 * MIB))
         handle = await user.open("file", truncate=False)
-        await user.fs.contents.write(handle, 0, b"2")
-        await user.fs.contents.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"2")
+        await user.fs.file_io.flush(handle)
         await user.write("other", b"3")
         await user.rename("other", "file")  # while the close's end is under way
         if ending == "late pages":
-            await user.fs.contents.write(handle, 1, b"late")
-        await user.fs.contents.release(handle)
+            await user.fs.file_io.write(handle, 1, b"late")
+        await user.fs.file_io.release(handle)
         bucket.come_back()
         assert await user.drained() == "durable"
         assert await user.tree() == {"file": b"3"}
@@ -253,8 +253,8 @@ async def test_a_file_that_went_and_came_back_beside_its_writer_is_removed(
         bucket.takes_nothing = True
         await user.write("file", b"closed")
         handle = await user.open("file", truncate=False)
-        await user.fs.contents.write(handle, 0, b"CL")
-        await user.fs.contents.flush(handle)  # a forked child's
+        await user.fs.file_io.write(handle, 0, b"CL")
+        await user.fs.file_io.flush(handle)  # a forked child's
         await user.rename("file", "away")
         await user.rename("away", "file")
         await user.unlink("file")

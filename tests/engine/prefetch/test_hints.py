@@ -75,10 +75,10 @@ async def fetched_by(user: User, count: int, seconds: float = 60) -> None:
 
 async def read(user: User, path: str, start: int, length: int) -> bytes:
     """Read a part of a file as a trainer does: by page, in one request."""
-    handle = user.fs.contents.open(await user.fs.resolve(path), writable=False, pid=0)
+    handle = user.fs.file_io.open(await user.fs.resolve(path), writable=False, pid=0)
     first, stop = start // 4096 * 4096, -(-(start + length) // 4096) * 4096
-    data = bytes(await user.fs.contents.read(handle, first, stop - first))
-    await user.fs.contents.release(handle)
+    data = bytes(await user.fs.file_io.read(handle, first, stop - first))
+    await user.fs.file_io.release(handle)
     return data[start - first : start - first + length]
 
 
@@ -120,9 +120,9 @@ async def test_steady_epochs_fetch_hardly_more_than_who_knows_the_whole_future(
                     step = epoch * SHARDS + place
                     if has_hints and place == 0:
                         for each in (epoch, epoch + 1)[epoch > 0 :]:
-                            await user.fs.hinting.take("run.plan", epoch_plan(orders[each], each, step))
+                            await user.fs.hints.receive("run.plan", epoch_plan(orders[each], each, step))
                     if has_hints and place % 4 == 0:
-                        await user.fs.hinting.take("run.cursor", encode_cursor(step))
+                        await user.fs.hints.receive("run.cursor", encode_cursor(step))
                     assert await user.read(name(shard)) == contents[shard]
                     await trio.sleep(1)
                 counts.append((fetched(user) - before) / SHARD_BYTES)
@@ -139,10 +139,10 @@ async def test_of_shards_that_are_all_in_use_and_do_not_fit_only_what_is_read_is
     contents = fill(bucket, 8, MIB)
     async with running_node(bucket, tmp_path / "cache", cache_bytes=4 * MIB + 512 * KIB) as user:
         rows = [(shard, 0, TO_THE_END, 0, 100) for shard in range(8)]
-        await user.fs.hinting.take("run.plan", plan(8, rows))
+        await user.fs.hints.receive("run.plan", plan(8, rows))
         await fetched_by(user, 4 * MIB)
         handles = [
-            user.fs.contents.open(await user.fs.resolve(name(shard)), writable=False, pid=0)
+            user.fs.file_io.open(await user.fs.resolve(name(shard)), writable=False, pid=0)
             for shard in range(8)
         ]
         before, read_bytes = fetched(user), 0
@@ -150,16 +150,16 @@ async def test_of_shards_that_are_all_in_use_and_do_not_fit_only_what_is_read_is
             for shard, handle in enumerate(handles):
                 start = place * 256 * KIB
                 for _ in range(3):
-                    data = await user.fs.contents.read(handle, start, 8 * KIB)
+                    data = await user.fs.file_io.read(handle, start, 8 * KIB)
                     assert data == contents[shard][start:][: 8 * KIB]
                     start += 64 * KIB
                     read_bytes += 8 * KIB
         # Half of it was here; while there is room, what is around what is read is kept as well.
         assert 0 < fetched(user) - before <= read_bytes // 2 + 512 * KIB
         # Nothing that was let go is remembered.
-        assert user.fs.cache.snippets.held_bytes == len(user.fs.cache.snippets._read) == 0
+        assert user.fs.cache.range_cache.held_bytes == len(user.fs.cache.range_cache._read) == 0
         for handle in handles:
-            await user.fs.contents.release(handle)
+            await user.fs.file_io.release(handle)
 
 
 async def test_the_next_epoch_begins_before_this_one_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -167,20 +167,20 @@ async def test_the_next_epoch_begins_before_this_one_ends(tmp_path: Path, autoju
     fill(bucket, 16, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
         first, second = list(range(8)), list(range(8, 16))
-        await user.fs.hinting.take("run.plan", plan(16, [(s, 0, MIB, n, 0) for n, s in enumerate(first)]))
+        await user.fs.hints.receive("run.plan", plan(16, [(s, 0, MIB, n, 0) for n, s in enumerate(first)]))
         await fetched_by(user, 8 * MIB)
-        await user.fs.hinting.take(
+        await user.fs.hints.receive(
             "run.plan", plan(16, [(s, 0, MIB, 8 + n, 0) for n, s in enumerate(second)], window=1, step=4)
         )
         await fetched_by(user, 16 * MIB)
         statistics = user.fs.cache.statistics()
         assert statistics.bytes_by_cause == {"demand": 0, "hint": 16 * MIB, "readahead": 0}
-        facts = user.fs.hinting.facts("run")
+        facts = user.fs.hints.as_dict("run")
         assert (facts["step"], facts["windows"], facts["horizon_steps"]) == (4, [0, 1], 11)
         for number in range(16):
             await user.read(name(number))
         assert fetched(user) == 16 * MIB
-        assert user.fs.hinting.facts("run")["missed_bytes"] == 0
+        assert user.fs.hints.as_dict("run")["missed_bytes"] == 0
 
 
 async def test_the_first_batches_come_as_their_bytes_and_the_shards_behind_them(
@@ -194,8 +194,8 @@ async def test_the_first_batches_come_as_their_bytes_and_the_shards_behind_them(
     cold = [(shard, start, sample, place // batch, 0) for place, (shard, start) in enumerate(wanted)]
     rows = [(shard, 0, TO_THE_END, 2, 100) for shard in range(shards)]
     async with running_node(bucket, tmp_path / "cache") as user:
-        await user.fs.hinting.take("run.plan", plan(shards, cold, is_exact=True))
-        await user.fs.hinting.take("run.plan", plan(shards, rows, window=1))
+        await user.fs.hints.receive("run.plan", plan(shards, cold, is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(shards, rows, window=1))
         pages = sum(-(-(start + sample) // 4096) - start // 4096 for _, start in wanted[:batch])
         while fetched(user) < pages * 4096:
             await trio.lowlevel.checkpoint()
@@ -209,8 +209,8 @@ async def test_the_first_batches_come_as_their_bytes_and_the_shards_behind_them(
         with trio.fail_after(60):
             while user.fs.cache.statistics().used_bytes < shards * 2 * MIB:  # noqa: ASYNC110
                 await trio.sleep(0.01)
-        await user.fs.hinting.take("run.cursor", encode_cursor(2))
-        assert user.fs.cache.snippets.held_bytes == 0
+        await user.fs.hints.receive("run.cursor", encode_cursor(2))
+        assert user.fs.cache.range_cache.held_bytes == 0
         for shard in range(shards):
             assert await user.read(name(shard)) == contents[shard]
         assert user.fs.cache.statistics().bytes_by_cause["demand"] == 0
@@ -222,10 +222,10 @@ async def test_what_nobody_reads_at_first_holds_the_shards_up_for_a_moment_only(
     bucket = Bucket()
     fill(bucket, 4, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
-        await user.fs.hinting.take(
+        await user.fs.hints.receive(
             "run.plan", plan(4, [(0, 0, 4096, 0, 0), (1, 0, 4096, 1, 0)], is_exact=True)
         )
-        await user.fs.hinting.take("run.plan", plan(4, [(s, 0, MIB, 2, 0) for s in range(4)], window=1))
+        await user.fs.hints.receive("run.plan", plan(4, [(s, 0, MIB, 2, 0) for s in range(4)], window=1))
         await trio.sleep(0.5)
         assert fetched(user) == 4096
         await fetched_by(user, 2 * 4096 + 4 * MIB, seconds=10)
@@ -268,10 +268,10 @@ async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_a
     cold = [(4 * step + shard, 0, sample, step, 0) for step in range(2) for shard in range(4)]
     whole = [(shard, 0, MIB, 2, 0) for shard in range(8, 64)]
     async with running_node(bucket, tmp_path / "cache", offload=offload, buffer_bytes=256 * MIB) as user:
-        await user.fs.hinting.take("run.plan", plan(8, cold, is_exact=True))
-        await user.fs.hinting.take("run.plan", plan(64, whole, window=1))
+        await user.fs.hints.receive("run.plan", plan(8, cold, is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(64, whole, window=1))
         await fetched_by(user, 8 * sample + 56 * MIB)
-        assert offload.most_alone == user.fs.cache.housekeeping.large_at_once > 2
+        assert offload.most_alone == user.fs.cache.maintenance.large_at_once > 2
     assert offload.most_exact >= 4
     assert 1 <= offload.most_beside <= 2
 
@@ -280,17 +280,17 @@ async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job says late that a step is over, as its workers may still be at it."""
-    monkeypatch.setattr(range_cache, "SNIPPET_BYTES", 64 * KIB)
+    monkeypatch.setattr(range_cache, "RANGE_CACHE_BYTES", 64 * KIB)
     bucket = Bucket()
     (data,) = fill(bucket, 1, MIB)
     rows = [(0, 32 * KIB * step, 16 * KIB, step, 0) for step in range(24)]
     async with running_node(bucket, tmp_path / "cache") as user:
-        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(1, rows, is_exact=True))
         await fetched_by(user, 3 * 16 * KIB)
         for _, start, length, step, _ in rows:
             for half in (start, start + length // 2):
                 assert await read(user, name(0), half, length // 2) == data[half : half + length // 2]
-                assert user.fs.cache.snippets.held_bytes <= 64 * KIB
+                assert user.fs.cache.range_cache.held_bytes <= 64 * KIB
                 await trio.sleep(0.1)
             await fetched_by(user, min(24, step + 3) * 16 * KIB)
         assert fetched(user) == 24 * 16 * KIB
@@ -300,16 +300,16 @@ async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
 async def test_exact_bytes_are_bounded_and_the_rest_comes_by_granules(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_cache, "SNIPPET_BYTES", 32 * KIB)
+    monkeypatch.setattr(range_cache, "RANGE_CACHE_BYTES", 32 * KIB)
     bucket = Bucket()
     (data,) = fill(bucket, 1, MIB)
     rows = [(0, 128 * KIB * number, 16 * KIB, 0, 0) for number in range(4)]
     async with running_node(bucket, tmp_path / "cache") as user:
-        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
-        await user.fs.hinting.take("run.plan", plan(1, [(0, 0, TO_THE_END, 1, 0)], window=1))
+        await user.fs.hints.receive("run.plan", plan(1, rows, is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(1, [(0, 0, TO_THE_END, 1, 0)], window=1))
         with trio.fail_after(60):
             while user.fs.cache.statistics().used_bytes < MIB:
-                assert user.fs.cache.snippets.held_bytes <= 32 * KIB
+                assert user.fs.cache.range_cache.held_bytes <= 32 * KIB
                 await trio.sleep(0.01)
         for number in range(4):
             start = 128 * KIB * number
@@ -332,11 +332,11 @@ async def test_hints_that_lie_change_no_byte_and_are_told_of_once(
         (3, 0, 100 * MIB, 2, 0),
     ]
     async with running_node(bucket, tmp_path / "cache") as user:
-        await user.fs.hinting.take("liar.plan", plan(7, rows))
+        await user.fs.hints.receive("liar.plan", plan(7, rows))
         await fetched_by(user, MIB)
         await trio.sleep(3)
         assert [await user.read(name(number)) for number in range(4)] == contents
-        assert user.fs.hinting.facts("liar")["skipped"] == 2
+        assert user.fs.hints.as_dict("liar")["skipped"] == 2
         with pytest.raises(NotFound):
             await user.read(name(5))
     told = [record for record in caplog.records if "skipped" in record.message]
@@ -356,12 +356,12 @@ async def test_a_long_plan_of_what_need_not_be_fetched_lets_others_have_their_tu
     async with running_node(bucket, tmp_path / "cache") as user:
         await user.read(name(0))
         rows = [(0, start, length, 0, 0)] * count
-        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=is_exact))
+        await user.fs.hints.receive("run.plan", plan(1, rows, is_exact=is_exact))
         seen = [0]
         while seen[-1] < count:
             await trio.lowlevel.checkpoint()
             assert len(seen) < 100_000
-            seen.append(user.fs.hinting.facts("run")["fetched"][0])
+            seen.append(user.fs.hints.as_dict("run")["fetched"][0])
         assert max(after - before for before, after in itertools.pairwise(seen)) <= 200
 
 
@@ -374,29 +374,29 @@ async def test_a_job_that_goes_while_its_long_plan_is_looked_at_is_gone(
         await user.read(name(0))
         rows = [(0, 0, 4096, 0, 0)] * 3000
         for ending in ("forget", "plan", "cursor"):
-            await user.fs.hinting.take("run.plan", plan(2, [*rows, (0, 0, 4096, 9, 0)]))
+            await user.fs.hints.receive("run.plan", plan(2, [*rows, (0, 0, 4096, 9, 0)]))
             for _ in range(10_000):
                 await trio.lowlevel.checkpoint()
-                if 0 < user.fs.hinting.facts("run")["fetched"][0] < 3000:
+                if 0 < user.fs.hints.as_dict("run")["fetched"][0] < 3000:
                     break
-            assert 0 < user.fs.hinting.facts("run")["fetched"][0] < 3000
+            assert 0 < user.fs.hints.as_dict("run")["fetched"][0] < 3000
             match ending:
                 case "forget":
-                    user.fs.hinting.forget("run")
+                    user.fs.hints.forget("run")
                 case "plan":
-                    await user.fs.hinting.take("run.plan", plan(2, rows))
+                    await user.fs.hints.receive("run.plan", plan(2, rows))
                     with trio.fail_after(60):
-                        while user.fs.hinting.facts("run")["fetched"] != [3000]:  # noqa: ASYNC110
+                        while user.fs.hints.as_dict("run")["fetched"] != [3000]:  # noqa: ASYNC110
                             await trio.sleep(0.01)
                 case "cursor":
-                    await user.fs.hinting.take("run.cursor", encode_cursor(10))
+                    await user.fs.hints.receive("run.cursor", encode_cursor(10))
             await trio.sleep(5)
-        assert user.fs.hinting.facts("run")["windows"] == []
-        user.fs.hinting.forget("run")
-        await user.fs.hinting.take("run.plan", plan(2, [(1, 0, TO_THE_END, 0, 0)]))
+        assert user.fs.hints.as_dict("run")["windows"] == []
+        user.fs.hints.forget("run")
+        await user.fs.hints.receive("run.plan", plan(2, [(1, 0, TO_THE_END, 0, 0)]))
         await fetched_by(user, 2 * MIB)
         assert await user.read(name(1)) == contents[1]
-        user.fs.hinting.forget("run")
+        user.fs.hints.forget("run")
         await trio.sleep(1)
         versions = [bucket.memory.head(name(number)).object_id for number in range(2)]
         assert not any(map(user.fs.cache.is_open, versions))
@@ -412,7 +412,7 @@ async def test_a_file_that_is_replaced_is_read_as_it_is_now(
         new = random.Random(99).randbytes(MIB)
         bucket.memory.put_bytes(name(0), new)
         await trio.sleep(5)
-        await user.fs.hinting.take("run.plan", plan(2, [(0, 0, TO_THE_END, 0, 0), (1, 0, TO_THE_END, 1, 0)]))
+        await user.fs.hints.receive("run.plan", plan(2, [(0, 0, TO_THE_END, 0, 0), (1, 0, TO_THE_END, 1, 0)]))
         await fetched_by(user, MIB)
         await trio.sleep(3)
         assert await user.read(name(0)) == new
@@ -428,7 +428,7 @@ async def test_who_reads_exact_bytes_before_they_were_fetched_brings_these_and_n
     async with running_node(store, tmp_path / "cache") as user:
         places = [step * 64 * KIB for step in range(16)]
         rows = [(0, place, 4096, step, 0) for step, place in enumerate(places)]
-        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(1, rows, is_exact=True))
         await fetched_by(user, 3 * 4096)
         if error is not None:
             store.script(Fault(error, "get_into"))
@@ -463,7 +463,7 @@ async def test_a_reader_of_exact_bytes_waits_for_no_silent_connection(
     contents = fill(bucket, 1, MIB)
     async with running_node(bucket, tmp_path / "cache", offload=offload) as user:
         rows = [(0, step * 64 * KIB, 4096, step, 0) for step in range(16)]
-        await user.fs.hinting.take("run.plan", plan(1, rows, is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(1, rows, is_exact=True))
         await fetched_by(user, 3 * 4096)
         offload.network_seconds = 55.0
         began = trio.current_time()
@@ -481,7 +481,7 @@ async def test_hints_that_go_while_somebody_reads_do_not_disturb_him(
         trio.open_nursery() as nursery,
     ):
         await user.fs.resolve(name(1))
-        await user.fs.hinting.take("run.plan", plan(2, [(0, 0, 4096, 0, 0)], is_exact=True))
+        await user.fs.hints.receive("run.plan", plan(2, [(0, 0, 4096, 0, 0)], is_exact=True))
         await fetched_by(user, 4096)
         offload.rows_seconds = 2.0
         found: list[bytes] = []
@@ -492,7 +492,7 @@ async def test_hints_that_go_while_somebody_reads_do_not_disturb_him(
         nursery.start_soon(read_other)
         await trio.sleep(1)
         assert not found
-        assert user.fs.hinting.forget("run")
+        assert user.fs.hints.forget("run")
         await trio.sleep(10)
         assert found == [contents[1][64 * KIB :][:4096]]
         offload.rows_seconds = 0.0
@@ -505,16 +505,16 @@ async def test_a_refused_message_changes_nothing(
     bucket = Bucket()
     fill(bucket, 2, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
-        await user.fs.hinting.take("run.plan", plan(2, [(0, 0, TO_THE_END, 0, 9)]))
+        await user.fs.hints.receive("run.plan", plan(2, [(0, 0, TO_THE_END, 0, 9)]))
         await fetched_by(user, MIB)
-        before = user.fs.hinting.statistics()
+        before = user.fs.hints.statistics()
         with pytest.raises(HintError):
-            await user.fs.hinting.take("run.plan", message)
+            await user.fs.hints.receive("run.plan", message)
         with pytest.raises(HintError):
-            await user.fs.hinting.take("run.txt", message)
+            await user.fs.hints.receive("run.txt", message)
         with pytest.raises(NotFound):
-            await user.fs.hinting.take("nobody.cursor", encode_cursor(1))
-        assert user.fs.hinting.statistics()["jobs"] == before["jobs"]
+            await user.fs.hints.receive("nobody.cursor", encode_cursor(1))
+        assert user.fs.hints.statistics()["jobs"] == before["jobs"]
 
 
 async def test_two_jobs_share_the_room_and_one_that_falls_silent_is_forgotten(
@@ -525,17 +525,17 @@ async def test_two_jobs_share_the_room_and_one_that_falls_silent_is_forgotten(
     async with running_node(bucket, tmp_path / "cache", cache_bytes=16 * MIB) as user:
         for job, shards in (("one", range(32)), ("two", range(32, 64))):
             rows = [(shard, 0, MIB, step, 0) for step, shard in enumerate(shards)]
-            await user.fs.hinting.take(f"{job}.plan", plan(64, rows))
+            await user.fs.hints.receive(f"{job}.plan", plan(64, rows))
         await trio.sleep(5)
-        ahead = [job["fetched_bytes"] for job in user.fs.hinting.statistics()["jobs"]]
+        ahead = [job["fetched_bytes"] for job in user.fs.hints.statistics()["jobs"]]
         assert sum(ahead) >= 14 * MIB
         assert max(ahead) - min(ahead) <= MIB
         for second in range(int(SILENT_SECONDS // 60) + 1):
-            await user.fs.hinting.take("one.cursor", encode_cursor(second))
+            await user.fs.hints.receive("one.cursor", encode_cursor(second))
             await trio.sleep(60)
-        assert user.fs.hinting.jobs() == ["one"]
-        assert user.fs.hinting.statistics()["forgotten_jobs"] == 1
-        assert user.fs.hinting.forget("one")
+        assert user.fs.hints.jobs() == ["one"]
+        assert user.fs.hints.statistics()["forgotten_jobs"] == 1
+        assert user.fs.hints.forget("one")
         assert user.fs.cache.hints is None
 
 
@@ -546,7 +546,7 @@ async def test_what_does_not_fit_is_not_fetched_again_and_again(
     contents = fill(bucket, 32, MIB)
     async with running_node(bucket, tmp_path / "cache", cache_bytes=16 * MIB) as user:
         # All of it is in use at once, and half of it fits.
-        await user.fs.hinting.take("run.plan", plan(32, [(shard, 0, MIB, 0, 100) for shard in range(32)]))
+        await user.fs.hints.receive("run.plan", plan(32, [(shard, 0, MIB, 0, 100) for shard in range(32)]))
         await trio.sleep(30)
         assert 12 * MIB <= fetched(user) <= 16 * MIB
         for _ in range(2):
@@ -564,9 +564,9 @@ async def test_what_is_pinned_stays_whatever_hints_say(tmp_path: Path, autojump_
     async with running_node(bucket, tmp_path / "cache", cache_bytes=16 * MIB, pin=("pinned/",)) as user:
         for number in range(4):
             await user.read(f"pinned/{number}")
-        await user.fs.hinting.take("run.plan", plan(40, [(shard, 0, MIB, shard, 0) for shard in range(40)]))
+        await user.fs.hints.receive("run.plan", plan(40, [(shard, 0, MIB, shard, 0) for shard in range(40)]))
         for step in range(40):
-            await user.fs.hinting.take("run.cursor", encode_cursor(step))
+            await user.fs.hints.receive("run.cursor", encode_cursor(step))
             await trio.sleep(1)
         before = fetched(user)
         for number in range(4):
@@ -585,9 +585,9 @@ async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(
         for _ in range(60):
             match rng.randrange(5):
                 case 0:
-                    user.fs.hinting.forget(job)
-                case 1 if job in user.fs.hinting.jobs():
-                    await user.fs.hinting.take(f"{job}.cursor", encode_cursor(rng.randrange(20)))
+                    user.fs.hints.forget(job)
+                case 1 if job in user.fs.hints.jobs():
+                    await user.fs.hints.receive(f"{job}.cursor", encode_cursor(rng.randrange(20)))
                 case _:
                     is_exact = rng.random() < 0.5
                     rows = [
@@ -596,7 +596,7 @@ async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(
                     ]
                     window = rng.randrange(4)
                     if rows:
-                        await user.fs.hinting.take(
+                        await user.fs.hints.receive(
                             f"{job}.plan",
                             plan(14, rows, window=window, step=rng.randrange(5), is_exact=is_exact),
                         )
@@ -611,9 +611,9 @@ async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(
                 assert await read(user, name(number), start, 5000) == contents[number][start : start + 5000]
                 await trio.sleep(rng.choice([0, 0.01, 0.1]))
         for job in ("one", "two", "three"):
-            user.fs.hinting.forget(job)
+            user.fs.hints.forget(job)
         await trio.sleep(1)
-        assert user.fs.cache.snippets.held_bytes == 0
-        assert not user.fs.cache.snippets
+        assert user.fs.cache.range_cache.held_bytes == 0
+        assert not user.fs.cache.range_cache
         versions = [bucket.memory.head(name(number)).object_id for number in range(12)]
         assert not any(map(user.fs.cache.is_open, versions))

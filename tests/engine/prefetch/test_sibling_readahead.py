@@ -47,11 +47,11 @@ class GetLog:
 async def read(user: User, path: str, reader: int = 1) -> bytes:
     """Read a whole file as the thread `reader` does; then let everything else run."""
     node = await user.fs.resolve(path)
-    handle = user.fs.contents.open(node, writable=False, pid=reader)
+    handle = user.fs.file_io.open(node, writable=False, pid=reader)
     data = bytearray()
-    while piece := await user.fs.contents.read(handle, len(data), 128 * KIB):
+    while piece := await user.fs.file_io.read(handle, len(data), 128 * KIB):
         data += piece
-    await user.fs.contents.release(handle)
+    await user.fs.file_io.release(handle)
     await trio.testing.wait_all_tasks_blocked()
     return bytes(data)
 

@@ -116,7 +116,7 @@ class Jobs(RuleBasedStateMachine):
             front = self.timeline.jobs[job].front(is_exact=False)
             assert (front is None) == (not left)
             if front is not None:
-                assert (front.window.plan.window, front.first) == left[0]
+                assert (front.plan.plan.window, front.first) == left[0]
 
 
 Jobs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
@@ -170,7 +170,7 @@ def test_paths_that_no_extent_names_take_no_more_memory_than_extents(length: int
     share = timeline.jobs["job"].weight / module.MOST_EXTENTS
     assert share >= len(paths) / module.MOST_EXTENTS
     assert held <= 250e6 * share
-    fitting = min(module.MOST_WINDOWS, int(1 / share))
+    fitting = min(module.MOST_PLANS, int(1 / share))
     for window in range(1, fitting):
         timeline.add("job", replace(indexed, plan=replace(plan, window=window)), 0.0)
     with pytest.raises(NotPermitted, match="all jobs together"):
@@ -180,7 +180,7 @@ def test_paths_that_no_extent_names_take_no_more_memory_than_extents(length: int
 def test_windows_are_bounded_over_all_jobs() -> None:
     """Whoever reads a file asks each of them, be it named there or not."""
     timeline = Timeline()
-    for window in range(module.MOST_WINDOWS // 2):
+    for window in range(module.MOST_PLANS // 2):
         for job in ("one", "two"):
             take(timeline, job, plan(window, 0, [Said(window, "a", 0, 1, 10 + window, 10 + window)]), 0.0)
     with pytest.raises(NotPermitted, match="all jobs together"):
@@ -198,7 +198,7 @@ def test_a_plan_takes_the_place_of_its_window_and_of_later_ones() -> None:
     for window in range(3):
         take(timeline, "job", plan(window, 0, [Said(window, "a", 0, 1, 10 * window, 10 * window)]), 0.0)
     take(timeline, "job", plan(1, 0, [Said(1, "e", 0, 1, 15, 15)]), 0.0)
-    assert [window.plan.window for window in timeline.jobs["job"].windows] == [0, 1]
+    assert [window.plan.window for window in timeline.jobs["job"].plans] == [0, 1]
     assert timeline.next_use("a", 0, 1) == 0.0
     timeline.move("job", 1, 1.0)
     assert timeline.next_use("a", 0, 1) is None
@@ -219,11 +219,11 @@ def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() 
     timeline = Timeline()
     take(timeline, "job", whole(100), 0.0)
     for number in (0, 1, 2, 3, 60, 4, 5, 6, 7, 8, 9):
-        timeline.note_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
+        timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
     assert timeline.jobs["job"].step == 3
     timeline.move("job", 20, 30.0)
     for number in range(50, 60):
-        timeline.note_read(f"train/shard.{number:07d}.mds", 5, 1, 31.0, has_waited=False)
+        timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 31.0, has_waited=False)
     assert timeline.jobs["job"].step == 20  # it says itself where it is
 
 
@@ -231,7 +231,7 @@ def test_a_silent_job_is_forgotten_and_one_that_reads_is_not() -> None:
     timeline = Timeline()
     for job in ("silent", "reading"):
         take(timeline, job, plan(0, 0, [Said(0, "a" if job == "reading" else "e", 0, 1, 1, 1)]), 0.0)
-    timeline.note_read("a", 0, 1, SILENT_SECONDS - 1, has_waited=True)
+    timeline.on_read("a", 0, 1, SILENT_SECONDS - 1, has_waited=True)
     assert timeline.forget_silent(SILENT_SECONDS) == ["silent"]
     assert timeline.forgotten == 1
     assert timeline.next_use("e", 0, 1) is None
@@ -246,7 +246,7 @@ def test_a_job_that_says_where_it_is_is_not_kept_by_what_others_read_of_the_same
     for number in range(50):
         now = 1.0 + 20 * number
         timeline.move("alive", number, now)
-        timeline.note_read(f"train/shard.{number:07d}.mds", 0, 4096, now, has_waited=False)
+        timeline.on_read(f"train/shard.{number:07d}.mds", 0, 4096, now, has_waited=False)
         if (now - 1.0) < SILENT_SECONDS:
             assert timeline.forget_silent(now) == []
         elif "killed" in timeline.jobs:
@@ -263,7 +263,7 @@ def test_a_job_that_has_ended_is_moved_by_nobody_and_goes_on_when_it_speaks_agai
     timeline.move("job", 1, 1.0)
     timeline.end("job", 2.0)
     for now in range(10, 30):
-        assert not timeline.note_read("a", 0, 10, float(now), has_waited=False)
+        assert not timeline.on_read("a", 0, 10, float(now), has_waited=False)
     assert timeline.jobs["job"].step == 1
     assert not timeline.running()
     assert not timeline.names("a")
@@ -309,7 +309,7 @@ def test_of_many_small_extents_of_one_file_the_next_is_found() -> None:
     assert timeline.next_use("a", 0, 10) is None
 
 
-def exact(rows: list[tuple[int, int]], *, first: list[int] | None = None) -> module.Window:
+def exact(rows: list[tuple[int, int]], *, first: list[int] | None = None) -> module.PlanIndex:
     """An exact plan of (start, length) in one file, one a step."""
     return index_plan(
         decode_plan(
@@ -346,7 +346,7 @@ def test_what_lies_behind_a_job_is_gone_through_by_and_by() -> None:
     timeline.add("job", exact([(0, 1)] * count, first=[0] * (count - 1) + [9]), 0.0)
     timeline.move("job", 5, 1.0)
     job = timeline.jobs["job"]
-    (window,) = job.windows
+    (window,) = job.plans
     calls = 0
     while (front := job.front(is_exact=True)) is not None and front.last < job.step:
         window.front += 1
@@ -398,8 +398,8 @@ def test_of_samples_in_the_same_pages_the_soonest_is_meant() -> None:
     take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
     job = timeline.jobs["job"]
     assert timeline.exact_use("a", 4096, 12288) == (job, 3)
-    timeline.note_read("a", 4096, 8192, 1.0, has_waited=True)
-    assert job.windows[0].read_to == 3
+    timeline.on_read("a", 4096, 8192, 1.0, has_waited=True)
+    assert job.plans[0].read_to == 3
     assert timeline.exact_use("a", 14000, 15000) is None
     assert timeline.exact_use("b/c", 0, 15000) is None
 
@@ -409,15 +409,15 @@ def test_who_reads_whole_files_is_not_taken_for_who_reads_samples() -> None:
     timeline, sample = Timeline(), 4096
     rows = [Said(0, "a", step * MIB, step * MIB + sample, step, step) for step in range(64)]
     take(timeline, "job", plan(0, 0, rows, is_exact=True), 0.0)
-    window = timeline.jobs["job"].windows[0]
+    window = timeline.jobs["job"].plans[0]
     timeline.move("job", 0, 0.5)
     for step in reversed(range(64)):
-        timeline.note_read("a", step * MIB, MIB, 1.0, has_waited=False)
-    timeline.note_read("a", 63 * MIB, sample, 1.0, has_waited=False)  # its last piece
+        timeline.on_read("a", step * MIB, MIB, 1.0, has_waited=False)
+    timeline.on_read("a", 63 * MIB, sample, 1.0, has_waited=False)  # its last piece
     assert window.read_to == -1
     for step in (2, 4, 15):  # by several workers
-        timeline.note_read("a", step * MIB, 32 * sample, 1.0, has_waited=False)
+        timeline.on_read("a", step * MIB, 32 * sample, 1.0, has_waited=False)
         assert window.read_to == step
     timeline.move("job", 30, 2.0)  # pages had all until there
-    timeline.note_read("a", 46 * MIB, sample, 3.0, has_waited=False)
+    timeline.on_read("a", 46 * MIB, sample, 3.0, has_waited=False)
     assert window.read_to == 46

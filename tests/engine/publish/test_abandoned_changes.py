@@ -82,7 +82,7 @@ async def test_a_refused_change_is_no_error_any_more_once_it_is_made_again(
         await user.unlink("d/old")
         assert await user.drained() == "error"
         handle = await user.open("d/new")
-        await user.fs.contents.write(handle, 0, b"1")
+        await user.fs.file_io.write(handle, 0, b"1")
         await user.fs.fsync(handle)  # it does not come after what was given up before
         await user.close(handle)
         assert user.fs.statistics()["rejected_files"] == 1

@@ -41,7 +41,7 @@ async def test_it_is_kept_back_with_what_the_bucket_refuses_of_the_rest(
         assert await user.drained() == "error"
         assert set(files_in(bucket.shows())) == {"run/1/a", "other/a", "other/.metadata"}
         assert user.fs.statistics()["rejected_files"] == 3
-        told = (await user.fs.looking.look("run/1/.metadata"))["failed"][0]["cause"]
+        told = (await user.fs.status.path_status("run/1/.metadata"))["failed"][0]["cause"]
         assert "run/1/b was to be there before it" in told
         assert "locked" in told
         assert await user.read("run/1/.metadata") == b"1"
@@ -53,8 +53,8 @@ async def test_it_is_kept_back_with_what_the_bucket_refuses_of_the_rest(
         assert (shown["run/2/.metadata"], shown["run/latest"]) == (b"2", b"2")
         assert "run/1/.metadata" not in shown
 
-        number = (await user.fs.resolve("run/1/b")).generation.record.generation
-        await user.fs.recovering.bring_back(number, "")
+        number = (await user.fs.resolve("run/1/b")).version.record.generation
+        await user.fs.quarantine.restore(number, "")
         assert await user.drained() == "durable"
         assert user.fs.statistics()["rejected_files"] == 0
     assert bucket.shows()["run/1/.metadata"] == b"1"
@@ -155,8 +155,8 @@ async def test_who_wants_it_published_all_the_same_says_so(
     ) as user:
         await user.drained()
         assert "d/.metadata" not in bucket.shows()
-        number = (await user.fs.resolve("d/.metadata")).generation.record.generation
-        await user.fs.recovering.bring_back(number, "")
+        number = (await user.fs.resolve("d/.metadata")).version.record.generation
+        await user.fs.quarantine.restore(number, "")
         assert await user.drained() == "error"  # the shard, still
     assert set(files_in(bucket.shows())) == {"d/a", "d/.metadata"}
 
@@ -206,10 +206,10 @@ async def test_it_is_offered_again_when_it_has_its_name_back(
         await user.write("run/latest", b"1")
         assert await user.drained() == "error"
         handle = await user.open("run/latest", truncate=False)
-        await user.fs.contents.write(handle, 0, b"2")
+        await user.fs.file_io.write(handle, 0, b"2")
         await user.unlink("run/1")
         with pytest.raises(NoSpace):
-            await user.fs.contents.write(handle, 200 * MIB, b"too far")
+            await user.fs.file_io.write(handle, 200 * MIB, b"too far")
         with pytest.raises(NoSpace):
             await user.close(handle)
         assert await user.read("run/latest") == b"1"
@@ -225,10 +225,10 @@ async def test_one_that_is_removed_while_somebody_reads_it_is_no_trouble(
         await user.mkdir("d")
         await save(user, "d", b"1", "a", "b")
         assert await user.drained() == "error"
-        reader = user.fs.contents.open(await user.fs.resolve("d/.metadata"), writable=False, pid=0)
+        reader = user.fs.file_io.open(await user.fs.resolve("d/.metadata"), writable=False, pid=0)
         for name in (".metadata", "a", "b"):
             await user.unlink(f"d/{name}")
-        await user.fs.contents.release(reader)
+        await user.fs.file_io.release(reader)
         await user.rmdir("d")
         assert await user.drained() == "durable"
         assert user.fs.statistics()["rejected_files"] == 0
@@ -316,7 +316,7 @@ async def test_after_a_power_cut_nothing_says_that_what_is_lost_is_there_and_wha
     bucket.come_back()
     await after_a_power_cut(after, "run/2/b")
     async with running_node(bucket, after) as user:
-        assert user.fs.recovered.suspects == 1
+        assert user.fs.replayed.suspects == 1
         assert await user.drained() == "error"
         shown = files_in(bucket.shows())
         assert {key for key in shown if key.startswith("run/1/")} == {"run/1/a", "run/1/b", "run/1/.metadata"}
@@ -328,14 +328,14 @@ async def test_after_a_power_cut_nothing_says_that_what_is_lost_is_there_and_wha
         )  # synced: kept here
         tree = await user.tree("run/1")
         assert set(tree) == {"run/1/a", "run/1/b", "run/1/.metadata"}
-        cause = (await user.fs.looking.look("run/latest"))["failed"][0]["cause"]
+        cause = (await user.fs.status.path_status("run/latest"))["failed"][0]["cause"]
         assert "run/2/b was closed before it, and is lost or damaged" in cause
         await user.unlink("run/2/a")
         await user.unlink("run/2/.metadata")
         await user.drained()
         assert bucket.shows()["run/latest"] == b"1"  # nobody but a person says that it is to go
-        number = (await user.fs.resolve("run/latest")).generation.record.generation
-        await user.fs.recovering.bring_back(number, "")
+        number = (await user.fs.resolve("run/latest")).version.record.generation
+        await user.fs.quarantine.restore(number, "")
         assert await user.drained() == "durable"
     assert bucket.shows()["run/latest"] == b"2"
 
@@ -390,7 +390,7 @@ async def test_after_a_power_cut_all_is_as_it_was_if_newer_content_stands_for_wh
 
     change_rows(after, lose_first)
     async with running_node(bucket, after) as user:
-        assert user.fs.recovered.suspects == 1
+        assert user.fs.replayed.suspects == 1
         assert await user.drained() == "durable"
     assert files_in(bucket.shows()) == {"d/other": b"1", "d/latest": b"2"}
 
@@ -407,9 +407,9 @@ async def test_its_removal_comes_before_what_is_written_anew_beside_it_also_if_i
         await user.mkdir("d")
         await save(user, "d", b"1", "a", "b")
         assert await user.drained() == "durable"
-        reader = user.fs.contents.open(await user.fs.resolve("d/.metadata"), writable=False, pid=0)
+        reader = user.fs.file_io.open(await user.fs.resolve("d/.metadata"), writable=False, pid=0)
         if why == "delayed":
-            await user.fs.contents.release(reader)
+            await user.fs.file_io.release(reader)
         await user.unlink("d/.metadata")
         await user.write("d/a", b"2")
         await user.write("d/b", b"2")
@@ -418,7 +418,7 @@ async def test_its_removal_comes_before_what_is_written_anew_beside_it_also_if_i
         await trio.sleep(30)
         shown = files_in(bucket.shows())
         if why == "read":
-            await user.fs.contents.release(reader)
+            await user.fs.file_io.release(reader)
     assert shown == {"d/a": b"2", "d/b": b"2", **({"d/.metadata": b"2"} if is_whole else {})}
     for state in bucket.states:
         assert state.get("d/.metadata") != b"1" or {state["d/a"], state["d/b"]} == {b"1"}
@@ -456,10 +456,10 @@ async def test_a_delayed_removal_of_it_is_replaced_in_one_request_too_and_holds_
         assert bucket.shows()["run/2/model"] == b"2"
         if how == "written":
             handle = await user.open("run/latest")
-            await user.fs.contents.write(handle, 0, b"2")
-            await user.fs.contents.flush(handle)
+            await user.fs.file_io.write(handle, 0, b"2")
+            await user.fs.file_io.flush(handle)
             await trio.sleep(5)
-            await user.fs.contents.release(handle)
+            await user.fs.file_io.release(handle)
         else:
             await user.write("run/latest.tmp", b"2")
             await trio.sleep(5)
@@ -517,7 +517,7 @@ async def test_thousands_of_delayed_removals_cost_one_look_each(
             await user.unlink(f"d/{number}.done")
         for number in range(1000):
             await user.write(f"d/{number}", b"2")
-        assert len(user.fs.publisher._turns._aside) <= 3 * 1000
+        assert len(user.fs.publisher._schedule._deferred) <= 3 * 1000
         await trio.sleep(20)
         assert set(files_in(bucket.shows())) == {f"d/{number}" for number in range(1000)}
 
@@ -551,7 +551,7 @@ async def test_the_newest_version_keeps_its_place_among_what_is_renamed_with_it(
             await user.write(f"run/{number}/model", number.encode())
             await user.write("run/latest", number.encode())
         await trio.sleep(5)
-        assert len(user.fs.owed.for_key("run/latest")) == 2
+        assert len(user.fs.queue.for_key("run/latest")) == 2
         await user.rename("run", "final")
         bucket.come_back()
         assert await user.drained() == "durable"

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
-from fusecache.engine.namespace.nodes import Generation
+from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.publish import multipart_uploader, preparer, publisher
 from fusecache.model.errors import AccessDenied, LocalDiskError, Unavailable
 from fusecache.model.objects import MIB
@@ -36,11 +36,11 @@ async def in_bucket(bucket: Bucket, key: str, seconds: float) -> None:
             await trio.sleep(0.5)
 
 
-async def content(user: User, path: str) -> Generation:
+async def content(user: User, path: str) -> FileVersion:
     """Return the unpublished content of a file."""
-    generation = (await user.fs.resolve(path)).generation
-    assert generation is not None
-    return generation
+    version = (await user.fs.resolve(path)).version
+    assert version is not None
+    return version
 
 
 @pytest.mark.parametrize(

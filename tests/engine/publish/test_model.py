@@ -140,7 +140,7 @@ class Program:
         if not self._has_parent(new):
             return None
         self._touch(user, new)
-        if user.fs.owed.for_key(old) or user.fs.owed.for_key(new):
+        if user.fs.queue.for_key(old) or user.fs.queue.for_key(new):
             self.is_unordered = True
         self.tree[new] = self.tree.pop(old)
         return user.rename(old, new)
@@ -213,7 +213,7 @@ class Program:
                 assert after.get(other) in allowed, f"{key} = {value} came before {other}: {self.history}"
 
     def _touch(self, user: User, path: str) -> None:
-        if user.fs.owed.for_key(path):
+        if user.fs.queue.for_key(path):
             self.loose.add(path)
 
     def _has_parent(self, path: str) -> bool:

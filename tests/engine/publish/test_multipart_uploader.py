@@ -105,7 +105,7 @@ class SlowAnswers(SlowSyncs):
 async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
     """Write as the kernel does: 1 MiB at a time, with time in between for others."""
     for start in range(0, len(data), ROW):
-        await user.fs.contents.write(handle, offset + start, data[start : start + ROW])
+        await user.fs.file_io.write(handle, offset + start, data[start : start + ROW])
         await trio.sleep(0.5)
 
 
@@ -206,18 +206,18 @@ async def test_the_bytes_of_a_part_that_failed_are_looked_at_again_and_others_ar
     offload = SlowCreations()
     async with running_node(store, cache, offload=offload) as user:
         await user.write("model", body(3))
-        generation = (await user.fs.resolve("model")).generation
-        assert generation is not None
+        version = (await user.fs.resolve("model")).version
+        assert version is not None
         await trio.sleep(5)
         if is_others:
-            with generation.file.path.open("r+b") as file:
+            with version.file.path.open("r+b") as file:
                 for index in range(3):
                     file.seek(index * PART)
                     file.write(b"x")
         assert await user.drained() == ("error" if is_others else "durable")
         if is_others:
-            assert "changed it" in str(generation.error)
-            assert generation.file.path.exists()
+            assert "changed it" in str(version.error)
+            assert version.file.path.exists()
     assert bucket.shows() == ({} if is_others else {"model": body(3)})
 
 
@@ -243,8 +243,8 @@ async def test_a_writer_at_random_places_has_no_part_read_over_and_over(
     async with running_node(bucket, cache, offload=offload) as user:
         handle = await user.open("database")
         for start in range(0, 100 * ROW, ROW):
-            await user.fs.contents.write(handle, min(start, 3 * PART + 3 * ROW), body(4)[:ROW])
-            await user.fs.contents.write(handle, 0, b"page")
+            await user.fs.file_io.write(handle, min(start, 3 * PART + 3 * ROW), body(4)[:ROW])
+            await user.fs.file_io.write(handle, 0, b"page")
             await trio.sleep(0.3)
         assert 1 <= offload.count < 10
         await user.close(handle)
@@ -285,13 +285,13 @@ async def test_a_staging_file_that_others_change_while_it_is_sent_ends_no_publis
     offload = SlowAnswers()
     async with running_node(bucket, cache, offload=offload) as user:
         await user.write("model", body(count))
-        generation = (await user.fs.resolve("model")).generation
-        assert generation is not None
+        version = (await user.fs.resolve("model")).version
+        assert version is not None
         await offload.begun.wait()
         await trio.sleep(5)
-        os.truncate(generation.file.path, size_now)
+        os.truncate(version.file.path, size_now)
         assert await user.drained() == "durable"
-        assert [str(generation.file.path) in message for message in caplog.messages] == [True]
+        assert [str(version.file.path) in message for message in caplog.messages] == [True]
         assert list((cache / "staging").iterdir()) == []
         facts = user.fs.cache.statistics()
         assert (facts.staging_bytes, facts.used_bytes) == (0, 0)
@@ -309,7 +309,7 @@ async def test_a_file_that_ends_small_is_one_put(
         await write(user, handle, body(3))
         await trio.sleep(5)
         assert bucket.memory.uploads() == ("model",)
-        await user.fs.contents.truncate(handle.node, 100)
+        await user.fs.file_io.truncate(handle.node, 100)
         await user.close(handle)
         assert await user.drained() == "durable"
         await trio.sleep(5)
@@ -325,7 +325,7 @@ async def test_a_writer_at_random_places_sends_little_twice(
         handle = await user.open("database")
         await write(user, handle, body(4))
         for number in range(40):
-            await user.fs.contents.write(handle, number % 4 * PART + number, b"x")
+            await user.fs.file_io.write(handle, number % 4 * PART + number, b"x")
             await trio.sleep(5)
         sent = parts_of(bucket)
         await user.close(handle)
@@ -365,17 +365,17 @@ async def test_a_part_that_is_written_again_is_sent_again(
         handle = await user.open("model")
 
         def change(method: str, _key: str) -> None:
-            generation = handle.node.generation
-            if method == "upload_part" and parts_of(bucket) == 1 and generation is not None:
-                generation.file.write(5, b"new")
-                generation.note_written(5, 8)
+            version = handle.node.version
+            if method == "upload_part" and parts_of(bucket) == 1 and version is not None:
+                version.file.write(5, b"new")
+                version.on_written(5, 8)
 
         if moment == "under way":
             bucket.on_request = change
         await write(user, handle, bytes(data))
         await trio.sleep(5)
         if moment == "sent":
-            await user.fs.contents.write(handle, 5, b"new")
+            await user.fs.file_io.write(handle, 5, b"new")
         data[5:8] = b"new"
         await user.close(handle)
         assert await user.drained() == "durable"
@@ -391,8 +391,8 @@ async def test_a_file_that_is_cut_and_written_on_holds_what_it_says(
         handle = await user.open("model")
         await write(user, handle, body(4))
         await trio.sleep(5)
-        await user.fs.contents.truncate(handle.node, PART + 7)
-        await user.fs.contents.truncate(handle.node, 3 * PART)
+        await user.fs.file_io.truncate(handle.node, PART + 7)
+        await user.fs.file_io.truncate(handle.node, 3 * PART)
         await write(user, handle, body(1, b"2"), offset=3 * PART)
         await trio.sleep(5)
         await user.close(handle)
@@ -429,8 +429,8 @@ async def test_an_upload_that_nobody_will_complete_is_aborted(
         await write(user, handle, data)
         await trio.sleep(5)
         assert bucket.memory.uploads() == ("model",)
-        generation = handle.node.generation
-        assert generation is not None
+        version = handle.node.version
+        assert version is not None
         match end:
             case "unlink":
                 await user.unlink("model")
@@ -439,11 +439,11 @@ async def test_an_upload_that_nobody_will_complete_is_aborted(
             case "rename":
                 await user.rename("model", "other")
             case "killed":
-                generation.killed_writer = handle
+                version.killed_writer = handle
             case "failed":
-                user.fs.contents._fail(generation, Refused("broken"))
+                user.fs.file_io._fail(version, Refused("broken"))
         if end in {"killed", "failed"}:
-            await user.fs.contents.release(handle)
+            await user.fs.file_io.release(handle)
         else:
             await user.close(handle)
         assert await user.drained() == "durable"
@@ -458,7 +458,7 @@ async def test_an_upload_that_is_aborted_while_it_is_created_leaves_nothing(
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
         for start in range(0, 2 * PART, ROW):
-            await user.fs.contents.write(handle, start, body(2)[start : start + ROW])
+            await user.fs.file_io.write(handle, start, body(2)[start : start + ROW])
         await user.unlink("model")
         await user.close(handle)
         await trio.sleep(5)
@@ -542,7 +542,7 @@ async def test_a_node_that_ends_while_a_file_is_written_publishes_and_leaves_not
         bucket.come_back()
         async with running_node(bucket, after) as user:
             assert await user.tree() == {}
-            assert user.fs.recovered.orphans == 1
+            assert user.fs.replayed.orphans == 1
             await trio.sleep(5)
         assert bucket.shows() == {}
         if (number, when) != (0, "after"):
@@ -572,9 +572,9 @@ async def test_a_node_that_ends_after_the_close_publishes_every_byte_once(
             await trio.sleep(5)
             ahead = len(bucket.requests)
             bucket.die_at(number - 3, when, die)
-            await user.fs.contents.write(handle, 5, b"new")
+            await user.fs.file_io.write(handle, 5, b"new")
             for start in range(4 * PART, 5 * PART, ROW):
-                await user.fs.contents.write(handle, start, bytes(data[start : start + ROW]))
+                await user.fs.file_io.write(handle, start, bytes(data[start : start + ROW]))
             await user.close(handle)
             with trio.move_on_after(100):
                 await died.wait()
@@ -611,7 +611,7 @@ async def test_an_explicit_time_goes_with_the_object_although_its_parts_went_bef
         await write(user, handle, body(4))
         await trio.sleep(5)
         old = replace(attributes_of(handle.node), mtime_ns=1_000_000_000)
-        user.fs.contents.set_attributes(handle.node, old)
+        user.fs.file_io.set_attributes(handle.node, old)
         await user.close(handle)
         assert await user.drained() == "durable"
         await trio.sleep(5)
@@ -641,12 +641,12 @@ async def test_an_upload_leaves_reads_their_time_and_goes_at_full_speed_without_
         reading = trio.CancelScope()
 
         async def read() -> None:
-            handle = user.fs.contents.open(await user.fs.resolve("data"), writable=False, pid=0)
+            handle = user.fs.file_io.open(await user.fs.resolve("data"), writable=False, pid=0)
             with reading:
                 for place in range(256):  # all that was not read yet, here and there
-                    await user.fs.contents.read(handle, place * 37 % 256 * MIB // 4, MIB // 4)
+                    await user.fs.file_io.read(handle, place * 37 % 256 * MIB // 4, MIB // 4)
                     await trio.sleep(0.1)
-            await user.fs.contents.release(handle)
+            await user.fs.file_io.release(handle)
 
         nursery.start_soon(read)
         await user.write("model", body(12))

@@ -195,14 +195,14 @@ async def test_a_removed_file_stays_readable_while_it_is_open_and_holds_nobody_b
 ) -> None:
     bucket.memory.put_bytes("file", b"x" * (2 * MIB))
     async with running_node(bucket, cache) as user:
-        handle = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
+        handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
         await user.unlink("file")
         await user.write("latest", b"1")
         await user.write("model", b"2")
         await trio.sleep(60)
         assert set(bucket.shows()) == {"file", "latest", "model"}
-        assert await user.fs.contents.read(handle, MIB, 10) == b"x" * 10
-        await user.fs.contents.release(handle)
+        assert await user.fs.file_io.read(handle, MIB, 10) == b"x" * 10
+        await user.fs.file_io.release(handle)
         await trio.sleep(5)
         assert set(bucket.shows()) == {"latest", "model"}
 
@@ -213,7 +213,7 @@ async def test_a_reader_that_never_closes_keeps_a_removed_file_for_a_while_only(
 ) -> None:
     bucket.memory.put_bytes("file", b"1")
     async with running_node(bucket, cache) as user:
-        handle = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
+        handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
         await user.unlink("file")
         await trio.sleep(590)
         assert "file" in bucket.shows()
@@ -223,7 +223,7 @@ async def test_a_reader_that_never_closes_keeps_a_removed_file_for_a_while_only(
             with user.fs.publisher.draining():
                 await user.drained(5)
         assert bucket.shows() == {}
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
 
 
 async def test_removals_can_be_delayed_for_trainers_that_remove_before_they_write(
@@ -305,7 +305,7 @@ async def test_a_file_that_the_bucket_never_takes_holds_its_own_subtree_alone(
         assert shown["b/latest"] == b"last"
         assert "b/before" in shown  # a removal waits for every older write
         assert "a/latest" not in shown
-        waiting = (await user.fs.looking.look("a/stuck"))["waiting"]
+        waiting = (await user.fs.status.path_status("a/stuck"))["waiting"]
         assert [(row["path"], row["cause"]) for row in waiting] == [("a/stuck", "503")]
         assert user.fs.publisher.failure is not None
         store.heal()

@@ -463,9 +463,9 @@ async def test_bytes_that_cannot_be_read_back_are_never_published(
     async with running_node(bucket, cache) as user:
         await user.write("broken", b"1" * MIB)
         await user.write("good", b"2")
-        generation = (await user.fs.resolve("broken")).generation
-        assert generation is not None
-        generation.file.path.unlink()
+        version = (await user.fs.resolve("broken")).version
+        assert version is not None
+        version.file.path.unlink()
         assert await user.drained() == "error"
     assert bucket.shows() == {"good": b"2"}
 
@@ -494,9 +494,9 @@ async def test_a_copy_of_an_earlier_conflict_of_the_same_name_survives_the_next(
     """Another node may have the same host name, or this one had another cache directory, with the same numbers."""
     async with running_node(bucket, cache) as user:
         await user.write("new", b"ours")
-        generation = (await user.fs.resolve("new")).generation
-        assert generation is not None
-        copy = f"new.conflict-{socket.gethostname()[:60]}-{generation.sequence}"
+        version = (await user.fs.resolve("new")).version
+        assert version is not None
+        copy = f"new.conflict-{socket.gethostname()[:60]}-{version.sequence}"
         bucket.memory.put_bytes(copy, b"earlier")
         (await user.fs.resolve(copy)).lookups += 1  # the kernel knows it
         bucket.memory.put_bytes("new", b"theirs")
@@ -665,20 +665,20 @@ async def test_a_file_whose_write_failed_is_never_published(
         await user.write("file", b"old")
         await user.drained()
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"new")
-        generation = handle.node.generation
-        assert generation is not None
+        await user.fs.file_io.write(handle, 0, b"new")
+        version = handle.node.version
+        assert version is not None
 
         def failing(*_: object) -> None:
             raise LocalDiskError("the disk is broken")
 
-        generation.file.write = failing  # type: ignore[method-assign]
+        version.file.write = failing  # type: ignore[method-assign]
         with pytest.raises(LocalDiskError):
-            await user.fs.contents.write(handle, 3, b"er")
+            await user.fs.file_io.write(handle, 3, b"er")
         for _ in range(2):  # the second close tells it too
             with pytest.raises(LocalDiskError):
-                await user.fs.contents.flush(handle)
-        await user.fs.contents.release(handle)
+                await user.fs.file_io.flush(handle)
+        await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
         assert await user.read("file") == b"old"
     assert bucket.shows() == {"file": b"old"}

@@ -25,7 +25,7 @@ async def listed(user: User, path: str) -> None:
     directory = await user.fs.resolve(path)
     directory.lookups += 1
     handle = DirectoryHandle(directory)
-    while await user.fs.names.reader.next_entries(handle, 100):
+    while await user.fs.lookup.reader.next_entries(handle, 100):
         pass
 
 
@@ -162,7 +162,7 @@ async def test_the_status_says_for_how_long_the_keys_are_refused(
         with pytest.raises(
             AccessDenied, match=r"^never/seen: nothing is known of it here, and .*InvalidAccess"
         ):
-            await user.fs.look_up("never/seen")
+            await user.fs.lookup_path("never/seen")
         store.heal()
         await trio.sleep(2)
         await user.fs.resolve("run/file")

@@ -47,14 +47,14 @@ def slow_requests(user: User, seconds: float) -> None:
 
 async def refused(user: User) -> list[tuple[str, int]]:
     """Return path and bytes of what `fusecache recover` lists as refused."""
-    things = (await user.fs.recovering.listing())["things"]
+    things = (await user.fs.quarantine.listing())["entries"]
     return [(thing["path"], thing["bytes"]) for thing in things if thing["kind"] == "refused"]
 
 
 async def bring_back(user: User) -> str:
     """Offer the one refused file again; return its path."""
-    (thing,) = (await user.fs.recovering.listing())["things"]
-    return await user.fs.recovering.bring_back(thing["id"], "")
+    (thing,) = (await user.fs.quarantine.listing())["entries"]
+    return await user.fs.quarantine.restore(thing["id"], "")
 
 
 def queued(cache: Path) -> int:
@@ -86,7 +86,7 @@ async def test_newer_content_ends_what_was_refused_after_it_was_begun(
         await user.write("f", b"2")
         await trio.sleep(2.5)  # the request is under way
         handle = await user.open("f")
-        await user.fs.contents.write(handle, 0, b"newer")
+        await user.fs.file_io.write(handle, 0, b"newer")
         if newer_is == "closed":
             await user.close(handle)
         await trio.sleep(2)
@@ -130,14 +130,14 @@ async def test_a_refused_file_that_goes_while_it_is_open_stays_gone_after_a_cras
         await user.write("f", b"2")
         assert await user.drained() == "error"
         await user.write("other", b"1")
-        reader = user.fs.contents.open(await user.fs.resolve("f"), writable=False, pid=0)
+        reader = user.fs.file_io.open(await user.fs.resolve("f"), writable=False, pid=0)
         writer = await user.open("f", truncate=False)
-        await user.fs.contents.write(writer, 1, b"+")
-        await user.fs.contents.read(reader, 0, 1)
+        await user.fs.file_io.write(writer, 1, b"+")
+        await user.fs.file_io.read(reader, 0, 1)
         await (user.unlink("f") if end == "unlinked" else user.rename("other", "f"))
         photograph(cache, tmp_path / "crash")
-        await user.fs.contents.release(reader)
-        await user.fs.contents.release(writer)
+        await user.fs.file_io.release(reader)
+        await user.fs.file_io.release(writer)
     bucket.memory = Bucket().memory
     async with running_node(bucket, tmp_path / "crash") as user:
         expected = {"other" if end == "unlinked" else "f": b"1"}
@@ -152,10 +152,10 @@ async def test_a_refused_file_whose_newer_writer_found_no_room_shows_again(
         await user.write("f", b"2")
         assert await user.drained() == "error"
         handle = await user.open("f", truncate=False)
-        await user.fs.contents.write(handle, 1, b"more")
-        generation = handle.node.generation
-        assert generation is not None
-        user.fs.contents._fail(generation, NoSpace("full"))
+        await user.fs.file_io.write(handle, 1, b"more")
+        version = handle.node.version
+        assert version is not None
+        user.fs.file_io._fail(version, NoSpace("full"))
         with pytest.raises(NoSpace):
             await user.close(handle)
         assert (await user.read("f"), await refused(user)) == (b"2", [("f", 1)])
@@ -333,8 +333,8 @@ async def test_the_old_object_stays_until_what_replaced_it_under_another_name_is
     async def go_on(user: User) -> None:
         nonlocal expected
         assert await user.tree() == {"b": b"22"}
-        (thing,) = (await user.fs.recovering.listing())["things"]
-        assert thing["words"].endswith("; the bucket keeps its older version as a")
+        (thing,) = (await user.fs.quarantine.listing())["entries"]
+        assert thing["message"].endswith("; the bucket keeps its older version as a")
         store.keys.clear()
         match way_out:
             case "offered again":
@@ -397,8 +397,8 @@ async def test_letting_a_refused_file_go_shows_the_old_object_under_its_old_name
     store = Refusing(bucket)
     async with running_node(store, cache) as user:
         await moved_and_refused(bucket, user, store)
-        (thing,) = (await user.fs.recovering.listing())["things"]
-        await user.fs.recovering.delete(thing["id"])
+        (thing,) = (await user.fs.quarantine.listing())["entries"]
+        await user.fs.quarantine.delete(thing["id"])
         await nothing_is_staged(user, cache)
         await trio.sleep(5)
         assert await user.tree() == {"a": b"1"}

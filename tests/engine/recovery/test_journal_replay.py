@@ -12,12 +12,12 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingDirectory
-from fusecache.engine.recovery.journal_replay import Recovered, Recovery
+from fusecache.engine.recovery.journal_replay import JournalReplay, ReplayResult
 from fusecache.index.journal import Journal, PutAbort
 from fusecache.model.errors import AccessDenied, NotFound, StateError
 from fusecache.model.objects import MIB
 from fusecache.model.states import FileState
-from fusecache.remote.read_write_split import Remote
+from fusecache.remote.read_write_split import ReadWriteSplit
 from tests.engine.publish.test_rejected_content import slow_requests
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.node import Bucket, User, files_in, files_of, folders_in, photograph, running_node
@@ -231,14 +231,14 @@ async def test_a_file_that_was_not_closed_is_kept_aside_and_never_published(
         await user.write("file", b"old")
         await user.drained()
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"half")
-        await user.fs.contents.fsync(handle)
+        await user.fs.file_io.write(handle, 0, b"half")
+        await user.fs.file_io.fsync(handle)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
         await user.close(handle)
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2") as user:
-        assert user.fs.recovered.orphans == 1
+        assert user.fs.replayed.orphans == 1
         assert await user.read("file") == b"old"
         assert await user.drained() == "durable"
     assert [path.read_bytes() for path in (tmp_path / "2" / "orphans").iterdir()] == [b"half"]
@@ -251,12 +251,12 @@ async def test_bytes_written_after_a_close_are_not_taken_for_closed(
     """A second descriptor goes on writing: what a crash leaves is a mixture that nobody closed."""
     async with running_node(bucket, tmp_path / "1") as user:
         first, second = await user.open("file"), await user.open("file", truncate=False)
-        await user.fs.contents.write(first, 0, b"1111")
+        await user.fs.file_io.write(first, 0, b"1111")
         await user.close(first)
-        await user.fs.contents.write(second, 0, b"22")
+        await user.fs.file_io.write(second, 0, b"22")
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
-        await user.fs.contents.write(second, 2, b"22")
+        await user.fs.file_io.write(second, 2, b"22")
         await user.close(second)
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2") as user:
@@ -271,7 +271,7 @@ async def test_a_staging_file_without_a_row_is_kept_aside(
     (cache / "staging").mkdir(parents=True)
     (cache / "staging" / "0000000000000007").write_bytes(b"who am I?")
     async with running_node(bucket, cache) as user:
-        assert user.fs.recovered.orphans == 1
+        assert user.fs.replayed.orphans == 1
         await user.write("next", b"1")
         await user.drained()
     assert (cache / "orphans" / "0000000000000007").read_bytes() == b"who am I?"
@@ -292,9 +292,9 @@ async def closed_but_unpublished(bucket: Bucket, cache: Path, names: tuple[str, 
     bucket.come_back()
 
 
-def recovered_after_reboot(cache: Path) -> Recovered:
+def recovered_after_reboot(cache: Path) -> ReplayResult:
     with Journal(cache / "journal") as journal:
-        return Recovery(journal, StagingDirectory(cache), "another boot").read()
+        return JournalReplay(journal, StagingDirectory(cache), "another boot").read()
 
 
 def change_rows(cache: Path, change: Callable[[dict], dict]) -> None:
@@ -326,7 +326,7 @@ async def test_after_a_power_cut_only_what_was_synced_and_is_whole_is_published(
     with paths["short"].open("r+b") as file:
         file.truncate(10)
     async with running_node(bucket, cache) as user:
-        assert user.fs.recovered.suspects == 3
+        assert user.fs.replayed.suspects == 3
         assert await user.drained() == "durable"
     assert bucket.shows() == {"whole": b"whole" * 100_000}
     kept = {path.name for path in (cache / "suspect").iterdir()}
@@ -342,7 +342,7 @@ async def test_within_one_boot_the_page_cache_is_trusted(
         bucket.is_cut_off = True
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2") as user:
-        assert user.fs.recovered.suspects == 0
+        assert user.fs.replayed.suspects == 0
         assert await user.drained() == "durable"
     assert bucket.shows() == {"file": b"1"}
 
@@ -356,7 +356,7 @@ async def test_what_recovery_decided_it_decides_again(
     first = recovered_after_reboot(cache)
     second = recovered_after_reboot(cache)
     for found in (first, second):
-        assert [generation.record.key for generation in found.generations] == ["a"]
+        assert [version.record.key for version in found.versions] == ["a"]
     assert (first.suspects, second.suspects) == (1, 0)
     assert len(list((cache / "suspect").iterdir())) == 1
 
@@ -489,7 +489,7 @@ async def test_an_abort_that_one_mount_cannot_do_is_the_next_ones(
         journal.apply([PutAbort("gone", upload_id)])
     refusing: Any = FaultyStore(bucket, Fault(AccessDenied("403"), "abort_multipart"))
     is_read_only = hindrance == "a read-only mount"
-    store = Remote([refusing], None) if is_read_only else refusing
+    store = ReadWriteSplit([refusing], None) if is_read_only else refusing
     async with running_node(store, tmp_path, read_only=is_read_only):
         await trio.sleep(100)
     assert bucket.memory.uploads() == ("gone",)

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.recovery.offline import ColdCache
+from fusecache.engine.recovery.offline import OfflineCache
 from fusecache.index.journal import Journal
 from fusecache.model.errors import (
     AlreadyExists,
@@ -35,8 +35,8 @@ async def leave_unfinished(bucket: Bucket, cache: Path, path: str = "step/model"
         await user.write("step/other", b"whole")
         await user.drained()
         handle = await user.open(path)
-        await user.fs.contents.write(handle, 0, HALF)
-        await user.fs.contents.fsync(handle)
+        await user.fs.file_io.write(handle, 0, HALF)
+        await user.fs.file_io.fsync(handle)
         photograph(before, cache)
         await user.close(handle)
         await user.unlink(path)
@@ -45,9 +45,9 @@ async def leave_unfinished(bucket: Bucket, cache: Path, path: str = "step/model"
 
 
 async def things(user: User) -> list[dict[str, Any]]:
-    listing = await user.fs.recovering.listing()
-    assert listing["count"] == len(listing["things"])
-    return list(listing["things"])
+    listing = await user.fs.quarantine.listing()
+    assert listing["count"] == len(listing["entries"])
+    return list(listing["entries"])
 
 
 async def only(user: User) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def staged_bytes(user: User) -> int:
 
 
 def bytes_of(thing: dict[str, Any]) -> bytes:
-    return Path(thing["place"]).read_bytes()
+    return Path(thing["local_path"]).read_bytes()
 
 
 async def nothing_is_staged(user: User) -> None:
@@ -85,7 +85,7 @@ async def test_an_unfinished_file_is_listed_at_every_start_until_it_is_dealt_wit
             thing = await only(user)
             assert (thing["kind"], thing["reason"]) == ("orphan", "unclosed")
             assert (thing["path"], thing["bytes"]) == ("step/model", len(HALF))
-            assert thing["when"] > 0
+            assert thing["time"] > 0
             assert bytes_of(thing) == HALF
             assert counts(user) == (1, 0, len(HALF))
             assert staged_bytes(user) == len(HALF)
@@ -98,7 +98,7 @@ async def test_an_orphan_comes_back_beside_its_name_and_is_published_like_any_fi
     async with running_node(bucket, cache) as user:
         await user.write("step/model.recovered-1", b"somebody has this name")
         thing = await only(user)
-        assert await user.fs.recovering.bring_back(thing["id"], "") == "step/model.recovered-2"
+        assert await user.fs.quarantine.restore(thing["id"], "") == "step/model.recovered-2"
         assert await user.read("step/model.recovered-2") == HALF
         assert await things(user) == []
         assert counts(user) == (0, 0, 0)
@@ -117,7 +117,7 @@ async def test_what_was_brought_back_survives_a_crash_before_it_is_published(
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
-        await user.fs.recovering.bring_back((await only(user))["id"], "back")
+        await user.fs.quarantine.restore((await only(user))["id"], "back")
         photograph(cache, tmp_path / "after")
     bucket.come_back()
     async with running_node(bucket, tmp_path / "after") as user:
@@ -141,9 +141,9 @@ async def test_nothing_is_overwritten_and_a_refusal_changes_nothing(
             (".fusecache", AlreadyExists),
         ):
             with pytest.raises(error):
-                await user.fs.recovering.bring_back(number, path)
+                await user.fs.quarantine.restore(number, path)
         with pytest.raises(NotFound):
-            await user.fs.recovering.bring_back(number + 1000, "")
+            await user.fs.quarantine.restore(number + 1000, "")
         assert counts(user) == (1, 0, len(HALF))
         assert bytes_of(await only(user)) == HALF
     assert bucket.shows()["step/other"] == b"whole"
@@ -155,10 +155,10 @@ async def test_a_deleted_orphan_frees_its_room_for_good(
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
         number = (await only(user))["id"]
-        assert await user.fs.recovering.delete(number) == len(HALF)
+        assert await user.fs.quarantine.delete(number) == len(HALF)
         assert (await things(user), counts(user), staged_bytes(user)) == ([], (0, 0, 0), 0)
         with pytest.raises(NotFound):
-            await user.fs.recovering.delete(number)
+            await user.fs.quarantine.delete(number)
     assert list((cache / "orphans").iterdir()) == []
     async with running_node(bucket, cache) as user:
         assert (await things(user), staged_bytes(user)) == ([], 0)
@@ -182,10 +182,10 @@ async def test_a_crash_while_it_comes_back_leaves_it_listed(
     """Its file is in `staging/` already, its row does not say so yet."""
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
-        place = Path((await only(user))["place"])
+        place = Path((await only(user))["local_path"])
     os.rename(place, cache / "staging" / place.name)
     async with running_node(bucket, cache) as user:
-        assert Path((await only(user))["place"]) == place
+        assert Path((await only(user))["local_path"]) == place
         assert (counts(user), staged_bytes(user)) == ((1, 0, len(HALF)), len(HALF))
 
 
@@ -205,10 +205,10 @@ async def test_rows_and_files_of_an_older_version_are_listed_with_what_is_known(
         found = {thing["id"]: thing for thing in await things(user)}
         strange = found.pop(777)
         (orphan,) = found.values()
-        assert (orphan["path"], orphan["bytes"], orphan["when"] > 0) == ("step/model", len(HALF), True)
+        assert (orphan["path"], orphan["bytes"], orphan["time"] > 0) == ("step/model", len(HALF), True)
         assert (strange["path"], strange["bytes"]) == ("", 7)
         assert staged_bytes(user) == len(HALF) + 7
-        assert await user.fs.recovering.bring_back(777, "") == "file-777.recovered-1"
+        assert await user.fs.quarantine.restore(777, "") == "file-777.recovered-1"
         assert await user.drained() == "durable"
     assert bucket.shows()["file-777.recovered-1"] == b"strange"
 
@@ -218,13 +218,13 @@ async def test_a_file_whose_bytes_are_gone_can_only_be_taken_off_the_list(
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
-        os.unlink((await only(user))["place"])
+        os.unlink((await only(user))["local_path"])
     async with running_node(bucket, cache) as user:
         thing = await only(user)
-        assert (thing["place"], staged_bytes(user)) == ("", 0)
+        assert (thing["local_path"], staged_bytes(user)) == ("", 0)
         with pytest.raises(LocalDiskError, match="gone"):
-            await user.fs.recovering.bring_back(thing["id"], "back")
-        assert await user.fs.recovering.delete(thing["id"]) == 0
+            await user.fs.quarantine.restore(thing["id"], "back")
+        assert await user.fs.quarantine.delete(thing["id"]) == 0
         assert await things(user) == []
 
 
@@ -233,7 +233,7 @@ async def test_a_file_brought_back_where_nothing_is_published_stays_on_the_node(
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache, local_only=("step/",)) as user:
-        await user.fs.recovering.bring_back((await only(user))["id"], "")
+        await user.fs.quarantine.restore((await only(user))["id"], "")
         assert await user.drained() == "durable"
         assert await user.read("step/model.recovered-1") == HALF
     async with running_node(bucket, cache, local_only=("step/",)) as user:
@@ -255,10 +255,10 @@ async def test_a_suspect_says_why_and_is_published_if_somebody_vouches_for_it(
         async with running_node(bucket, cache) as user:
             thing = await only(user)
             assert (thing["kind"], thing["reason"], thing["path"]) == ("suspect", "power-cut", "a")
-            assert "before it was synced" in thing["words"]
+            assert "before it was synced" in thing["message"]
             assert counts(user) == (0, 1, 100_000)
     async with running_node(bucket, cache) as user:
-        assert await user.fs.recovering.bring_back(thing["id"], "a") == "a"
+        assert await user.fs.quarantine.restore(thing["id"], "a") == "a"
         assert await user.drained() == "durable"
         assert counts(user) == (0, 0, 0)
     assert bucket.shows() == {"a": b"a" * 100_000}
@@ -277,9 +277,9 @@ async def test_a_refused_file_is_listed_and_is_offered_to_the_bucket_again(
     async with running_node(store, cache) as user:
         thing = await only(user)
         assert (thing["kind"], thing["path"], thing["bytes"]) == ("refused", "bad", len(HALF))
-        assert "EntityTooLarge" in thing["words"]
+        assert "EntityTooLarge" in thing["message"]
         assert await user.fs.path_state("bad") == "error:refused"
-        assert await user.fs.recovering.bring_back(thing["id"], "") == "bad"
+        assert await user.fs.quarantine.restore(thing["id"], "") == "bad"
         assert await user.drained() == "durable"
         assert (await things(user), await user.fs.path_state("bad")) == ([], "clean")
         await nothing_is_staged(user)
@@ -296,11 +296,11 @@ async def test_deleting_a_refused_file_shows_what_the_bucket_has(
         assert await user.drained() == "error"
         number = (await only(user))["id"]
         node = await user.fs.resolve("bad")
-        handle = user.fs.contents.open(node, writable=False, pid=0)
+        handle = user.fs.file_io.open(node, writable=False, pid=0)
         with pytest.raises(NotPermitted, match="open"):
-            await user.fs.recovering.delete(number)
-        await user.fs.contents.release(handle)
-        assert await user.fs.recovering.delete(number) == len(HALF)
+            await user.fs.quarantine.delete(number)
+        await user.fs.file_io.release(handle)
+        assert await user.fs.quarantine.delete(number) == len(HALF)
         assert await user.read("bad") == b"published"
         assert (await things(user), await user.drained()) == ([], "durable")
 
@@ -353,7 +353,7 @@ async def test_who_writes_the_name_again_has_settled_it_and_the_copy_stays_liste
         assert (thing["kept_as"], thing["settled"]) == (copy, True)
         assert user.fs.statistics()["conflict_files"] == 0
     async with running_node(bucket, cache) as user:
-        assert await user.fs.recovering.delete(thing["id"]) == 0
+        assert await user.fs.quarantine.delete(thing["id"]) == 0
         assert (await user.drained(), await things(user)) == ("durable", [])
     assert bucket.shows() == {"file": b"both"}
 
@@ -398,8 +398,8 @@ async def test_a_change_that_was_given_up_is_on_the_list_until_it_is_made_again_
                 await user.unlink("file")
             else:
                 with pytest.raises(NotFound):
-                    await user.fs.recovering.bring_back(thing["id"], "")
-                await user.fs.recovering.delete(thing["id"])
+                    await user.fs.quarantine.restore(thing["id"], "")
+                await user.fs.quarantine.delete(thing["id"])
             assert (await user.drained(), await things(user)) == ("durable", [])
     assert bucket.shows() == {"file": b"theirs"}
 
@@ -417,9 +417,9 @@ async def replace_copy(user: User, copy: str) -> None:
 async def restore(user: User, _: str) -> None:
     number = (await only(user))["id"]
     with pytest.raises(AlreadyExists):
-        await user.fs.recovering.bring_back(number, "file")
+        await user.fs.quarantine.restore(number, "file")
     await user.unlink("file")
-    assert await user.fs.recovering.bring_back(number, "file") == "file"
+    assert await user.fs.quarantine.restore(number, "file") == "file"
 
 
 @pytest.mark.parametrize("way", [rename, replace_copy, restore])
@@ -460,21 +460,21 @@ async def test_a_cold_cache_lists_what_its_bucket_lacks_and_changes_nothing(
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("waits",))
     cache = tmp_path / "cache.after"
-    with pytest.raises(StateError, match=r"no fusecache\.json"), ColdCache(cache):
+    with pytest.raises(StateError, match=r"no fusecache\.json"), OfflineCache(cache):
         pass
     (cache / "fusecache.json").write_text('{"format": 1, "identity": "http://x s3://bucket/"}')
     (cache / "orphans" / "0000000000000777").write_bytes(b"strange")
-    with ColdCache(cache) as cold:
-        strange, waits = sorted(cold.listing()["things"], key=lambda row: row["path"])
+    with OfflineCache(cache) as cold:
+        strange, waits = sorted(cold.listing()["entries"], key=lambda row: row["path"])
         assert (waits["kind"], waits["path"], waits["bytes"]) == ("waiting", "waits", 500_000)
         assert bytes_of(waits) == b"waits" * 100_000
         assert (strange["kind"], strange["id"], strange["bytes"]) == ("orphan", 777, 7)
-        with pytest.raises(StateError, match="in use"), ColdCache(cache):
+        with pytest.raises(StateError, match="in use"), OfflineCache(cache):
             pass
         with pytest.raises(NotPermitted):
             cold.delete(waits["id"])
         assert cold.delete(777) == 7
-        assert [row["path"] for row in cold.listing()["things"]] == ["waits"]
+        assert [row["path"] for row in cold.listing()["entries"]] == ["waits"]
     async with running_node(bucket, cache) as user:
         assert await user.drained() == "durable"
     assert bucket.shows() == {"waits": b"waits" * 100_000}
@@ -485,8 +485,8 @@ async def test_a_cold_cache_tells_what_the_next_start_will_set_aside(
 ) -> None:
     await leave_unfinished(bucket, cache)
     (cache / "fusecache.json").write_text('{"format": 1, "identity": "http://x s3://bucket/"}')
-    with ColdCache(cache) as cold:
-        (thing,) = cold.listing()["things"]
+    with OfflineCache(cache) as cold:
+        (thing,) = cold.listing()["entries"]
         assert (thing["kind"], thing["path"], thing["bytes"]) == ("orphan", "step/model", len(HALF))
         assert cold.delete(thing["id"]) == len(HALF)
     with Journal(cache / "journal") as journal:

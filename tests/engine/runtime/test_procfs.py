@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from fusecache.engine.runtime.procfs import thread_group, was_killed
+from fusecache.engine.runtime.procfs import is_being_killed, thread_group
 
 
 def test_a_thread_belongs_to_its_process_and_nobody_to_none() -> None:
@@ -24,15 +24,15 @@ def test_a_thread_belongs_to_its_process_and_nobody_to_none() -> None:
 
 
 def test_only_who_is_ended_by_a_signal_was_killed() -> None:
-    assert not was_killed(os.getpid())
+    assert not is_being_killed(os.getpid())
     child = subprocess.Popen(["sleep", "60"])
-    assert not was_killed(child.pid)
+    assert not is_being_killed(child.pid)
     child.send_signal(signal.SIGKILL)
     try:
         deadline = time.monotonic() + 10
-        while not was_killed(child.pid):  # a zombie keeps its flags until it is waited for
+        while not is_being_killed(child.pid):  # a zombie keeps its flags until it is waited for
             assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
         child.wait()
-    assert not was_killed(child.pid)
+    assert not is_being_killed(child.pid)

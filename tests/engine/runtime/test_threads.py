@@ -48,19 +48,19 @@ async def test_a_file_removed_while_its_late_pages_are_promised_does_not_come_ba
     offload = Slow()
     async with running_node(bucket, cache, offload=offload) as user, trio.open_nursery() as nursery:
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"....")
-        await user.fs.contents.flush(handle)
-        reader = user.fs.contents.open(handle.node, writable=False, pid=0)
-        await user.fs.contents.write(handle, 1, b"XX")  # pages of a mapping: no close follows
+        await user.fs.file_io.write(handle, 0, b"....")
+        await user.fs.file_io.flush(handle)
+        reader = user.fs.file_io.open(handle.node, writable=False, pid=0)
+        await user.fs.file_io.write(handle, 1, b"XX")  # pages of a mapping: no close follows
         offload.rows_seconds = 5.0
-        nursery.start_soon(user.fs.contents.release, handle)
+        nursery.start_soon(user.fs.file_io.release, handle)
         await trio.sleep(1)
         nursery.start_soon(user.unlink, "file")
         await trio.sleep(20)
         offload.rows_seconds = 0.0
         assert await user.drained() == "durable"
-        assert bytes(await user.fs.contents.read(reader, 0, 10)) == b".XX."
-        await user.fs.contents.release(reader)
+        assert bytes(await user.fs.file_io.read(reader, 0, 10)) == b".XX."
+        await user.fs.file_io.release(reader)
         await trio.sleep(5)
         assert rows_of(user) == []
     assert bucket.shows() == {}
@@ -74,11 +74,11 @@ async def test_a_file_renamed_over_one_whose_late_pages_are_promised_is_publishe
     async with running_node(bucket, cache, offload=offload) as user, trio.open_nursery() as nursery:
         await user.write("new", b"new")
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"....")
-        await user.fs.contents.flush(handle)
-        await user.fs.contents.write(handle, 1, b"XX")  # pages of a mapping: no close follows
+        await user.fs.file_io.write(handle, 0, b"....")
+        await user.fs.file_io.flush(handle)
+        await user.fs.file_io.write(handle, 1, b"XX")  # pages of a mapping: no close follows
         offload.rows_seconds = 5.0
-        nursery.start_soon(user.fs.contents.release, handle)
+        nursery.start_soon(user.fs.file_io.release, handle)
         await trio.sleep(1)
         nursery.start_soon(user.rename, "new", "file")
         await trio.sleep(20)
@@ -97,14 +97,14 @@ async def test_an_open_file_that_is_removed_while_it_is_published_leaves_nothing
     async with running_node(bucket, cache, offload=offload) as user:
         offload.publish_seconds = 10.0
         await user.write("file", b"1")
-        handle = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
+        handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
         await trio.sleep(5)
-        assert handle.node.generation is not None
-        assert handle.node.generation.in_flight
+        assert handle.node.version is not None
+        assert handle.node.version.in_flight
         await user.unlink("file")
         assert await user.drained() == "durable"
-        assert bytes(await user.fs.contents.read(handle, 0, 10)) == b"1"
-        await user.fs.contents.release(handle)
+        assert bytes(await user.fs.file_io.read(handle, 0, 10)) == b"1"
+        await user.fs.file_io.release(handle)
         await trio.sleep(5)
         assert rows_of(user) == []
         assert user.fs.statistics()["cache"]["staging_bytes"] == 0
@@ -145,7 +145,7 @@ async def test_a_node_that_ends_before_the_bytes_of_a_removed_file_go_keeps_none
     assert len(list((after / "staging").iterdir())) == 1
     async with running_node(bucket, after) as user:
         await user.drained()
-        assert (user.fs.recovered.orphans, await user.tree(), rows_of(user)) == (0, {}, [])
+        assert (user.fs.replayed.orphans, await user.tree(), rows_of(user)) == (0, {}, [])
         assert user.fs.statistics()["cache"]["staging_bytes"] == 0
     for folder in ("staging", "orphans"):
         assert list((after / folder).iterdir()) == []
@@ -162,7 +162,7 @@ async def test_a_large_file_removed_as_its_preparation_begins_leaves_no_upload(
         await user.write("model", bytes(3 * PART))
         node = await user.fs.resolve("model")
         preparer.begin = begin  # type: ignore[method-assign]
-        preparer.begin([node.generation], lambda _: True)
+        preparer.begin([node.version], lambda _: True)
         await user.unlink("model")
         await trio.sleep(60)
         assert rows_of(user) == []
@@ -203,8 +203,8 @@ async def test_a_close_is_not_taken_back_because_the_loop_stood_still_before_it_
     async def main() -> None:
         async with running_node(bucket, cache) as user:
             handle = await user.open("shard")
-            await user.fs.contents.write(handle, 0, b"shard")
-            await user.fs.contents.flush(handle)
+            await user.fs.file_io.write(handle, 0, b"shard")
+            await user.fs.file_io.flush(handle)
             await user.write("latest", b"shard")
             clock.jump(
                 5.0
@@ -212,7 +212,7 @@ async def test_a_close_is_not_taken_back_because_the_loop_stood_still_before_it_
             for _ in range(10):
                 await wait_all_tasks_blocked()
                 clock.jump(0.001)
-            await user.fs.contents.release(handle)
+            await user.fs.file_io.release(handle)
             clock.autojump_threshold = 0
             assert await user.drained() == "durable"
 

@@ -128,7 +128,7 @@ async def test_a_close_that_no_upload_would_make_room_for_does_not_wait(
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         handle = await user.open("large")
         for offset in range(0, 60 * MIB, 4 * MIB):
-            await user.fs.contents.write(handle, offset, bytes(4 * MIB))
+            await user.fs.file_io.write(handle, offset, bytes(4 * MIB))
         with trio.fail_after(1):
             await user.close(handle)
         assert await user.drained() == "durable"
@@ -143,7 +143,7 @@ async def test_a_close_does_not_wait_for_removals_that_are_put_off(
         await user.unlink("old")
         handle = await user.open("large")
         for start in range(0, high_water(user) + FILE, FILE):
-            await user.fs.contents.write(handle, start, bytes(FILE))
+            await user.fs.file_io.write(handle, start, bytes(FILE))
         with trio.fail_after(5):
             await user.close(handle)
 
@@ -158,7 +158,7 @@ async def test_a_killed_writer_does_not_wait_in_its_last_close(
         with program() as process:
             handle = await opened_by(user, process, "file")
             for offset in range(0, FILE, MIB):
-                await user.fs.contents.write(handle, offset, bytes(MIB))
+                await user.fs.file_io.write(handle, offset, bytes(MIB))
             kill(process)
             with trio.fail_after(5):
                 await user.close(handle)
@@ -185,12 +185,12 @@ async def test_at_the_limit_what_begins_is_refused_and_what_was_begun_goes_on(
         for call in (
             lambda: user.open("new"),
             lambda: user.open("old", truncate=False),
-            lambda: user.fs.contents.truncate(begun.node, FILE),
+            lambda: user.fs.file_io.truncate(begun.node, FILE),
         ):
             with trio.fail_after(1), pytest.raises(NoSpace):
                 await call()
         # The kernel had accepted these.
-        await user.fs.contents.write(begun, 0, bytes(MIB))
+        await user.fs.file_io.write(begun, 0, bytes(MIB))
         await user.close(begun)
         bucket.come_back()
         assert await user.drained() == "durable"
@@ -232,7 +232,7 @@ async def test_a_file_that_the_disk_had_no_room_for_is_never_published_however_o
     bucket.memory.put_bytes("file", b"old")
     async with running_node(bucket, cache) as user:
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"first")
+        await user.fs.file_io.write(handle, 0, b"first")
 
         def full(*_: object) -> None:
             raise NoSpace("the disk is full")
@@ -240,13 +240,13 @@ async def test_a_file_that_the_disk_had_no_room_for_is_never_published_however_o
         with monkeypatch.context() as patch:
             patch.setattr(StagingFile, "write", full)
             with pytest.raises(NoSpace):
-                await user.fs.contents.write(handle, 5, b"lost")
+                await user.fs.file_io.write(handle, 5, b"lost")
         with pytest.raises(NoSpace):
-            await user.fs.contents.write(handle, 9, b"after it")
+            await user.fs.file_io.write(handle, 9, b"after it")
         for _ in range(2):
             with pytest.raises(NoSpace):
-                await user.fs.contents.flush(handle)
-        await user.fs.contents.release(handle)
+                await user.fs.file_io.flush(handle)
+        await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
         assert await user.read("file") == b"old"
     assert bucket.shows() == {"file": b"old"}
@@ -264,7 +264,7 @@ async def test_an_fsync_of_such_a_file_tells_it_too(
         with monkeypatch.context() as patch:
             patch.setattr(StagingFile, "write", full)
             with pytest.raises(NoSpace):
-                await user.fs.contents.write(handle, 0, b"lost")
+                await user.fs.file_io.write(handle, 0, b"lost")
         with pytest.raises(NoSpace):
             await user.fs.fsync(handle)
         with pytest.raises(NoSpace):
@@ -280,7 +280,7 @@ async def test_an_upload_that_is_only_tried_again_fails_no_close_that_wrote_noth
         bucket.takes_nothing = True
         await user.write("file", b"1")
         await trio.sleep(10)
-        handle = user.fs.contents.open(await user.fs.resolve("file"), writable=True, pid=0)
+        handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=True, pid=0)
         await user.fs.fsync(handle)
         await user.close(handle)
         bucket.come_back()

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
-from fusecache.engine.runtime.batcher import Batches
+from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import GATHER_SECONDS, JournalWriter
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.index.journal import Change, DropFile, Journal
@@ -43,20 +43,20 @@ async def test_rows_that_no_process_waits_for_share_commits_and_keep_their_order
             await nursery.start(writer.run)
             began = trio.current_time()
             with trio.fail_after(1):
-                await writer.submit_patiently(DropFile(1)).wait()
+                await writer.submit_batched(DropFile(1)).wait()
             assert trio.current_time() == began  # nothing was committed lately: at once
             tickets = []
             for number in range(2, 10):
-                tickets.append(writer.submit_patiently(DropFile(number)))
+                tickets.append(writer.submit_batched(DropFile(number)))
                 await trio.sleep(GATHER_SECONDS / 10)
             for ticket in tickets:
                 await ticket.wait()
             assert trio.current_time() == pytest.approx(began + GATHER_SECONDS)
-            writer.submit_patiently(DropFile(10))
+            writer.submit_batched(DropFile(10))
             await writer.commit(DropFile(11))  # a process waits: both go now
             assert trio.current_time() == pytest.approx(began + GATHER_SECONDS)
-            writer.submit_patiently(DropFile(12))
-            await writer.settled()
+            writer.submit_batched(DropFile(12))
+            await writer.wait_committed()
             assert trio.current_time() == pytest.approx(began + GATHER_SECONDS)
             nursery.cancel_scope.cancel()
     assert [rows for _, rows in journal.commits] == [[1], [*range(2, 10)], [10, 11], [12]]
@@ -70,7 +70,7 @@ async def test_a_batch_begins_at_once_after_a_pause_and_then_gathers(autojump_cl
         seen.append((round(trio.current_time() - began, 3), items))
         await trio.sleep(100)  # and the next ones do not wait for it
 
-    batches = Batches(work, seconds=0.1, most=3, name="work")
+    batches = Batcher(work, seconds=0.1, most=3, name="work")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(batches.run)
         batches.add(1)
@@ -115,16 +115,16 @@ async def test_a_removed_file_whose_last_handle_is_closed_as_it_becomes_cache_en
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(5.0)) as user:
         await user.write("file", b"content")
-        reader = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
+        reader = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
         await trio.sleep(3)
-        generation = reader.node.generation
-        assert generation is not None
-        assert generation.in_flight
+        version = reader.node.version
+        assert version is not None
+        assert version.in_flight
         await user.unlink("file")
         with trio.fail_after(60):
-            while generation.state is not FileState.STORED:  # noqa: ASYNC110 (in the very moment)
+            while version.state is not FileState.STORED:  # noqa: ASYNC110 (in the very moment)
                 await trio.sleep(0.001)
-        await user.fs.contents.release(reader)
+        await user.fs.file_io.release(reader)
         assert await user.drained() == "durable"
         await user.write("later", b"-")
         assert await user.drained() == "durable"

@@ -13,7 +13,7 @@ from tests.support.node import Bucket, User, running_node
 async def rename_what_fails(user: User, name: str, target: str) -> None:
     """Do as a program does that renames what it still writes, and finds no room after that."""
     handle = await user.open(name)
-    await user.fs.contents.write(handle, 0, b"unfinished")
+    await user.fs.file_io.write(handle, 0, b"unfinished")
     await user.rename(name, target)
     find_no_room(user, handle)
     await end(user, handle)
@@ -43,13 +43,13 @@ async def test_a_target_that_is_still_read_shows_again_to_all(
     bucket.memory.put_bytes("a", b"old")
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
         await user.write("a", b"closed")
-        reader = user.fs.contents.open(await user.fs.resolve("a"), writable=False, pid=0)
+        reader = user.fs.file_io.open(await user.fs.resolve("a"), writable=False, pid=0)
         await trio.sleep(4)  # it is on its way
         await rename_what_fails(user, "b", "a")
-        assert await user.fs.contents.read(reader, 0, 10) == b"closed"
+        assert await user.fs.file_io.read(reader, 0, 10) == b"closed"
         await trio.sleep(10)
-        assert await user.fs.contents.read(reader, 0, 10) == b"closed"
-        await user.fs.contents.release(reader)
+        assert await user.fs.file_io.read(reader, 0, 10) == b"closed"
+        await user.fs.file_io.release(reader)
         assert await user.read("a") == b"closed"
         assert await user.drained() == "durable"
     assert bucket.shows() == {"a": b"closed"}
@@ -63,7 +63,7 @@ async def test_a_target_that_is_written_again_shows_what_was_closed_of_it(
         await user.write("a", b"closed")
         await trio.sleep(4)  # it is on its way
         writer = await user.open("a", truncate=False)
-        await user.fs.contents.write(writer, 0, b"newer, and nowhere by now")
+        await user.fs.file_io.write(writer, 0, b"newer, and nowhere by now")
         await rename_what_fails(user, "b", "a")
         assert await user.read("a") == b"closed"
         await user.close(writer)

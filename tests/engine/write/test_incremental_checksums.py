@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.model.objects import GRANULE_BYTES, MIB
-from fusecache.policy.incremental_checksums import Sums
+from fusecache.policy.incremental_checksums import IncrementalChecksums
 from tests.support.node import Bucket, running_node
 
 
@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Iterator[StagingFile]:
     made.close()
 
 
-def take(sums: Sums, file: StagingFile, size: int) -> None:
+def take(sums: IncrementalChecksums, file: StagingFile, size: int) -> None:
     with sums.taking(size) as extent:
         sums.put(extent, size, file.checksums(extent[0], extent[1] - extent[0]))
 
@@ -28,7 +28,7 @@ def take(sums: Sums, file: StagingFile, size: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_they_are_those_of_the_whole_file_whatever_was_changed(file: StagingFile, seed: int) -> None:
     chance = random.Random(seed)
-    sums, size = Sums(), 0
+    sums, size = IncrementalChecksums(), 0
     for _ in range(60):
         at = chance.choice((size, chance.randrange(6 * GRANULE_BYTES), GRANULE_BYTES * chance.randrange(6)))
         if chance.random() < 0.2:
@@ -47,7 +47,7 @@ def test_they_are_those_of_the_whole_file_whatever_was_changed(file: StagingFile
 
 
 def test_what_changes_while_they_are_taken_is_taken_the_next_time(file: StagingFile) -> None:
-    sums = Sums()
+    sums = IncrementalChecksums()
     file.write(0, b"1" * 100_000)
     with sums.taking(100_000) as extent:
         assert not sums.are_current
@@ -60,7 +60,7 @@ def test_what_changes_while_they_are_taken_is_taken_the_next_time(file: StagingF
 
 
 def test_a_failure_forgets_nothing(file: StagingFile) -> None:
-    sums = Sums()
+    sums = IncrementalChecksums()
     file.write(0, b"1" * 100_000)
     with pytest.raises(OSError, match="disk"), sums.taking(100_000):
         raise OSError("the disk fails")
@@ -76,14 +76,14 @@ async def test_a_log_that_is_synced_line_by_line_is_read_once(
     async with running_node(bucket, cache) as user:
         handle = await user.open("log")
         for number in range(200):
-            await user.fs.contents.write(handle, number * 10_000, b"-" * 10_000)
+            await user.fs.file_io.write(handle, number * 10_000, b"-" * 10_000)
             await user.fs.fsync(handle)
-        generation = handle.node.generation
-        assert generation is not None
-        assert generation.sums.summed_bytes < 200 * (10_000 + 2 * GRANULE_BYTES)
-        await user.fs.contents.flush(handle)
-        assert generation.record.synced
-        await user.fs.contents.release(handle)
+        version = handle.node.version
+        assert version is not None
+        assert version.checksums.summed_bytes < 200 * (10_000 + 2 * GRANULE_BYTES)
+        await user.fs.file_io.flush(handle)
+        assert version.record.synced
+        await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
 
 
@@ -93,13 +93,13 @@ async def test_a_large_file_that_is_changed_here_and_there_is_not_read_at_every_
     async with running_node(bucket, cache) as user:
         handle = await user.open("data.db")
         for offset in range(0, 8 * MIB, MIB):
-            await user.fs.contents.write(handle, offset, bytes(MIB))
+            await user.fs.file_io.write(handle, offset, bytes(MIB))
         for _ in range(100):
             for offset in (0, 4 * MIB, 8 * MIB - 4096):
-                await user.fs.contents.write(handle, offset, b"x" * 4096)
+                await user.fs.file_io.write(handle, offset, b"x" * 4096)
             await user.fs.fsync(handle)
-        generation = handle.node.generation
-        assert generation is not None
-        assert generation.sums.summed_bytes <= generation.written + 8 * MIB
+        version = handle.node.version
+        assert version is not None
+        assert version.checksums.summed_bytes <= version.written + 8 * MIB
         await user.close(handle)
         assert await user.drained() == "durable"

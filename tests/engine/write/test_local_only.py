@@ -29,12 +29,12 @@ async def test_they_are_read_and_written_here_and_never_published(
     async with node(bucket, cache, fsync_is_remote=True) as user:
         await user.mkdir("tmp")
         handle = await user.open("tmp/file")
-        await user.fs.contents.write(handle, 0, b"one")
+        await user.fs.file_io.write(handle, 0, b"one")
         await user.fs.fsync(handle)
         await user.close(handle)
         await trio.sleep(200)
         handle = await user.open("tmp/file", truncate=False)
-        await user.fs.contents.write(handle, 3, b" two")
+        await user.fs.file_io.write(handle, 3, b" two")
         await trio.sleep(200)
         assert await user.drained(5) == "durable"
         assert (await user.fs.wait_durable("tmp/file", 5)).message == ""
@@ -56,7 +56,7 @@ async def test_a_directory_with_one_of_them_says_so_unless_something_graver_is_i
         await user.write("tmp/large", b"12345")
         await user.write("other", b"1")
         assert await user.drained() == "durable"
-        there = await user.fs.looking.look("tmp")
+        there = await user.fs.status.path_status("tmp")
         assert (there["state"], there["local_only_files"], there["local_only_bytes"]) == ("local-only", 1, 5)
         assert await user.fs.path_state("other") == "clean"
         bucket.takes_nothing = True
@@ -64,8 +64,8 @@ async def test_a_directory_with_one_of_them_says_so_unless_something_graver_is_i
         assert await user.fs.path_state("") == "queued"
         bucket.come_back()
         handle = await user.open("tmp/written")
-        await user.fs.contents.write(handle, 0, b"123")
-        assert (await user.fs.looking.look("tmp"))["local_only_bytes"] == 8
+        await user.fs.file_io.write(handle, 0, b"123")
+        assert (await user.fs.status.path_status("tmp"))["local_only_bytes"] == 8
         await user.close(handle)
         assert await user.drained() == "durable"
 
@@ -97,7 +97,7 @@ async def test_a_file_renamed_out_while_it_is_written_is_published_at_its_close(
         await user.rename("tmp/file", "model")
         await trio.sleep(10)
         assert files_in(bucket.shows()) == {}
-        await user.fs.contents.write(handle, 5, b" second")
+        await user.fs.file_io.write(handle, 5, b" second")
         await user.close(handle)
         assert await user.drained() == "durable"
     assert files_in(bucket.shows()) == {"model": b"first second"}
@@ -157,7 +157,7 @@ async def test_they_are_there_after_a_kill_and_after_a_restart(
         await user.mkdir("tmp")
         await user.write("tmp/file", b"1" * LARGE)
         handle = await user.open("tmp/file", truncate=False)
-        await user.fs.contents.write(handle, LARGE, b"more")
+        await user.fs.file_io.write(handle, LARGE, b"more")
         photograph(cache, tmp_path / "crashed")
         await user.close(handle)
     for directory in (cache, tmp_path / "crashed"):
@@ -186,7 +186,7 @@ async def test_an_unlinked_one_that_is_still_open_does_not_come_back_after_a_kil
             else:
                 await user.write("tmp/other", b"new")
                 await user.rename("tmp/other", f"tmp/{name}")
-            await user.fs.contents.write(handle, 0, b"x")
+            await user.fs.file_io.write(handle, 0, b"x")
         photograph(cache, tmp_path / "crashed")
     async with node(bucket, tmp_path / "crashed") as user:
         assert await user.tree() == {"tmp": None, "tmp/replaced": b"new"}
@@ -223,11 +223,11 @@ async def test_what_was_closed_is_kept_aside_when_there_is_no_room_to_append_to_
         await user.write("tmp/log", b"closed")
         handle = await user.open("tmp/log", truncate=False)
         with pytest.raises(NoSpace):
-            await user.fs.contents.write(handle, 200 * MIB, b"too far")
+            await user.fs.file_io.write(handle, 200 * MIB, b"too far")
         with pytest.raises(NoSpace):
             await user.close(handle)
-        (thing,) = (await user.fs.recovering.listing())["things"]
-        await user.fs.recovering.bring_back(thing["id"], "tmp/log")
+        (thing,) = (await user.fs.quarantine.listing())["entries"]
+        await user.fs.quarantine.restore(thing["id"], "tmp/log")
         assert await user.read("tmp/log") == b"closed"
         assert await user.fs.path_state("tmp/log") == "local-only"
 
@@ -238,7 +238,7 @@ async def test_what_is_being_written_is_counted_as_only_here(
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
         handle = await user.open("tmp/save")
-        await user.fs.contents.write(handle, 0, bytes(MIB))
+        await user.fs.file_io.write(handle, 0, bytes(MIB))
         assert user.fs.statistics()["exposed_bytes"] == MIB
         await user.close(handle)
         assert user.fs.statistics()["exposed_bytes"] == MIB

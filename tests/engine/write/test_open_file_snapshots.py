@@ -17,12 +17,12 @@ SNAPSHOT = 60.0
 
 async def open_log(user: User, path: str) -> FileHandle:
     """Make and open as a logger does, with O_APPEND."""
-    node = await user.fs.changes.create(user.fs.tree.root, path, 0o644)
-    return user.fs.contents.open(node, writable=True, pid=0, appends=True)
+    node = await user.fs.namespace_ops.create(user.fs.tree.root, path, 0o644)
+    return user.fs.file_io.open(node, writable=True, pid=0, appends=True)
 
 
 async def append(user: User, handle: FileHandle, data: bytes) -> None:
-    await user.fs.contents.write(handle, handle.node.size, data)
+    await user.fs.file_io.write(handle, handle.node.size, data)
 
 
 def assert_states(states: list[bytes], line: bytes) -> None:
@@ -84,7 +84,7 @@ async def test_a_log_reopened_for_each_line_is_published_too_and_not_too_often(
     async with running_node(bucket, cache) as user:
         await user.write("log", b"")
         for _ in range(600):
-            log = user.fs.contents.open(await user.fs.resolve("log"), writable=True, pid=0, appends=True)
+            log = user.fs.file_io.open(await user.fs.resolve("log"), writable=True, pid=0, appends=True)
             await append(user, log, line)
             await user.close(log)
             await trio.sleep(0.1)
@@ -101,9 +101,9 @@ async def test_a_large_file_that_is_not_appended_to_is_not_published_in_part(
     """A checkpoint on its way to a slow disk."""
     async with running_node(bucket, cache) as user:
         handle = await user.open("checkpoint")
-        await user.fs.contents.truncate(handle.node, LARGE)
+        await user.fs.file_io.truncate(handle.node, LARGE)
         for offset in range(0, LARGE, MIB):
-            await user.fs.contents.write(handle, offset, b"x" * MIB)
+            await user.fs.file_io.write(handle, offset, b"x" * MIB)
             await trio.sleep(100)
         assert bucket.states == []
         await user.close(handle)
@@ -162,8 +162,8 @@ async def test_a_snapshot_of_a_writer_that_is_killed_later_stays_published(
         await append(user, log, b"first")
         await trio.sleep(100)
         await append(user, log, b" second")
-        assert log.node.generation is not None
-        log.node.generation.killed_writer = log
+        assert log.node.version is not None
+        log.node.version.killed_writer = log
         await user.close(log)
         assert await user.drained() == "durable"
         assert await user.read("log") == b"first"
@@ -199,7 +199,7 @@ async def test_while_the_bucket_takes_nothing_snapshots_do_not_pile_up(
         for _ in range(60):
             await append(user, log, b"x")
             await trio.sleep(30)
-        assert len(user.fs.owed) <= 2
+        assert len(user.fs.queue) <= 2
         bucket.come_back()
         await user.close(log)
         assert await user.drained() == "durable"

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.namespace.nodes import Generation, Node
+from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import FusecacheError, NotFound
 from fusecache.model.objects import MIB
@@ -33,33 +33,33 @@ class SlowDisk(InlineOffload):
     rows = network = upload = disk
 
 
-def watched(user: User) -> list[Generation]:
+def watched(user: User) -> list[FileVersion]:
     """Return a list that every generation of the node is added to."""
-    made: list[Generation] = []
-    make = user.fs.contents._new_generation
+    made: list[FileVersion] = []
+    make = user.fs.file_io._new_version
 
-    def make_and_note(node: Node) -> Generation:
+    def make_and_note(node: Node) -> FileVersion:
         made.append(make(node))
         return made[-1]
 
-    user.fs.contents._new_generation = make_and_note
+    user.fs.file_io._new_version = make_and_note
     return made
 
 
-def check(user: User, made: list[Generation]) -> None:
+def check(user: User, made: list[FileVersion]) -> None:
     """No file holds more than was granted, or less than it needs."""
-    held = [generation.reserved for generation in made]
+    held = [version.reserved for version in made]
     assert min(held, default=0) >= 0
     assert sum(held) <= user.fs.cache.statistics().staging_bytes
-    for generation in made:
-        if generation.state in {FileState.OPEN, FileState.FLUSHED, FileState.SEALED}:
-            assert generation.reserved >= generation.size, generation
+    for version in made:
+        if version.state in {FileState.OPEN, FileState.FLUSHED, FileState.SEALED}:
+            assert version.reserved >= version.size, version
 
 
 async def write_and_close(user: User, chance: random.Random, name: str, written: list[int]) -> None:
     """Do as a program does that writes here and there, for which there may be no room."""
     handle = await user.open(name, truncate=chance.random() < 0.3)
-    contents = user.fs.contents
+    contents = user.fs.file_io
     try:
         async with trio.open_nursery() as nursery:
             for _ in range(chance.randrange(1, 4)):

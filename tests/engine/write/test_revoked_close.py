@@ -27,8 +27,8 @@ async def test_a_removed_file_that_is_written_anew_by_a_shell_is_no_conflict(
         assert await user.drained() == "durable"
         await user.unlink("log")
         handle = await user.open("log")
-        await user.fs.contents.flush(handle)
-        await user.fs.contents.write(handle, 0, b"new")
+        await user.fs.file_io.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"new")
         await user.close(handle)
         assert await user.drained() == "durable"
     assert bucket.shows() == {"log": b"new"}
@@ -42,8 +42,8 @@ async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
         assert await user.drained() == "durable"
         await user.unlink("log")
         handle = await user.open("log")
-        await user.fs.contents.flush(handle)
-        await user.fs.contents.write(handle, 0, b"new")
+        await user.fs.file_io.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"new")
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
     bucket.come_back()
@@ -62,12 +62,12 @@ async def test_a_close_that_returned_stands_though_its_release_comes_after_the_n
         await user.write("log", b"old")
         assert await user.drained() == "durable"
         first = await user.open("log")
-        await user.fs.contents.write(first, 0, b"closed")
-        await user.fs.contents.flush(first)
+        await user.fs.file_io.write(first, 0, b"closed")
+        await user.fs.file_io.flush(first)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(_append, user, "log", b", and more", truncate=truncate))
             await trio.sleep(0.3)
-            await user.fs.contents.release(first)
+            await user.fs.file_io.release(first)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
     bucket.come_back()
@@ -96,13 +96,13 @@ async def test_a_close_that_waits_longer_for_the_disk_than_files_settle_stands(
         await user.write("file", b"old")
         assert await user.drained() == "durable"
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"closed")
+        await user.fs.file_io.write(handle, 0, b"closed")
         disk.seconds = 3.0
-        await user.fs.contents.flush(handle)
+        await user.fs.file_io.flush(handle)
         photograph(tmp_path / "1", tmp_path / "2")
         disk.seconds = 0.0
         bucket.is_cut_off = True
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2") as user:
         assert await user.drained() == "durable"
@@ -114,17 +114,17 @@ async def test_a_removed_file_that_is_held_open_is_no_orphan_after_a_kill(
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"gone")
-        await user.fs.contents.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"gone")
+        await user.fs.file_io.flush(handle)
         await user.unlink("file")
         await user.write("other", b"-")
         await trio.sleep(5)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2") as user:
-        assert [row.key for row, _ in user.fs.recovered.aside if row.key] == []
+        assert [row.key for row, _ in user.fs.replayed.quarantined if row.key] == []
 
 
 async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
@@ -132,10 +132,10 @@ async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("log")
-        await user.fs.contents.write(handle, 0, b"one")
-        await user.fs.contents.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"one")
+        await user.fs.file_io.flush(handle)
         other = await user.open("log", truncate=False)
-        await user.fs.contents.write(other, 3, b", two")
+        await user.fs.file_io.write(other, 3, b", two")
         await user.close(other)
         await user.close(handle)
         assert await user.drained() == "durable"
@@ -145,7 +145,7 @@ async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
 async def _append(user: User, path: str, data: bytes, *, truncate: bool) -> None:
     """Write at the end, and do not close it."""
     handle = await user.open(path, truncate=truncate)
-    await user.fs.contents.write(handle, handle.node.size, data)
+    await user.fs.file_io.write(handle, handle.node.size, data)
 
 
 async def test_a_close_after_a_childs_is_journaled_when_it_returns(
@@ -153,10 +153,10 @@ async def test_a_close_after_a_childs_is_journaled_when_it_returns(
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
-        await user.fs.contents.write(handle, 0, b"whole")
-        await user.fs.contents.flush(handle)  # a forked child ends
+        await user.fs.file_io.write(handle, 0, b"whole")
+        await user.fs.file_io.flush(handle)  # a forked child ends
         await trio.sleep(3)
-        await user.fs.contents.flush(handle)
+        await user.fs.file_io.flush(handle)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
     bucket.come_back()
@@ -171,10 +171,10 @@ async def test_a_large_file_that_is_cut_while_its_parts_go_ahead_ends_nothing(
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
         await write(user, handle, body(8))
-        await user.fs.contents.truncate(handle.node, 0)
+        await user.fs.file_io.truncate(handle.node, 0)
         await trio.sleep(5)
         await write(user, handle, body(6, b"2"))
-        await user.fs.contents.truncate(handle.node, 3 * PART + 5)
+        await user.fs.file_io.truncate(handle.node, 3 * PART + 5)
         await user.close(handle)
         assert await user.drained() == "durable"
         await trio.sleep(5)
@@ -191,7 +191,7 @@ async def test_versions_of_a_file_that_is_rewritten_in_an_outage_do_not_pile_up(
             await user.write("last.bin", b"%d" % number * (2 * MIB))
             await user.write(f"other-{number}", b"-")
             await trio.sleep(30)
-        queued = [item for item in user.fs.owed.items() if item.changed_keys() == ("last.bin",)]
+        queued = [item for item in user.fs.queue.items() if item.changed_keys() == ("last.bin",)]
         assert len(queued) <= 2
         bucket.come_back()
         assert await user.drained() == "durable"
@@ -223,7 +223,7 @@ async def test_what_a_suspect_knew_of_the_bucket_passes_to_the_next_version(
     change_rows(tmp_path / "2", lambda row: {**row, "boot_id": "an earlier boot"})
     change_rows(tmp_path / "2", unsync)
     async with running_node(bucket, tmp_path / "2") as user:
-        assert user.fs.recovered.suspects == 1
+        assert user.fs.replayed.suspects == 1
         assert await user.drained() == "durable"
         assert not user.fs.publisher.conflicts
     assert bucket.shows()["latest"] == b"3"
@@ -235,10 +235,10 @@ async def published_under_a_rename(user: User, bucket: Bucket) -> FileHandle:
     assert await user.drained() == "durable"
     await user.write("file", b"2")
     await trio.sleep(21)  # settled, and sent
-    assert [item.in_flight for item in user.fs.owed.items()] == [True]
+    assert [item.in_flight for item in user.fs.queue.items()] == [True]
     handle = await user.open("new")
-    await user.fs.contents.write(handle, 0, b"3")
-    await user.fs.contents.flush(handle)
+    await user.fs.file_io.write(handle, 0, b"3")
+    await user.fs.file_io.flush(handle)
     await user.rename("new", "file")
     await trio.sleep(3)
     assert bucket.shows() == {"file": b"2"}
@@ -262,7 +262,7 @@ async def test_a_close_that_is_taken_back_knows_what_was_published_before_it(
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(2.0), settle_seconds=20.0) as user:
         handle = await published_under_a_rename(user, bucket)
-        await user.fs.contents.write(handle, 1, b"3")
+        await user.fs.file_io.write(handle, 1, b"3")
         await user.close(handle)
         assert await user.drained() == "durable"
     assert bucket.shows() == {"file": b"33"}
@@ -293,7 +293,7 @@ async def test_a_removed_name_that_is_made_anew_may_be_renamed_while_it_is_writt
         bucket.takes_nothing = True
         await user.unlink("before")
         handle = await user.open("before")
-        await user.fs.contents.write(handle, 0, b"2")
+        await user.fs.file_io.write(handle, 0, b"2")
         await user.rename("before", "after")
         bucket.come_back()
         await user.close(handle)

@@ -25,12 +25,12 @@ LARGE = 5 * MIB  # two parts
 
 async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) -> None:
     """Write into an open file."""
-    await user.fs.contents.write(handle, offset, data)
+    await user.fs.file_io.write(handle, offset, data)
 
 
 async def close_a_copy(user: User, handle: FileHandle) -> None:
     """close(2) of a descriptor that dup(2) or fork(2) made: the file stays open."""
-    await user.fs.contents.flush(handle)
+    await user.fs.file_io.flush(handle)
 
 
 async def assert_nothing_is_left(user: User, cache: Path) -> None:
@@ -159,7 +159,7 @@ async def test_what_is_replaced_before_its_turn_passes_on_what_the_bucket_shows(
         await close_a_copy(user, handle)
         await user.write("other", b"new")
         await user.rename("other", "model")
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
     assert bucket.shows() == {"model": b"new"}
 
@@ -228,7 +228,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 async def opened_by(user: User, process: "subprocess.Popen[bytes]", path: str) -> FileHandle:
     """Open a file for writing as a process does."""
-    return user.fs.contents.open(await user.fs.resolve(path), writable=True, pid=process.pid)
+    return user.fs.file_io.open(await user.fs.resolve(path), writable=True, pid=process.pid)
 
 
 async def test_a_killed_writer_leaves_what_was_closed_before_it(
@@ -272,7 +272,7 @@ async def test_a_child_that_closes_after_its_killed_parent_publishes_nothing(
     async with running_node(bucket, cache) as user:
         with program() as parent:
             handle = await opened_by(user, parent, "file")
-            await user.fs.contents.truncate(handle.node, 0)
+            await user.fs.file_io.truncate(handle.node, 0)
             await write(user, handle, b"half")
             kill(parent)
             await close_a_copy(user, handle)
@@ -324,8 +324,8 @@ async def test_an_unlinked_file_that_is_still_open_does_not_come_back_after_a_cr
         handle = await user.open("file", truncate=False)
         await user.unlink("file")
         node = handle.node
-        user.fs.contents.set_attributes(node, replace(attributes_of(node), mtime_ns=1))
-        await user.fs.contents.fsync(handle)
+        user.fs.file_io.set_attributes(node, replace(attributes_of(node), mtime_ns=1))
+        await user.fs.file_io.fsync(handle)
         await trio.sleep(1)
         photograph(cache, tmp_path / "crashed")
         await user.close(handle)
@@ -415,10 +415,10 @@ async def test_fsync_of_a_closed_file_brings_its_bytes_to_the_disk(
     async with running_node(bucket, cache, settle_seconds=30.0) as user:
         await user.write("file", b"1")
         assert synced == []
-        handle = user.fs.contents.open(await user.fs.resolve("file"), writable=False, pid=0)
-        await user.fs.contents.fsync(handle)
+        handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
+        await user.fs.file_io.fsync(handle)
         assert len(synced) == 1
-        await user.fs.contents.release(handle)
+        await user.fs.file_io.release(handle)
 
 
 async def test_bytes_that_the_disk_did_not_keep_are_not_published_and_hold_nobody_back(
@@ -449,7 +449,7 @@ async def test_an_unlinked_file_can_be_written_and_read_until_it_is_closed(
         handle = await user.open("file", truncate=False)
         await user.unlink("file")
         await write(user, handle, b"P")
-        assert bytes(await user.fs.contents.read(handle, 0, 100)) == b"Published"
+        assert bytes(await user.fs.file_io.read(handle, 0, 100)) == b"Published"
         with pytest.raises(NotFound):
             await user.fs.resolve("file")
         await user.close(handle)
@@ -474,13 +474,13 @@ async def test_a_file_that_is_removed_while_it_is_cut_is_gone(
         await user.write("file", b"content")
         if state == "published":
             assert await user.drained() == "durable"
-            user.fs.contents._pace.is_quick = lambda: False  # type: ignore[method-assign]
+            user.fs.file_io._inline_gate.is_quick = lambda: False  # type: ignore[method-assign]
         node = await user.fs.resolve("file")
         async with trio.open_nursery() as nursery:
 
             async def cut() -> None:
                 with pytest.raises(NotFound, match="removed meanwhile"):
-                    await user.fs.contents.truncate(node, 3)
+                    await user.fs.file_io.truncate(node, 3)
 
             nursery.start_soon(cut)
             await trio.sleep(1)

@@ -16,15 +16,15 @@ from tests.support.node import Bucket, User, running_node
 async def failing(user: User, name: str) -> FileHandle:
     """Open a file for writing, and have a write find no room."""
     handle = await user.open(name, truncate=False)
-    await user.fs.contents.write(handle, 0, b"half")
+    await user.fs.file_io.write(handle, 0, b"half")
     find_no_room(user, handle)
     return handle
 
 
 def find_no_room(user: User, handle: FileHandle) -> None:
-    generation = handle.node.generation
-    assert generation is not None
-    user.fs.contents._fail(generation, NoSpace("full"))
+    version = handle.node.version
+    assert version is not None
+    user.fs.file_io._fail(version, NoSpace("full"))
 
 
 async def end(user: User, handle: FileHandle) -> None:
@@ -34,7 +34,7 @@ async def end(user: User, handle: FileHandle) -> None:
 
 async def append(user: User, name: str, data: bytes) -> None:
     handle = await user.open(name, truncate=False)
-    await user.fs.contents.write(handle, handle.node.size, data)
+    await user.fs.file_io.write(handle, handle.node.size, data)
     await user.close(handle)
 
 
@@ -116,7 +116,7 @@ async def test_a_name_whose_object_is_about_to_go_has_nothing_to_be_moved(
         await user.unlink("a")
         first, second = await user.open("a"), await user.open("b")
         for handle in (first, second):
-            await user.fs.contents.write(handle, 0, b"new")
+            await user.fs.file_io.write(handle, 0, b"new")
         await user.rename("b", "a")
         await user.rename("a", "c")
         bucket.come_back()
@@ -157,10 +157,10 @@ async def test_a_removed_name_stays_so_though_what_took_its_place_was_taken_back
         bucket.takes_nothing = True
         await user.unlink("a")
         handle = await user.open("b")
-        await user.fs.contents.write(handle, 0, b"half")
-        await user.fs.contents.flush(handle)  # a forked child's
+        await user.fs.file_io.write(handle, 0, b"half")
+        await user.fs.file_io.flush(handle)  # a forked child's
         await user.rename("b", "a")
-        await user.fs.contents.write(handle, 4, b"more")
+        await user.fs.file_io.write(handle, 4, b"more")
         find_no_room(user, handle)
         await end(user, handle)
         assert await user.tree() == {}

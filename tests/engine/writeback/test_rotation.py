@@ -268,12 +268,12 @@ async def test_a_pointer_that_is_passed_over_is_still_read_by_who_has_it_open(
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await come_to_step_2(user)
-        reader = user.fs.contents.open(await user.fs.resolve("run/latest"), writable=False, pid=0)
+        reader = user.fs.file_io.open(await user.fs.resolve("run/latest"), writable=False, pid=0)
         await user.write("run/step-3", content(3))
         await point_by_rename(user, 3)
         await user.unlink("run/step-2")
-        assert bytes(await user.fs.contents.read(reader, 0, 10)) == b"2"
-        await user.fs.contents.release(reader)
+        assert bytes(await user.fs.file_io.read(reader, 0, 10)) == b"2"
+        await user.fs.file_io.release(reader)
         assert await user.drained() == "durable"
     assert bucket.shows()["run/latest"] == b"3"
 
@@ -317,7 +317,7 @@ async def test_an_old_checkpoint_waits_for_a_new_one_that_is_renamed_on_its_way(
         await user.mkdir("run/1")
         await write_beside(user, {"run/1/model": b"1", "run/1/optimizer": content(1) * 2})
         await trio.sleep(1.4)
-        assert [item.in_flight for item in user.fs.owed.items()] == [True, True, False]
+        assert [item.in_flight for item in user.fs.queue.items()] == [True, True, False]
         await user.unlink("run/0/model")
         await user.unlink("run/0/optimizer")
         await user.rename("run/1", "run/final")

@@ -20,7 +20,7 @@ from fusecache.cli.status_text import status_view
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text
 from fusecache.mount import control_client, launch
-from fusecache.mount.control_client import Progress, ask, daemon_pid, find_mount
+from fusecache.mount.control_client import ServerProgress, ask, daemon_pid, find_mount
 from fusecache.mount.leftover_text import found_text, left_texts
 from fusecache.mount.mount_table import root_of
 from fusecache.mount.progress import ProgressView
@@ -283,7 +283,7 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
                 {**job, "bytes_total": 8 << 20, "bytes_done": 2 << 20, "failures": [], "message": ""}
             ],
             "waiting_for": "no network",
-            "waiting": [{"path": "run/a", "cause": "no network", "way_out": "wait"}],
+            "waiting": [{"path": "run/a", "cause": "no network", "remedy": "wait"}],
             "upload_bytes_per_second": 1 << 20,
             "seconds_left": 4.0,
             "exposed_bytes": 6 << 20,
@@ -361,10 +361,18 @@ def test_closes_that_wait_for_room_are_told_with_who_why_and_what_helps() -> Non
 def test_a_listing_never_offers_to_remove_what_waits_for_its_upload() -> None:
     def footer(*kinds: str) -> list[str]:
         rows = [
-            {"id": number, "kind": kind, "bytes": 1, "when": 0, "path": "a", "words": "", "place": "/p"}
+            {
+                "id": number,
+                "kind": kind,
+                "bytes": 1,
+                "time": 0,
+                "path": "a",
+                "message": "",
+                "local_path": "/p",
+            }
             for number, kind in enumerate(kinds)
         ]
-        listing = {"things": rows, "count": len(rows), "bytes": len(rows)}
+        listing = {"entries": rows, "count": len(rows), "bytes": len(rows)}
         things = listing_text(listing, is_mounted="waiting" not in kinds)
         return things.splitlines()[2 * len(rows) + 1 :]
 
@@ -540,8 +548,8 @@ def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
     leader, follower = os.openpty()
     with open(leader, "rb", buffering=0) as screen:
         with open(follower, "w") as terminal, ProgressView(terminal, verb="uploading") as view:
-            view.show(Progress(3, 100 << 20))
-            view.show(Progress(2, 50 << 20))
+            view.show(ServerProgress(3, 100 << 20))
+            view.show(ServerProgress(2, 50 << 20))
         shown = ""
         # A terminal hands out what it has piece by piece, and says EIO once its other side is closed.
         with contextlib.suppress(OSError):
@@ -555,7 +563,7 @@ def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
 def test_a_log_gets_no_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressView(sys.stderr, verb="uploading") as view:
         for _ in range(3):
-            view.show(Progress(1, 10))
+            view.show(ServerProgress(1, 10))
     assert capsys.readouterr().err == "fusecache: uploading: 1 change, 10 B left\n"
 
 
@@ -563,9 +571,9 @@ def test_progress_is_of_what_was_not_sent_yet_and_says_how_long_and_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with ProgressView(sys.stderr, verb="uploading") as view:
-        view.show(Progress(1, 10 << 20, left_bytes=5 << 20, seconds_left=90.0))
+        view.show(ServerProgress(1, 10 << 20, left_bytes=5 << 20, seconds_left=90.0))
     with ProgressView(sys.stderr, verb="uploading") as view:
-        view.show(Progress(1, 10 << 20, left_bytes=0, waiting_for="no network"))
+        view.show(ServerProgress(1, 10 << 20, left_bytes=0, waiting_for="no network"))
     assert capsys.readouterr().err.splitlines() == [
         "fusecache: uploading: 1 change, 10.0 MiB left, about 1 min",
         "fusecache: uploading: 1 change, 10.0 MiB left; waiting: no network",
@@ -579,20 +587,20 @@ ORPHAN: Row = {
     "kind": "orphan",
     "path": "run/model",
     "bytes": 3 << 20,
-    "when": 0,
+    "time": 0,
     "reason": "killed",
-    "words": "its writer was killed",
-    "place": "/cache/orphans/7",
+    "message": "its writer was killed",
+    "local_path": "/cache/orphans/7",
 }
 CONFLICT: Row = {
     "id": 9,
     "kind": "conflict",
     "path": "run/latest",
     "bytes": 4,
-    "when": 0,
+    "time": 0,
     "reason": "",
-    "words": "412",
-    "place": "",
+    "message": "412",
+    "local_path": "",
     "kept_as": "run/latest.conflict-a-9",
     "settled": False,
 }
@@ -601,7 +609,7 @@ CONFLICT: Row = {
 def test_what_was_left_behind_is_listed_with_what_can_be_done(
     root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {"things": [ORPHAN, CONFLICT], "count": 1200, "bytes": 3 << 20}
+    found = {"entries": [ORPHAN, CONFLICT], "count": 1200, "bytes": 3 << 20}
     served = daemon(done("ok", recover=found))
     assert main(["recover", str(root)]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -624,7 +632,7 @@ def test_a_conflict_is_offered_what_can_be_done_about_it_and_said_to_free_nothin
     root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given_up = {**CONFLICT, "id": 10, "kept_as": ""}
-    found = {"things": [CONFLICT, given_up], "count": 2, "bytes": 0}
+    found = {"entries": [CONFLICT, given_up], "count": 2, "bytes": 0}
     daemon(done("ok", recover=found, freed_bytes=0))
     assert main(["recover", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -652,9 +660,9 @@ def test_a_place_to_come_back_to_that_is_not_there_says_from_where_it_is_looked_
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    here = {**ORPHAN, "place": str(tmp_path / "bytes")}
-    Path(here["place"]).write_bytes(b"x")
-    daemon(done("ok", recover={"things": [here], "count": 1, "bytes": 0}))
+    here = {**ORPHAN, "local_path": str(tmp_path / "bytes")}
+    Path(here["local_path"]).write_bytes(b"x")
+    daemon(done("ok", recover={"entries": [here], "count": 1, "bytes": 0}))
     monkeypatch.chdir(tmp_path)
     assert main(["recover", str(root), "--restore", "7", "--to", "checkpoints/x"]) == 1
     said = capsys.readouterr().err
@@ -665,7 +673,7 @@ def test_a_place_to_come_back_to_that_is_not_there_says_from_where_it_is_looked_
 def test_nothing_is_deleted_without_a_second_word(
     root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = daemon(done("ok", recover={"things": [ORPHAN], "count": 1, "bytes": 3 << 20}, freed_bytes=5))
+    served = daemon(done("ok", recover={"entries": [ORPHAN], "count": 1, "bytes": 3 << 20}, freed_bytes=5))
     assert main(["recover", str(root), "--delete", "7"]) == 1
     said = capsys.readouterr()
     assert said.out == "7: would remove run/model, 3.0 MiB, for good\n"
@@ -683,7 +691,7 @@ def test_what_comes_back_has_its_path_inside_the_mount(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = daemon(done("ok", recover={"things": [ORPHAN], "count": 1, "bytes": 0}, path="run/model.x"))
+    served = daemon(done("ok", recover={"entries": [ORPHAN], "count": 1, "bytes": 0}, path="run/model.x"))
     monkeypatch.chdir(root / "run")
     for flags, path in (
         ([], ""),
@@ -703,7 +711,7 @@ def test_several_things_are_named_with_blanks_commas_or_all(
 ) -> None:
     things = [{**ORPHAN, "id": number} for number in (3, 4, 7)] + [CONFLICT]
     served = daemon(
-        done("ok", recover={"things": things, "count": 4, "bytes": 0}, freed_bytes=5, path="run/model.x")
+        done("ok", recover={"entries": things, "count": 4, "bytes": 0}, freed_bytes=5, path="run/model.x")
     )
     for words, numbers in (
         (["3", "4"], [3, 4]),
@@ -730,7 +738,7 @@ def test_several_things_are_named_with_blanks_commas_or_all(
 def test_all_says_what_it_did_not_reach(
     root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon(done("ok", recover={"things": [ORPHAN], "count": 3, "bytes": 0}, freed_bytes=5))
+    daemon(done("ok", recover={"entries": [ORPHAN], "count": 3, "bytes": 0}, freed_bytes=5))
     assert main(["recover", str(root), "--delete", "all", "--yes"]) == 1
     said = capsys.readouterr()
     assert said.out == "7: removed, 5 B freed\n"
@@ -740,7 +748,7 @@ def test_all_says_what_it_did_not_reach(
 def test_all_of_an_empty_list_is_nothing(
     root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon(done("ok", recover={"things": [], "count": 0, "bytes": 0}))
+    daemon(done("ok", recover={"entries": [], "count": 0, "bytes": 0}))
     assert main(["recover", str(root), "--delete", "all"]) == 0
     assert capsys.readouterr().out == "nothing on the list to do this with\n"
 
@@ -839,7 +847,7 @@ def test_the_way_to_a_mount_takes_no_step_into_it(tmp_path: Path) -> None:
 
 
 def test_draining_ends_well_only_if_the_daemon_says_so(root: Path, daemon: Callable[..., FakeDaemon]) -> None:
-    seen: list[Progress] = []
+    seen: list[ServerProgress] = []
     daemon(
         {"pending_files": 5, "pending_bytes": 500}, done("timeout", "", pending_files=4, pending_bytes=400)
     )
@@ -847,14 +855,14 @@ def test_draining_ends_well_only_if_the_daemon_says_so(root: Path, daemon: Calla
         MountError, match=r"stays mounted: 4 changes, 400 B not in the bucket yet: timeout; .* --force"
     ):
         launch.drain(root, timeout_seconds=1.0, on_progress=seen.append)
-    assert seen == [Progress(5, 500)]
+    assert seen == [ServerProgress(5, 500)]
 
 
 def test_what_is_pending_is_known_before_a_forced_unmount(
     root: Path, daemon: Callable[..., FakeDaemon]
 ) -> None:
     daemon(done("ok", pending_files=7, pending_bytes=70))
-    assert launch.last_words(root).progress == Progress(7, 70)
+    assert launch.log_tail(root).progress == ServerProgress(7, 70)
 
 
 # ---- starting in the background

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from fusecache.cli.status_text import status_view
-from fusecache.model.error_text import way_out
+from fusecache.model.error_text import remedy
 from fusecache.model.errors import AccessDenied
-from fusecache.mount.control_client import Progress
+from fusecache.mount.control_client import ServerProgress
 from fusecache.mount.progress import awaited_text, pending_text
 from tests.unit.cli.test_main import CACHE
 
@@ -41,8 +41,8 @@ def view(there: dict[str, Any], state: str = "queued", **more: Any) -> list[str]
 
 def test_the_view_of_a_path_is_about_that_path_alone_and_says_where_the_rest_is() -> None:
     assert view({"pending_files": 0}, "clean") == ["run    clean", HINT]
-    waiting = [{"path": "run/a", "cause": "no network", "way_out": "wait"}]
-    failed = [{"path": "run/b", "cause": "locked", "way_out": "see the bucket"}]
+    waiting = [{"path": "run/a", "cause": "no network", "remedy": "wait"}]
+    failed = [{"path": "run/b", "cause": "locked", "remedy": "see the bucket"}]
     conflicts = [{"path": "run/c", "kept_as": ""}]
     lines = view({**THERE, "waiting": waiting, "failed": failed, "conflicts": conflicts, "dirty_files": 2})
     assert [line.split("  ", 1)[1].strip() for line in lines] == [
@@ -61,8 +61,8 @@ def test_removals_that_are_put_off_do_not_look_like_an_upload_that_hangs() -> No
         "pending_contents": 0,
         "pending_bytes": 0,
         "oldest_pending_seconds": 0.0,
-        "put_off_files": 2,
-        "put_off_seconds": 540.0,
+        "deferred_files": 2,
+        "deferred_seconds": 540.0,
     }
     words = (
         "2 removals put off, by delete_delay or as somebody here has the file open, for 9 min more at most"
@@ -85,11 +85,11 @@ def test_a_time_left_of_nothing_and_a_pace_of_nothing_are_not_said() -> None:
 
 @pytest.mark.parametrize("source", ["environment", "/home/u/.aws/credentials", ""])
 def test_keys_that_are_refused_are_renewed_in_one_way_only(source: str) -> None:
-    renewal = way_out(AccessDenied("403"), source)
+    renewal = remedy(AccessDenied("403"), source)
     assert ("unmount --force" in renewal) == (source == "environment")
     assert ("30 s" in renewal) == (source != "environment")
     status = {**MOUNT, "keys_from": source, "write_keys_from": source}
-    waiting = [{"path": "run/a", "cause": "403", "way_out": renewal}]
+    waiting = [{"path": "run/a", "cause": "403", "remedy": renewal}]
     shown = status_view({**status, "refused_seconds": 20.0, "waiting": waiting})
     assert shown.count(renewal) == 1
     assert "run/a waits: 403\n" in shown
@@ -125,9 +125,9 @@ def test_a_symlink_is_told_before_its_target() -> None:
 
 
 def test_sync_and_unmount_count_changes_as_status_does() -> None:
-    assert pending_text(Progress(28, 5 * MIB, pending_contents=3)) == "28 changes, 5.0 MiB"
-    assert pending_text(Progress(2, 0, pending_contents=0)) == "2 changes of names"
-    assert awaited_text(Progress(5, MIB, pending_contents=1, put_off_files=2)) == "3 changes, 1.0 MiB"
+    assert pending_text(ServerProgress(28, 5 * MIB, pending_contents=3)) == "28 changes, 5.0 MiB"
+    assert pending_text(ServerProgress(2, 0, pending_contents=0)) == "2 changes of names"
+    assert awaited_text(ServerProgress(5, MIB, pending_contents=1, deferred_files=2)) == "3 changes, 1.0 MiB"
 
 
 @pytest.mark.parametrize(

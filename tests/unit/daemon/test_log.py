@@ -18,7 +18,7 @@ def begun() -> Iterator[None]:
     yield
     for library, level in zip(libraries, levels, strict=True):
         library.setLevel(level)
-        library.removeFilter(main._is_news)
+        library.removeFilter(main._is_relevant)
 
 
 @pytest.mark.parametrize(("number", "lines"), [(errno.ENOENT, 0), (errno.EINVAL, 1)])

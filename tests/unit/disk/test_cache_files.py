@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.disk.aligned_buffers import LARGE_BYTES, SMALL_BYTES, BufferPool
+from fusecache.disk.aligned_buffers import LARGE_BYTES, SMALL_BYTES, AlignedBuffers
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, granule_checksums
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB
@@ -91,7 +91,7 @@ def test_a_file_system_of_another_kind_works_too() -> None:
 
 
 def test_buffers_are_page_aligned_disjoint_and_within_their_bound() -> None:
-    pool = BufferPool(40 * MIB)
+    pool = AlignedBuffers(40 * MIB)
     assert {len(buffer) for buffer in pool.large} == {LARGE_BYTES}
     assert {len(buffer) for buffer in pool.small} == {SMALL_BYTES}
     assert sum(map(len, [*pool.large, *pool.small])) <= 40 * MIB
@@ -100,4 +100,4 @@ def test_buffers_are_page_aligned_disjoint_and_within_their_bound() -> None:
     for number, buffer in enumerate([*pool.large, *pool.small]):
         assert buffer[0] == buffer[-1] == number % 251
     with pytest.raises(ValueError, match="at least"):
-        BufferPool(KIB)
+        AlignedBuffers(KIB)

@@ -111,9 +111,9 @@ def test_a_directory_knows_its_generations_and_moves_them_aside(tmp_path: Path) 
         directory.create(number).write(0, b"%d" % number)
     (tmp_path / "staging" / "notes.txt").write_text("not ours")
     assert directory.sizes().keys() == {3, 12}
-    place = directory.move_aside(12, "orphans")
+    place = directory.quarantine(12, "orphans")
     assert place.read_bytes() == b"12"
-    assert (directory.sizes().keys(), directory.bytes_aside()) == ({3}, 2)
+    assert (directory.sizes().keys(), directory.quarantined_bytes()) == ({3}, 2)
     assert directory.open(3).read(0, 10) == b"3"
     directory.delete(3)
     directory.delete(3)

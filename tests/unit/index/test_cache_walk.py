@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, Place
+from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, ScanCursor
 from fusecache.model.objects import ObjectId
 
 ROW = BlockRow(0b1, 1, 4096, bytes(128))
@@ -35,7 +35,7 @@ def test_a_walk_meets_every_block_of_wanted_keys_once_whatever_its_steps(
 ) -> None:
     index = filled(tmp_path_factory.mktemp("walk"), contents)
     met: list[tuple[str, int]] = []
-    place: Place | None = Place()
+    place: ScanCursor | None = ScanCursor()
     while place is not None:
         blocks, place = index.walk(
             place, lambda key: key.startswith(prefix), most_objects=most_objects, most_blocks=most_blocks
@@ -52,7 +52,7 @@ def test_a_walk_meets_every_block_of_wanted_keys_once_whatever_its_steps(
 def test_a_walk_goes_on_when_the_object_where_it_stopped_is_gone(tmp_path: Path) -> None:
     contents: Contents = {f"key{index}": {0, 1} for index in range(20)}
     index = filled(tmp_path, contents)
-    met, place = index.walk(Place(), lambda _: True, most_objects=100, most_blocks=5)
+    met, place = index.walk(ScanCursor(), lambda _: True, most_objects=100, most_blocks=5)
     assert place is not None
     stopped_at = met[-1].object_id
     index.remove_object(stopped_at)

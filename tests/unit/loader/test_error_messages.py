@@ -205,9 +205,9 @@ def test_a_mount_that_does_not_answer_is_no_damaged_shard(
 
 def test_an_error_of_a_disk_is_still_the_shards(mount: Path) -> None:
     problem = OSError(errno.EIO, "Input/output error")
-    assert not module.mount_words(problem, mount.parent / "data/shard")
-    assert not module.mount_words(problem, f"{mount}s/data")
-    assert not module.mount_words(FileNotFoundError(errno.ENOENT, "no"), mount / "data")
+    assert not module.mount_advice(problem, mount.parent / "data/shard")
+    assert not module.mount_advice(problem, f"{mount}s/data")
+    assert not module.mount_advice(FileNotFoundError(errno.ENOENT, "no"), mount / "data")
 
 
 # What is no dataset

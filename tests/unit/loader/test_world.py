@@ -302,7 +302,7 @@ def test_a_machine_of_later_pipeline_stages_stores_its_order_itself(tmp_path: Pa
     reader.start()
     reader.join(30)
     assert len(found) == 1
-    assert sorted(next(sampler.course.ids(0, 1))[1].ravel().tolist()) == sorted(found[0])
+    assert sorted(next(sampler.step_plan.ids(0, 1))[1].ravel().tolist()) == sorted(found[0])
     other = ElasticBatchSampler(
         [100] * 20, global_batch_size=8, world=mesh_world(9, shape, ("dp",), 8), cache_folder=tmp_path
     )

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.policy.rate_meter import WINDOW_SECONDS, Rate, seconds_left
+from fusecache.policy.rate_meter import WINDOW_SECONDS, RateMeter, seconds_left
 
 # Of a clock in nanoseconds: finer steps are lost in a float's digits.
 seconds = st.integers(0, 100 * 10**9).map(lambda nanoseconds: nanoseconds / 1e9)
@@ -12,32 +12,32 @@ steps = st.lists(st.tuples(seconds, st.integers(0, 1 << 40)), max_size=60)
 
 @given(steps)
 def test_a_pace_lies_between_nothing_and_the_fastest_step(pairs: list[tuple[float, int]]) -> None:
-    rate = Rate()
+    rate = RateMeter()
     now, total = 0.0, 0
     fastest = 0.0
     for seconds, amount in pairs:
         now, total = now + seconds, total + amount
-        rate.note(now, total)
+        rate.record(now, total)
         fastest = float("inf") if seconds == 0 and amount else max(fastest, amount / (seconds or 1))
         assert 0 <= rate.per_second() <= fastest * 1.000001
 
 
 @given(st.integers(1, 1000), st.integers(2, 100))
 def test_a_steady_counter_has_its_own_pace_however_long_it_runs(pace: int, seconds: int) -> None:
-    rate = Rate()
+    rate = RateMeter()
     for second in range(seconds):
-        rate.note(float(second), pace * second)
+        rate.record(float(second), pace * second)
     assert abs(rate.per_second() - pace) < 1e-6
 
 
 def test_what_was_before_the_window_or_the_reset_does_not_count() -> None:
-    rate = Rate()
+    rate = RateMeter()
     for second in range(100):
-        rate.note(float(second), 10**9 if second else 0)
+        rate.record(float(second), 10**9 if second else 0)
     assert rate.per_second() == 0
     rate.reset(100.0, 10**9)
     assert rate.per_second() == 0
-    rate.note(100.0 + WINDOW_SECONDS / 2, 10**9 + 500)
+    rate.record(100.0 + WINDOW_SECONDS / 2, 10**9 + 500)
     assert rate.per_second() == 500 / (WINDOW_SECONDS / 2)
 
 

@@ -13,8 +13,8 @@ from fusecache.model.errors import (
 from fusecache.model.objects import KIB, Extent, ObjectId
 from fusecache.remote import read_write_split
 from fusecache.remote.protocol.headers import multipart_etag
-from fusecache.remote.protocol.responses import error_of_answer
-from fusecache.remote.read_write_split import Remote
+from fusecache.remote.protocol.responses import error_of_response
+from fusecache.remote.read_write_split import ReadWriteSplit
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.memory_store import MemoryStore
 
@@ -30,7 +30,7 @@ def bucket() -> MemoryStore:
     return store
 
 
-def read(remote: Remote, object_id: ObjectId) -> tuple[bytes, list[int]]:
+def read(remote: ReadWriteSplit, object_id: ObjectId) -> tuple[bytes, list[int]]:
     buffer = bytearray(len(DATA))
     reports: list[int] = []
     remote.get_into(object_id, Extent(0, len(DATA)), memoryview(buffer), reports.append)
@@ -39,7 +39,7 @@ def read(remote: Remote, object_id: ObjectId) -> tuple[bytes, list[int]]:
 
 def test_a_read_that_breaks_off_goes_on_with_the_next_reader(bucket: MemoryStore) -> None:
     first = FaultyStore(bucket, Fault(DOWN, "get_into", deliver_bytes=300 * KIB))
-    data, reports = read(Remote([first, bucket], None), bucket.head("a").object_id)
+    data, reports = read(ReadWriteSplit([first, bucket], None), bucket.head("a").object_id)
     assert data == DATA
     assert reports == sorted(set(reports))
     assert bucket.statistics().bytes_read == len(DATA)  # no byte twice
@@ -47,7 +47,7 @@ def test_a_read_that_breaks_off_goes_on_with_the_next_reader(bucket: MemoryStore
 
 def test_a_reader_that_is_down_is_not_asked_first_again(bucket: MemoryStore) -> None:
     first = FaultyStore(bucket, Fault(DOWN, times=None))
-    remote = Remote([first, bucket], None)
+    remote = ReadWriteSplit([first, bucket], None)
     for _ in range(3):
         remote.head("a")
     assert len(first.calls()) == 1
@@ -55,7 +55,7 @@ def test_a_reader_that_is_down_is_not_asked_first_again(bucket: MemoryStore) -> 
 
 def test_an_object_that_one_reader_lacks_does_not_discredit_it(bucket: MemoryStore) -> None:
     first = FaultyStore(MemoryStore())
-    remote = Remote([first, bucket], None)
+    remote = ReadWriteSplit([first, bucket], None)
     for _ in range(3):
         assert remote.head("a").size == len(DATA)
     assert len(first.calls()) == 3
@@ -74,7 +74,7 @@ def test_an_object_that_one_reader_lacks_does_not_discredit_it(bucket: MemorySto
 def test_missing_is_said_only_if_every_reader_says_so(
     bucket: MemoryStore, first: RemoteError, second: RemoteError, told: str
 ) -> None:
-    remote = Remote([FaultyStore(bucket, Fault(first)), FaultyStore(bucket, Fault(second))], None)
+    remote = ReadWriteSplit([FaultyStore(bucket, Fault(first)), FaultyStore(bucket, Fault(second))], None)
     with pytest.raises(RemoteError) as error:
         remote.head("a")
     assert str(error.value) == told
@@ -84,7 +84,7 @@ def test_a_listing_goes_on_where_it_began(bucket: MemoryStore) -> None:
     for name in "bcd":
         bucket.put_bytes(name, b"x")
     down_first = FaultyStore(bucket, Fault(DOWN, "list_page"))
-    remote = Remote([down_first, bucket], None)
+    remote = ReadWriteSplit([down_first, bucket], None)
     page = remote.list_page("", limit=2)
     rest = remote.list_page("", limit=2, token=page.next_token)
     assert [item.key for item in page.objects + rest.objects] == ["a", "b", "c", "d"]
@@ -93,7 +93,7 @@ def test_a_listing_goes_on_where_it_began(bucket: MemoryStore) -> None:
 
 
 def test_without_a_writer_nothing_is_written(bucket: MemoryStore) -> None:
-    remote = Remote([bucket], None)
+    remote = ReadWriteSplit([bucket], None)
     assert not remote.is_writable
     with pytest.raises(ReadOnly):
         remote.delete("a")
@@ -102,7 +102,7 @@ def test_without_a_writer_nothing_is_written(bucket: MemoryStore) -> None:
 
 def test_a_writer_takes_every_write(bucket: MemoryStore) -> None:
     reader = FaultyStore(bucket)
-    remote = Remote([reader], bucket)
+    remote = ReadWriteSplit([reader], bucket)
     remote.copy(bucket.head("a").object_id, "b")
     remote.delete("a")
     remote.probe_write("")
@@ -140,7 +140,7 @@ def test_a_script_skips_fires_and_ends(bucket: MemoryStore) -> None:
 
 def test_what_the_table_does_not_know_is_worth_another_try_only_if_it_is_the_server_s() -> None:
     def kind(status: int, code: str = "Strange", message: str = "") -> str:
-        return type(error_of_answer("GET x", code=code, status=status, message=message)).__name__
+        return type(error_of_response("GET x", code=code, status=status, message=message)).__name__
 
     assert kind(400) == "Refused"
     assert kind(502) == "Unavailable"
@@ -154,7 +154,7 @@ def test_what_the_table_does_not_know_is_worth_another_try_only_if_it_is_the_ser
 
 
 def test_an_answer_s_error_names_request_cause_and_way_out() -> None:
-    error = error_of_answer("PUT s3://b/k", code="AccessDenied", status=403, message="no")
+    error = error_of_response("PUT s3://b/k", code="AccessDenied", status=403, message="no")
     assert str(error).startswith("PUT s3://b/k: AccessDenied (403): no; check the keys")
 
 
@@ -175,7 +175,7 @@ def test_refused_keys_are_noted_until_something_is_granted(
     clock = [100.0]
     monkeypatch.setattr(read_write_split.time, "monotonic", lambda: clock[0])
     store = FaultyStore(bucket)
-    remote = Remote([store], store)
+    remote = ReadWriteSplit([store], store)
     for method, denial, call in (
         ("head", remote.reads_denied, lambda: remote.head("a")),
         ("delete", remote.writes_denied, lambda: remote.delete("b")),
@@ -194,7 +194,7 @@ def test_refused_keys_are_noted_until_something_is_granted(
 
 def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> None:
     store = FaultyStore(bucket, Fault(DENIED, "head"))
-    remote = Remote([store], None)
+    remote = ReadWriteSplit([store], None)
     with pytest.raises(AccessDenied):
         remote.head("a")
     assert remote.reads_denied.seconds() > 0
@@ -206,7 +206,7 @@ def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> N
 def test_a_write_that_is_granted_tells_of_the_reads_if_the_keys_are_the_same(bucket: MemoryStore) -> None:
     for has_other_keys in (False, True):
         store = FaultyStore(bucket, Fault(DENIED, "head"))
-        remote = Remote([store], FaultyStore(bucket) if has_other_keys else store)
+        remote = ReadWriteSplit([store], FaultyStore(bucket) if has_other_keys else store)
         with pytest.raises(AccessDenied):
             remote.head("a")
         remote.delete("b")

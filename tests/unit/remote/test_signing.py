@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.remote.http.signed_requests import Form, form_of, parse_head, quoted_key
-from fusecache.remote.protocol.signing import UNSIGNED, Keys, Signer
+from fusecache.remote.http.signed_requests import RequestTemplate, parse_head, quoted_key, request_template
+from fusecache.remote.protocol.signing import UNSIGNED, Signer, SigningKeys
 
 NOW = 1_790_000_000.0
 KEYS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60)
@@ -30,7 +30,7 @@ AWKWARD_KEYS = [
 
 
 def authorization(
-    monkeypatch: pytest.MonkeyPatch, url: str, headers: dict[str, str], keys: Keys, region: str
+    monkeypatch: pytest.MonkeyPatch, url: str, headers: dict[str, str], keys: SigningKeys, region: str
 ) -> tuple[str, str]:
     """What botocore signs for this GET at NOW: its Authorization and date."""
     moment = datetime.fromtimestamp(NOW, UTC)
@@ -41,7 +41,9 @@ def authorization(
     return request.headers["Authorization"], request.headers["X-Amz-Date"]
 
 
-def check_one(monkeypatch: pytest.MonkeyPatch, signer: Signer, key: str, start: int, keys: Keys) -> None:
+def check_one(
+    monkeypatch: pytest.MonkeyPatch, signer: Signer, key: str, start: int, keys: SigningKeys
+) -> None:
     asked = {
         "if-match": f'"{hashlib.md5(key.encode()).hexdigest()}-3"',
         "range": f"bytes={start}-{start + 99}",
@@ -63,22 +65,22 @@ def test_any_key_and_range_is_signed_as_botocore_signs_it(
     signer: Signer, key: str, start: int, token: str | None
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        check_one(monkeypatch, signer, key, start, Keys("AKIDEXAMPLE", "secret/with+signs", token))
+        check_one(monkeypatch, signer, key, start, SigningKeys("AKIDEXAMPLE", "secret/with+signs", token))
 
 
 @pytest.mark.parametrize("key", AWKWARD_KEYS)
 def test_awkward_keys_are_signed_as_botocore_signs_them(
     signer: Signer, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_one(monkeypatch, signer, key, 0, Keys("AKIDEXAMPLE", "secret"))
+    check_one(monkeypatch, signer, key, 0, SigningKeys("AKIDEXAMPLE", "secret"))
 
 
 def test_the_days_key_follows_the_day_and_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     signer = Signer("host.example:8333", "auto")
-    for keys in (Keys("one", "first"), Keys("two", "second"), Keys("one", "first")):
+    for keys in (SigningKeys("one", "first"), SigningKeys("two", "second"), SigningKeys("one", "first")):
         check_one(monkeypatch, signer, "a", 0, keys)
-    before = signer.headers("/bucket/a", {}, Keys("one", "first"), NOW)
-    after = signer.headers("/bucket/a", {}, Keys("one", "first"), NOW + 86_400)
+    before = signer.headers("/bucket/a", {}, SigningKeys("one", "first"), NOW)
+    after = signer.headers("/bucket/a", {}, SigningKeys("one", "first"), NOW + 86_400)
     assert before["authorization"][:50] != after["authorization"][:50]
     assert after["x-amz-date"] == datetime.fromtimestamp(NOW + 86_400, UTC).strftime("%Y%m%dT%H%M%SZ")
 
@@ -96,11 +98,11 @@ def signed_by(region: str, signed: str = "host;if-match;range;x-amz-content-sha2
     [
         (
             "http://127.0.0.1:9000/bucket/dir/a%20b",
-            Form("http", "127.0.0.1", 9000, "127.0.0.1:9000", "/bucket/", "auto", "agent"),
+            RequestTemplate("http", "127.0.0.1", 9000, "127.0.0.1:9000", "/bucket/", "auto", "agent"),
         ),
         (
             "https://bucket.s3.eu-west-1.amazonaws.com/dir/a%20b",
-            Form(
+            RequestTemplate(
                 "https",
                 "bucket.s3.eu-west-1.amazonaws.com",
                 443,
@@ -110,11 +112,14 @@ def signed_by(region: str, signed: str = "host;if-match;range;x-amz-content-sha2
                 "agent",
             ),
         ),
-        ("http://[::1]:9000/b/dir/a%20b", Form("http", "::1", 9000, "[::1]:9000", "/b/", "auto", "agent")),
+        (
+            "http://[::1]:9000/b/dir/a%20b",
+            RequestTemplate("http", "::1", 9000, "[::1]:9000", "/b/", "auto", "agent"),
+        ),
     ],
 )
-def test_the_form_is_what_botocore_sent_without_the_key(url: str, form: Form) -> None:
-    assert form_of(url, "dir/a b", signed_by("auto"), "agent") == form
+def test_the_form_is_what_botocore_sent_without_the_key(url: str, form: RequestTemplate) -> None:
+    assert request_template(url, "dir/a b", signed_by("auto"), "agent") == form
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_the_form_is_what_botocore_sent_without_the_key(url: str, form: Form) ->
     ],
 )
 def test_a_request_of_another_kind_stays_botocores(url: str, authorization: str) -> None:
-    assert form_of(url, "a", authorization, "agent") is None
+    assert request_template(url, "a", authorization, "agent") is None
 
 
 def test_a_header_that_came_twice_is_no_number_any_more() -> None:
@@ -156,7 +161,7 @@ def test_any_part_is_signed_as_botocore_signs_it(
         credentials = botocore.credentials.Credentials("key", "secret", None)
         botocore.auth.S3SigV4Auth(credentials, "s3", "auto").add_auth(request)
     headers = signer.headers(
-        path, signed, Keys("key", "secret"), NOW, method="PUT", query=query, payload=UNSIGNED
+        path, signed, SigningKeys("key", "secret"), NOW, method="PUT", query=query, payload=UNSIGNED
     )
     assert request.headers["X-Amz-Content-SHA256"] == UNSIGNED
     assert headers["authorization"] == request.headers["Authorization"]

@@ -20,10 +20,10 @@ from loader import ElasticBatchSampler, World
 from loader.hints import Hints
 from loader.hints import client as module
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import Door
+from loader.hints.mount_endpoint import MountEndpoint
 from loader.mds.index import Index
 from loader.mds.index_parser import Schema
-from loader.mds.packed_names import Names
+from loader.mds.packed_names import PackedNames
 from loader.world import Machine
 from tests.support import ROOT
 
@@ -59,8 +59,8 @@ def facts(directory: Path, names: list[str]) -> Facts:
             compression_of=none,
             schemas=(Schema(("number",), ("int",), (8,)),),
             compressions=("",),
-            raw_names=Names.of(names),
-            zip_names=Names.of([""] * len(names)),
+            raw_names=PackedNames.of(names),
+            zip_names=PackedNames.of([""] * len(names)),
         )
     )
 
@@ -70,13 +70,13 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan | None]:
     """What goes through the door of a mount, in place of a daemon: plans, and None where all is taken back."""
     found: list[Plan | None] = []
 
-    class Recorder(Door):
+    class Recorder(MountEndpoint):
         def send(self, file: str, message: bytes) -> None:
             if file.endswith(PLAN):
                 found.append(decode_plan(message) if message else None)
 
-    door = Recorder(tmp_path)
-    monkeypatch.setattr(module, "find_door", lambda directory: (door, f"{Path(directory).name}/"))
+    endpoint = Recorder(tmp_path)
+    monkeypatch.setattr(module, "find_endpoint", lambda directory: (endpoint, f"{Path(directory).name}/"))
     return found
 
 
@@ -177,7 +177,7 @@ def test_a_plan_that_is_refused_takes_none_back_that_was_taken(
     caplog.set_level("INFO", "loader")
     refused = OSError(errno.EINVAL, "refused")
 
-    class Narrow(Door):
+    class Narrow(MountEndpoint):
         def send(self, file: str, message: bytes) -> None:
             plan = decode_plan(message) if message and file.endswith(PLAN) else None
             if plan is not None and not plan.is_exact:
@@ -185,7 +185,7 @@ def test_a_plan_that_is_refused_takes_none_back_that_was_taken(
             if file.endswith(PLAN):
                 said.append(plan)
 
-    monkeypatch.setattr(module, "find_door", lambda _: (Narrow(tmp_path), "data/"))
+    monkeypatch.setattr(module, "find_endpoint", lambda _: (Narrow(tmp_path), "data/"))
     dataset = facts(tmp_path / "data", ["a.mds", "b.mds"])
     sampler = ElasticBatchSampler(dataset, global_batch_size=1, canonical_nodes=1, world=World())
     with Hints(dataset, sampler, job="run") as hints:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader.hints.page_warmer import LOOK_SECONDS, Warmer, memory_bytes
+from loader.hints.page_warmer import LOOK_SECONDS, PageWarmer, memory_bytes
 from tests.support.mounts import wait_until
 
 SHARD_BYTES = 10_000
@@ -21,7 +21,7 @@ class Job:
     def __init__(self, folder: Path, *, room_bytes: int | None = None) -> None:
         self.folder, self.asked = folder, list[int]()
         self.facts = folder / "job.plan"
-        self.warmer = Warmer(self.facts, self.file_of, room_bytes=room_bytes)
+        self.warmer = PageWarmer(self.facts, self.file_of, room_bytes=room_bytes)
 
     def file_of(self, shard: int) -> str | None:
         self.asked.append(shard)

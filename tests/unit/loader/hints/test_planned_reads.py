@@ -16,7 +16,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from loader.errors import OrderError
-from loader.hints.planned_reads import GAP_BYTES, behind, sample_uses, shard_uses, table_bytes
+from loader.hints.planned_reads import GAP_BYTES, behind, sample_reads, shard_reads, table_bytes
 from loader.mds.dataset import MDSDataset
 from loader.mds.writer import MDSWriter
 from loader.order import NATIVE, OrderSpec, Weight, epoch_order
@@ -90,7 +90,7 @@ def test_a_course_has_the_batches_of_all_ranks_of_the_machine(run: dict) -> None
             reject()
         steps = len(of_ranks[0])
         expected = [sorted(chain.from_iterable(rank[step] for rank in of_ranks)) for step in range(steps)]
-        ahead = samplers[0].course
+        ahead = samplers[0].step_plan
         assert ahead.steps == steps
         for first in (0, steps // 2):
             found: list[list[int]] = []
@@ -121,13 +121,13 @@ def test_a_course_and_its_sampler_hold_the_order_of_an_epoch_once(
     sampler = ElasticBatchSampler(
         np.full(40, 25), global_batch_size=20, world=World(), cache_folder=tmp_path if cached else None
     )
-    ahead = sampler.course
+    ahead = sampler.step_plan
     with ThreadPoolExecutor(1) as other:
         first = other.submit(lambda: next(ahead.ids(0, 1)))
         mine = next(iter(sampler))
         assert sorted(first.result()[1].ravel().tolist()) == sorted(mine)
     assert made == [0]
-    held = weakref.ref(ahead.tracks.get(0))
+    held = weakref.ref(ahead.epoch_orders.get(0))
     next(ahead.ids(ahead.steps, 1))  # the course goes ahead to the next epoch
     assert made == [0, 1]
     assert held() is not None
@@ -150,7 +150,7 @@ def dataset(tmp_path: Path) -> MDSDataset:
 def test_uses_of_shards_have_the_first_and_the_last_step_of_each(dataset: MDSDataset) -> None:
     sampler = ElasticBatchSampler(dataset, global_batch_size=20, world=World())
     ends = np.cumsum(dataset.index.samples)
-    uses = shard_uses(sampler.course, ends, 15 + 3, 9)
+    uses = shard_reads(sampler.step_plan, ends, 15 + 3, 9)
     steps: dict[int, list[int]] = {}
     for step, ids in enumerate(batches(sampler, 1)[3:12], 18):
         for shard in np.searchsorted(ends, ids, side="right").tolist():
@@ -188,7 +188,7 @@ def test_exact_bytes_are_those_of_the_samples(tmp_path: Path, *, is_fixed: bool)
         data = (tmp_path / "data" / index.raw_names[shard]).read_bytes()
         return np.frombuffer(data[4:size], "<u4")
 
-    uses = sample_uses(sampler.course, index, ends, 0, 3, table_of=table_of)
+    uses = sample_reads(sampler.step_plan, index, ends, 0, 3, table_of=table_of)
     assert [table_bytes(index, shard) > 0 for shard in range(index.shards)] == [not is_fixed] * index.shards
     wanted = batches(sampler, 0)[:3]
     total = int((uses.stop - uses.start).sum())

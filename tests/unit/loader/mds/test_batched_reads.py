@@ -10,7 +10,7 @@ import pytest
 
 from loader import EncodingError, LoaderError, MDSDataset, MDSWriter, ShardError
 from loader.mds import batched_reads
-from loader.mds.record_table import Table
+from loader.mds.record_table import RecordTable
 from loader.torch.collate import collate
 
 SIZE = 100
@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 def read(file: int, order: np.ndarray, files: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     block = np.zeros((order.size, SIZE), np.uint8)
     which = np.full(order.size, file, np.int32) if files is None else files
-    bad = batched_reads.gather(which, order * SIZE, block)
+    bad = batched_reads.read_batched(which, order * SIZE, block)
     return block.view("<u2")[:, 0], bad
 
 
@@ -94,7 +94,7 @@ def test_columns_of_fixed_sizes_are_those_that_were_written(
     dataset = MDSDataset(tmp_path)
     ids = np.random.default_rng(2).permutation(300)[:99]
     found = dataset.__getitems__(ids)
-    assert isinstance(found, Table) == (compression is None)
+    assert isinstance(found, RecordTable) == (compression is None)
     batch = collate(found)
     for name in columns:
         assert batch[name].numpy().tolist() == [np.asarray(samples[n][name]).tolist() for n in ids]

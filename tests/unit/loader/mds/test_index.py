@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from loader import DatasetError, MDSDataset
 from loader.mds.index import read_index
-from loader.mds.index_parser import MOST_SAMPLES, Rows
-from loader.mds.packed_names import Names
+from loader.mds.index_parser import MOST_SAMPLES, IndexRows
+from loader.mds.packed_names import PackedNames
 
 MINIMAL = {
     "samples": 3,
@@ -271,7 +271,7 @@ ODD: dict[str, Any] = {
 )
 def test_the_quick_way_and_the_careful_one_take_and_refuse_the_same(changes: list[dict[str, Any]]) -> None:
     shards = [shard(number, **change) for number, change in enumerate(changes)]
-    quick, careful = Rows("index.json", with_hashes=True), Rows("index.json", with_hashes=True)
+    quick, careful = IndexRows("index.json", with_hashes=True), IndexRows("index.json", with_hashes=True)
     told = []
     for take in (lambda: quick.take_text(json.dumps(shards).encode()), lambda: careful.take(shards)):
         try:
@@ -290,8 +290,8 @@ def test_the_quick_way_and_the_careful_one_take_and_refuse_the_same(changes: lis
 
 
 def test_the_writers_form_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows("index.json")
-    monkeypatch.setattr(Rows, "take", lambda *_: pytest.fail("one by one"))
+    rows = IndexRows("index.json")
+    monkeypatch.setattr(IndexRows, "take", lambda *_: pytest.fail("one by one"))
     for packed in (False, True):
         change = {"compression": "zstd", "zip_data": {"basename": "x.mds.zstd", "bytes": 5}} if packed else {}
         rows.take_text(msgspec.json.encode([shard(number, **change) for number in range(10)]))
@@ -300,13 +300,13 @@ def test_the_writers_form_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_names_are_kept_in_one_buffer() -> None:
     names = ["a", "", "zwölf/🜚", "x" * 300]
-    packed = Names.of(names)
+    packed = PackedNames.of(names)
     assert list(packed) == names
     assert packed[-1] == names[-1]
     assert list(packed[1:3]) == names[1:3]
-    assert list(Names.joined([packed, Names.of([]), packed])) == names * 2
+    assert list(PackedNames.joined([packed, PackedNames.of([]), packed])) == names * 2
     with pytest.raises(IndexError):
         packed[4]
     many = [f"{number}" for number in range(200_000)]
     for some in (names, many, ["one"], []):
-        assert b"".join(Names.of(some).zero_separated()) == "\0".join(some).encode()
+        assert b"".join(PackedNames.of(some).zero_separated()) == "\0".join(some).encode()

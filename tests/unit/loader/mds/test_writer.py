@@ -17,7 +17,7 @@ from loader import DatasetError, MDSDataset, MDSWriter, WriterError, merge
 from loader.mds.merge import natural_key
 from loader.mds.parallel_writer import write_parallel
 from loader.mds.shard_packer import OFFSET_LIMIT
-from loader.mds.writer import WriterProgress
+from loader.mds.writer import ResumePoint
 from tests.support import ROOT
 
 COLUMNS = {"id": "int", "text": "str"}
@@ -148,11 +148,11 @@ def test_a_finished_dataset_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_after_each_shard(tmp_path: Path) -> None:
-    told: list[WriterProgress] = []
+    told: list[ResumePoint] = []
     write(tmp_path, 0, 300, compression="zstd", progress=told.append)
     entries = json.loads((tmp_path / "index.json").read_text())["shards"]
     assert [progress.shards for progress in told] == list(range(1, len(entries) + 1))
-    assert told[-1] == WriterProgress(
+    assert told[-1] == ResumePoint(
         len(entries),
         300,
         sum(entry["raw_data"]["bytes"] for entry in entries),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import ElasticBatchSampler, OrderError, World
-from loader.order import NativeLine, NativeRun, OrderSpec, StreamTable, Weight, native_units
+from loader.order import NativePartition, NativeRun, OrderSpec, StreamTable, Weight, native_units
 from loader.order.bijection import key_of, keyed_order, permuted, restored, subkeys
-from loader.order.radix import FEW, order_of_keys, order_of_places
+from loader.order.radix import FEW, order_of_keys, order_of_positions
 from loader.order.spec import Ids
 
 BILLION = 10**9
@@ -21,10 +21,10 @@ GOLDEN = "f967a246add37af4"
 GOLDEN_DRAWN = "ee9bdb6a644be2f3"
 
 
-def native_line(sizes: Ids, epoch: int = 0, **options: object) -> NativeLine:
+def native_line(sizes: Ids, epoch: int = 0, **options: object) -> NativePartition:
     spec = OrderSpec("native", **options)  # type: ignore[arg-type]
     table = StreamTable.of(sizes, [sizes.size], spec)
-    return NativeLine(NativeRun(native_units(table, spec, epoch), spec), spec, epoch)
+    return NativePartition(NativeRun(native_units(table, spec, epoch), spec), spec, epoch)
 
 
 def billion_sizes() -> Ids:
@@ -94,7 +94,7 @@ def test_a_keyed_order_holds_each_number_once_and_differs_between_keys() -> None
 @given(st.lists(st.floats(-1e9, 1e9, allow_nan=False), min_size=1, max_size=40), st.integers(0, 200))
 def test_places_are_sorted_as_by_a_stable_sort(few: list[float], repeats: int) -> None:
     places = np.array(few * (1 + repeats * FEW // 200 // len(few)))
-    assert np.array_equal(order_of_places(places), np.argsort(places, kind="stable"))
+    assert np.array_equal(order_of_positions(places), np.argsort(places, kind="stable"))
     keys = places.view(np.uint32)
     assert np.array_equal(order_of_keys(keys), np.argsort(keys, kind="stable"))
 
@@ -104,7 +104,7 @@ def test_places_too_close_to_be_told_apart_by_their_keys_are_sorted_too(scale: f
     rng = np.random.default_rng(1)
     clustered = np.concatenate([rng.random(3 * FEW) * scale, rng.random(50) * 1e-9 * scale, [1e3 * scale]])
     for places in (clustered, np.repeat(clustered, 2), np.zeros(2 * FEW), np.arange(2.0 * FEW)):
-        assert np.array_equal(order_of_places(places), np.argsort(places, kind="stable"))
+        assert np.array_equal(order_of_positions(places), np.argsort(places, kind="stable"))
 
 
 @settings(max_examples=80, deadline=None)

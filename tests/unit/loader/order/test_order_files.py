@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from loader import ElasticBatchSampler, OrderError, World
-from loader.order import OrderCache, OrderSpec, StreamTable, Tracks
+from loader.order import EpochOrders, OrderFiles, OrderSpec, StreamTable
 from loader.order.spec import Stored
 
 SIZES = np.full(40, 25, np.int64)
@@ -60,18 +60,18 @@ def test_the_files_of_epochs_long_past_are_removed_and_no_others(tmp_path: Path)
 
 
 def test_who_does_not_write_waits_for_the_file(tmp_path: Path) -> None:
-    waiting = OrderCache(tmp_path, "x", writes=False)
+    waiting = OrderFiles(tmp_path, "x", writes=False)
     found: list[Stored] = []
     thread = threading.Thread(target=lambda: found.append(waiting.get("0-all", 100, np.uint32, unwanted)))
     thread.start()
-    OrderCache(tmp_path, "x").get("0-all", 100, np.uint32, fill)
+    OrderFiles(tmp_path, "x").get("0-all", 100, np.uint32, fill)
     thread.join(30)
     assert found[0].tolist() == list(range(100))[::-1]
     assert not found[0].flags.writeable
 
 
 def test_who_waits_in_vain_makes_the_order_himself(tmp_path: Path) -> None:
-    lonely = OrderCache(tmp_path, "x", writes=False, wait_seconds=0.1)
+    lonely = OrderFiles(tmp_path, "x", writes=False, wait_seconds=0.1)
     assert lonely.get("0-all", 10, np.uint32, fill).tolist() == list(range(10))[::-1]
 
 
@@ -85,13 +85,13 @@ def mapped_bytes(path: Path) -> int:
 def test_who_maps_an_order_does_not_keep_what_was_read_of_it(tmp_path: Path) -> None:
     sizes = np.full(400, 20_000, np.int64)
     spec = OrderSpec("sequential", canonical_nodes=8)
-    tracks = Tracks(StreamTable.of(sizes, [sizes.size], spec), spec, OrderCache(tmp_path, "x"))
-    track = tracks.get(0)
+    epoch_orders = EpochOrders(StreamTable.of(sizes, [sizes.size], spec), spec, OrderFiles(tmp_path, "x"))
+    epoch_order = epoch_orders.get(0)
     (file,) = tmp_path.iterdir()
     most = 0
     for first in range(0, 8_000_000, 1 << 18):
         positions = np.arange(first, min(first + (1 << 18), 8_000_000))
-        assert np.array_equal(track.at(positions), positions % 8 * 1_000_000 + positions // 8)
+        assert np.array_equal(epoch_order.at(positions), positions % 8 * 1_000_000 + positions // 8)
         most = max(most, mapped_bytes(file))
     assert file.stat().st_size == 32_000_000
     assert 0 < most < 16_000_000
@@ -104,7 +104,7 @@ def test_who_writes_an_order_has_little_of_it_at_a_time(tmp_path: Path, order: s
     table = StreamTable.of(sizes, [sizes.size], spec)
     seen: list[int] = []
 
-    class Looking(OrderCache):
+    class Looking(OrderFiles):
         """Looks, now and then, at how much of the file this process has in its page table."""
 
         def get(self, name: str, samples: int, dtype: Any, fill: Callable[[Stored], None]) -> Stored:
@@ -123,8 +123,8 @@ def test_who_writes_an_order_has_little_of_it_at_a_time(tmp_path: Path, order: s
                 finally:
                     done.set()
 
-    ids = Tracks(table, spec, Looking(tmp_path, "x")).get(0).at(np.arange(1000))
-    assert np.array_equal(ids, Tracks(table, spec).get(0).at(np.arange(1000)))
+    ids = EpochOrders(table, spec, Looking(tmp_path, "x")).get(0).at(np.arange(1000))
+    assert np.array_equal(ids, EpochOrders(table, spec).get(0).at(np.arange(1000)))
     assert 0 < max(seen) < 16_000_000
 
 
@@ -139,7 +139,7 @@ def test_two_threads_of_a_process_make_an_order_once(tmp_path: Path) -> None:
         fill(out)
 
     def ask(_: int) -> list[int]:
-        return OrderCache(tmp_path, "x").get("0-all", 1000, np.uint32, slow).tolist()
+        return OrderFiles(tmp_path, "x").get("0-all", 1000, np.uint32, slow).tolist()
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(ask, range(2))) == [list(range(1000))[::-1]] * 2
@@ -155,14 +155,14 @@ def test_processes_of_the_same_number_do_not_write_into_each_others_file(tmp_pat
         fill(out)
 
     for _ in range(2):
-        OrderCache(tmp_path, "x").get("0-all", 10, np.uint32, look)
+        OrderFiles(tmp_path, "x").get("0-all", 10, np.uint32, look)
         (file,) = tmp_path.iterdir()
         file.unlink()
     assert names[0] != names[1]
 
 
 def test_a_process_that_is_forked_while_an_order_is_made_does_not_wait_for_it(tmp_path: Path) -> None:
-    cache = OrderCache(tmp_path, "x")
+    cache = OrderFiles(tmp_path, "x")
     children: list[int] = []
 
     def forked(out: Stored) -> None:
@@ -180,7 +180,7 @@ def test_a_process_that_is_forked_while_an_order_is_made_does_not_wait_for_it(tm
 
 
 def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
-    cache = OrderCache(tmp_path, "x")
+    cache = OrderFiles(tmp_path, "x")
     cache.get("0-all", 100, np.uint32, fill)
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:50])

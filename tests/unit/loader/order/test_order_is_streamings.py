@@ -13,10 +13,10 @@ from loader.order import (
     BATCHINGS,
     SEQUENTIAL,
     STREAMING_ORDERS,
-    Line,
+    EpochOrders,
     OrderSpec,
+    RankPartition,
     StreamTable,
-    Tracks,
     Weight,
     batch_plan,
     epoch_ids,
@@ -132,15 +132,15 @@ def random_configuration(
     return sizes, shards, spec, int(rng.integers(0, 5)), layout
 
 
-def rank_ids(tracks: Tracks, epoch: int, layout: Layout, world: World) -> "np.ndarray[Any, Any]":
+def rank_ids(epoch_orders: EpochOrders, epoch: int, layout: Layout, world: World) -> "np.ndarray[Any, Any]":
     """All ids of a rank past what was read already."""
     nodes = layout.nodes
-    if tracks.spec.batching == "random":
+    if epoch_orders.spec.batching == "random":
         drop_first = layout.drop_first - layout.drop_first % nodes
-        line = Line(tracks.samples(), tracks.spec.rows, nodes)
+        line = RankPartition(epoch_orders.samples(), epoch_orders.spec.rows, nodes)
         count = samples_per_rank(line.length, world, drop_first)
-        return tracks.get(epoch).at(rank_positions(line.length, world, 0, count, drop_first), nodes)
-    plan = batch_plan(tracks, world, layout.global_batch_size, drop_last=True)
+        return epoch_orders.get(epoch).at(rank_positions(line.length, world, 0, count, drop_first), nodes)
+    plan = batch_plan(epoch_orders, world, layout.global_batch_size, drop_last=True)
     count = plan.batches(layout.drop_first, drop_last=True)
     found = [plan.batch(epoch, layout.drop_first, number) for number in range(count)]
     return np.concatenate([np.empty(0, np.int64), *found])
@@ -161,12 +161,12 @@ def is_the_librarys(
     except (ValueError, IndexError):
         return False
     spec = replace(spec, tail_layout=(layout.nodes, layout.ranks_per_node))
-    tracks = Tracks(StreamTable.of(sizes, shards, spec), spec)
+    epoch_orders = EpochOrders(StreamTable.of(sizes, shards, spec), spec)
     for rank in range(layout.ranks):
         world = World(rank, layout.ranks, layout.ranks_per_node)
         # (workers, batches a worker, batch) -> in the order in which a DataLoader delivers the workers' batches
         expected = work[world.node, world.rank_of_node].transpose(1, 0, 2).ravel()
-        found = rank_ids(tracks, epoch, layout, world)
+        found = rank_ids(epoch_orders, epoch, layout, world)
         assert np.array_equal(found, expected[: found.size]), what
         # device_per_stream leaves out the last global batch, in which some ranks have no part
         left_out = np.count_nonzero(expected[found.size :] >= 0)

@@ -32,8 +32,8 @@ from loader import (
     World,
 )
 from loader.fast import Loader
-from loader.mds.record_table import Table
-from loader.parquet.row_groups import OpenFile
+from loader.mds.record_table import RecordTable
+from loader.parquet.row_groups import OpenParquetFile
 from loader.torch.collate import Ragged, collate
 
 ROWS = 400
@@ -239,7 +239,7 @@ def test_a_value_is_the_same_whichever_rows_are_read_with_it(tmp_path: Path) -> 
 def test_numbers_of_fixed_shapes_are_one_table_and_a_batch(web: Path) -> None:
     fixed = ParquetDataset(web, columns=["tokens", "id"])
     found = fixed.__getitems__([399, 0, 200])
-    assert isinstance(found, Table)
+    assert isinstance(found, RecordTable)
     batch = collate(found)
     assert list(batch) == ["tokens", "id"]
     assert batch["tokens"].dtype == torch.int32
@@ -587,7 +587,7 @@ def test_a_long_footer_is_read_whole(tmp_path: Path) -> None:
     pq.write_table(table(0, 3000), tmp_path / "0.parquet", row_group_size=2)
     data = (tmp_path / "0.parquet").read_bytes()
     assert int.from_bytes(data[-8:-4], "little") > 1 << 17
-    assert OpenFile(str(tmp_path / "0.parquet")).footer.rows.tolist() == [2] * 1500
+    assert OpenParquetFile(str(tmp_path / "0.parquet")).footer.rows.tolist() == [2] * 1500
     assert ParquetDataset(tmp_path)[2999]["id"] == 2999
 
 

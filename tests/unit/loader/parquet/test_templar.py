@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loader import DatasetError, LoaderError, ParquetDataset, ShardError, TemplarDataset
-from loader.mds.decompressed_cache import UnpackedFolder
+from loader.mds.decompressed_cache import DecompressedCache
 from loader.parquet.templar import METADATA_NAME, SIZES_NAME, Page
 from tests.support import ROOT
 
@@ -254,7 +254,7 @@ def test_a_cache_folder_that_takes_nothing_costs_time_only(
 
 
 def test_threads_that_miss_the_same_file_at_once_all_get_it(tmp_path: Path) -> None:
-    folder, barrier, found = UnpackedFolder(tmp_path, 1 << 20), Barrier(8), []
+    folder, barrier, found = DecompressedCache(tmp_path, 1 << 20), Barrier(8), []
 
     def make() -> bytes:
         barrier.wait()  # all are making it
@@ -272,7 +272,7 @@ def test_threads_that_miss_the_same_file_at_once_all_get_it(tmp_path: Path) -> N
 def test_processes_of_the_same_number_do_not_write_into_each_others_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, names, replace = UnpackedFolder(tmp_path, 1 << 20), set(), os.replace
+    folder, names, replace = DecompressedCache(tmp_path, 1 << 20), set(), os.replace
 
     def note(source: Path, target: Path) -> None:
         names.add(source)

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, OrderError, StateError, World
-from loader.order import OrderSpec, StreamTable, Tracks, Weight, batch_plan
+from loader.order import EpochOrders, OrderSpec, StreamTable, Weight, batch_plan
 from loader.order.spec import Ids
 
 GLOBAL_BATCH = 48
@@ -158,7 +158,7 @@ def test_data_loaders_of_every_layout_resumed_at_every_batch_deliver_the_uninter
 def test_batches_asked_for_in_any_order_are_the_same(name: str) -> None:
     spec = SPECS[name]
     table = StreamTable.of(DATASET.shard_sizes, DATASET.shards_per_stream, spec)
-    plan = batch_plan(Tracks(table, spec), World(1, 2), 16, drop_last=False)
+    plan = batch_plan(EpochOrders(table, spec), World(1, 2), 16, drop_last=False)
     count = plan.batches(0, drop_last=False)
     whole = [plan.batch(1, 0, number).tolist() for number in range(count)]
     for number in np.random.default_rng(1).permutation(count).tolist():

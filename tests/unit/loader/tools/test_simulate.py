@@ -95,13 +95,13 @@ def test_shards_in_use_that_exceed_the_cache_come_again_and_again() -> None:
         samples, global_batch_size=24, order="py1b", canonical_nodes=1, block_size=4800, world=World()
     )
     ends, sizes = np.cumsum(samples), np.full(48, 10)
-    found = downloads(sampler.course, ends, sizes, 160, 2)
-    _, nbytes = in_use(lives(sampler.course, ends, 1), sizes, sampler.course.steps)
+    found = downloads(sampler.step_plan, ends, sizes, 160, 2)
+    _, nbytes = in_use(lives(sampler.step_plan, ends, 1), sizes, sampler.step_plan.steps)
     assert int(nbytes.max()) > 160
     assert found[POLICIES[0]][1] > 10 * sizes.sum()
     assert found[POLICIES[1]][1] > 10 * sizes.sum()
     assert found[POLICIES[2]][1] <= sizes.sum()
-    enough = downloads(sampler.course, ends, sizes, int(nbytes.max()), 2)
+    enough = downloads(sampler.step_plan, ends, sizes, int(nbytes.max()), 2)
     assert all(each[0] == sizes.sum() for each in enough.values())
 
 
@@ -145,9 +145,9 @@ def test_no_choice_of_what_goes_downloads_less_than_the_known_order(order: str, 
             block_size=48,
             world=World(),
         )
-        life = lives(sampler.course, np.cumsum(sizes), 3)
+        life = lives(sampler.step_plan, np.cumsum(sizes), 3)
         for room in range(shards + 1):
-            found = downloads(sampler.course, np.cumsum(sizes), np.ones(shards, np.int64), room, 3)
+            found = downloads(sampler.step_plan, np.cumsum(sizes), np.ones(shards, np.int64), room, 3)
             totals = [sum(found[policy]) for policy in POLICIES]
             assert totals[2] == fewest_downloads(life, room) <= min(totals), (seed, room)
             differing += totals[2] < min(totals[:2])
@@ -170,7 +170,7 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     dataset = MDSDataset(tmp_path / "data")
     sampler = ElasticBatchSampler(dataset, global_batch_size=100, world=World())
-    first = lives(sampler.course, np.cumsum(dataset.index.samples), 1)
+    first = lives(sampler.step_plan, np.cumsum(dataset.index.samples), 1)
     assert re.search(rf"^first batch, shards +{int((first.first == 0).sum())}$", shown, re.MULTILINE)
     assert all(policy in shown for policy in POLICIES)
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

@@ -10,13 +10,15 @@ from fusecache.policy.cache.eviction import (
     ADMIT_ONE_IN,
     STALE_AGE,
     STAMPS_PER_LIMIT,
-    Candidate,
+    EvictionCandidate,
     choose_victims,
     is_admitted,
 )
 
 candidates = st.lists(
-    st.builds(Candidate, st.integers(1, 5), st.integers(0, 99), st.integers(1, 16), st.integers(0, 1000)),
+    st.builds(
+        EvictionCandidate, st.integers(1, 5), st.integers(0, 99), st.integers(1, 16), st.integers(0, 1000)
+    ),
     max_size=40,
     unique_by=lambda candidate: (candidate.file_number, candidate.block),
 )
@@ -24,7 +26,7 @@ candidates = st.lists(
 
 @given(candidates, st.integers(0, 400))
 def test_enough_is_freed_if_there_is_enough_and_no_more_than_needed(
-    found: list[Candidate], need: int
+    found: list[EvictionCandidate], need: int
 ) -> None:
     victims = choose_victims(found, need, clock=1000, next_use=lambda candidate: None)
     freed = sum(victim.size for victim in victims)
@@ -35,7 +37,7 @@ def test_enough_is_freed_if_there_is_enough_and_no_more_than_needed(
 
 @given(candidates, st.integers(1, 400), st.randoms(use_true_random=False))
 def test_what_is_never_used_again_goes_before_what_is_and_the_farthest_first(
-    found: list[Candidate], need: int, rng: random.Random
+    found: list[EvictionCandidate], need: int, rng: random.Random
 ) -> None:
     uses = {candidate: rng.choice((None, rng.random())) for candidate in found}
     victims = choose_victims(found, need, clock=1000, next_use=uses.__getitem__)
@@ -47,7 +49,7 @@ def test_what_is_never_used_again_goes_before_what_is_and_the_farthest_first(
 
 
 def test_a_block_needed_sooner_than_the_newcomer_stays() -> None:
-    found = [Candidate(1, block, 1, 0) for block in range(10)]
+    found = [EvictionCandidate(1, block, 1, 0) for block in range(10)]
     victims = choose_victims(
         found, 10, clock=0, next_use=lambda candidate: candidate.block, used_no_later_than=6
     )
@@ -55,8 +57,8 @@ def test_a_block_needed_sooner_than_the_newcomer_stays() -> None:
 
 
 def test_long_unread_blocks_go_first() -> None:
-    old = Candidate(1, 0, 1, 0)
-    young = [Candidate(1, block, 1, STALE_AGE) for block in range(1, 50)]
+    old = EvictionCandidate(1, 0, 1, 0)
+    young = [EvictionCandidate(1, block, 1, STALE_AGE) for block in range(1, 50)]
     assert choose_victims([*young, old], 1, clock=STALE_AGE, next_use=lambda candidate: None) == [old]
 
 
@@ -85,7 +87,7 @@ class _Cache:
         if len(self.order) < self.blocks:
             return True
         places = [self.rng.randrange(len(self.order)) for _ in range(16)]
-        sample = [Candidate(1, place, 1, self.stamps[self.order[place]]) for place in places]
+        sample = [EvictionCandidate(1, place, 1, self.stamps[self.order[place]]) for place in places]
         if not is_admitted(
             sample,
             clock=clock,
@@ -140,7 +142,7 @@ def test_what_suits_lru_is_served_nearly_as_well() -> None:
 
 @given(candidates, st.integers(0, 2000), st.floats(0, 1, exclude_max=True))
 def test_a_newcomer_of_unknown_use_takes_no_room_of_what_will_be_used(
-    found: list[Candidate], clock: int, chance: float
+    found: list[EvictionCandidate], clock: int, chance: float
 ) -> None:
     if found:
         assert not is_admitted(
@@ -150,7 +152,7 @@ def test_a_newcomer_of_unknown_use_takes_no_room_of_what_will_be_used(
 
 @given(candidates, st.integers(0, 2000), st.floats(0, 1, exclude_max=True))
 def test_where_much_is_stale_every_newcomer_is_admitted(
-    found: list[Candidate], clock: int, chance: float
+    found: list[EvictionCandidate], clock: int, chance: float
 ) -> None:
     stale = sum(clock - candidate.stamp >= STALE_AGE for candidate in found)
     admitted = is_admitted(
@@ -162,7 +164,7 @@ def test_where_much_is_stale_every_newcomer_is_admitted(
 
 @given(candidates, st.integers(1, 400), st.floats(0, 1), st.randoms(use_true_random=False))
 def test_nothing_needed_as_soon_as_the_newcomer_goes(
-    found: list[Candidate], need: int, incoming_use: float, rng: random.Random
+    found: list[EvictionCandidate], need: int, incoming_use: float, rng: random.Random
 ) -> None:
     uses = {candidate: rng.choice((None, rng.random())) for candidate in found}
     victims = choose_victims(
@@ -174,7 +176,7 @@ def test_nothing_needed_as_soon_as_the_newcomer_goes(
 
 
 def test_a_newcomer_needed_later_than_all_is_not_admitted() -> None:
-    found = [Candidate(1, block, 1, 0) for block in range(10)]
+    found = [EvictionCandidate(1, block, 1, 0) for block in range(10)]
 
     def admitted(incoming_use: float) -> bool:
         return is_admitted(

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.objects import GIB, MIB
-from fusecache.policy.cache.eviction import Candidate, choose_victims
+from fusecache.policy.cache.eviction import EvictionCandidate, choose_victims
 from fusecache.policy.cache.prefetch_horizon import (
     LEAD_BYTES_MAX,
     LEAD_SHARE_MOST,
     SECONDS_A_STEP,
-    Front,
-    Pace,
+    JobFront,
+    StepRate,
     choose_front,
     lead_bytes,
     may_replace,
@@ -22,12 +22,12 @@ from fusecache.policy.cache.prefetch_horizon import (
 )
 
 fronts = st.lists(
-    st.builds(Front, st.floats(0, 1e6), st.integers(1, 8 * MIB), st.integers(0, GIB)), max_size=6
+    st.builds(JobFront, st.floats(0, 1e6), st.integers(1, 8 * MIB), st.integers(0, GIB)), max_size=6
 )
 
 
 @given(fronts, st.integers(0, GIB), st.integers(-GIB, GIB))
-def test_the_soonest_of_those_with_room_is_fetched(fronts: list[Front], lead: int, free: int) -> None:
+def test_the_soonest_of_those_with_room_is_fetched(fronts: list[JobFront], lead: int, free: int) -> None:
     chosen = choose_front(fronts, lead=lead, free_bytes=free)
     allowed = [front for front in fronts if front.nbytes <= free or may_replace(front, lead)]
     if chosen is None:
@@ -38,13 +38,13 @@ def test_the_soonest_of_those_with_room_is_fetched(fronts: list[Front], lead: in
 
 
 def test_a_job_that_is_far_ahead_holds_up_no_other() -> None:
-    ahead, behind = Front(1.0, MIB, 100 * MIB), Front(50.0, MIB, 0)
+    ahead, behind = JobFront(1.0, MIB, 100 * MIB), JobFront(50.0, MIB, 0)
     assert choose_front([ahead, behind], lead=10 * MIB, free_bytes=0) == 1
 
 
 def test_something_is_fetched_however_small_the_lead_is() -> None:
-    assert choose_front([Front(5.0, 8 * MIB, 0)], lead=0, free_bytes=0) == 0
-    assert choose_front([Front(5.0, 8 * MIB, 1)], lead=0, free_bytes=0) is None
+    assert choose_front([JobFront(5.0, 8 * MIB, 0)], lead=0, free_bytes=0) == 0
+    assert choose_front([JobFront(5.0, 8 * MIB, 1)], lead=0, free_bytes=0) is None
 
 
 @given(st.integers(0, 1 << 50), st.floats(0, 1e12), st.integers(0, 64))
@@ -64,7 +64,7 @@ def test_what_is_used_sooner_never_goes_for_what_is_fetched(
     cached: list[tuple[int, float | None]], incoming: float, need: int, rng: random.Random
 ) -> None:
     uses = {(number, block): use for block, (number, use) in enumerate(cached)}
-    sample = [Candidate(number, block, MIB, rng.randrange(1000)) for number, block in uses]
+    sample = [EvictionCandidate(number, block, MIB, rng.randrange(1000)) for number, block in uses]
     victims = choose_victims(
         sample,
         need,
@@ -83,7 +83,7 @@ def test_what_is_used_sooner_never_goes_for_what_is_fetched(
 
 
 def test_a_pace_is_learned_and_a_pause_is_no_pace() -> None:
-    pace = Pace()
+    pace = StepRate()
     assert pace.seconds == SECONDS_A_STEP
     for step in range(20):
         pace = observe_step(pace, step * 10, step * 5.0)
@@ -97,7 +97,7 @@ def test_a_pace_is_learned_and_a_pause_is_no_pace() -> None:
 
 
 def test_a_job_that_goes_back_keeps_its_pace() -> None:
-    pace = observe_step(observe_step(Pace(), 100, 10.0), 40, 11.0)
+    pace = observe_step(observe_step(StepRate(), 100, 10.0), 40, 11.0)
     assert pace.seconds == 0.1
     assert (pace.step, pace.since) == (40, 11.0)
 

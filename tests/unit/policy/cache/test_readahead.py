@@ -14,8 +14,8 @@ from fusecache.policy.cache.readahead import (
     MAX_WINDOW_BYTES,
     WASTE_FACTOR,
     WHOLE_BYTES,
-    Pattern,
     Phase,
+    ReadPattern,
     ahead,
     choose_stream,
     demand_stop,
@@ -30,8 +30,8 @@ from fusecache.policy.cache.readahead import (
 reads = st.lists(st.tuples(st.integers(0, GIB), st.integers(1, 4 * MIB), st.booleans()), max_size=30)
 
 
-def _after(*extents: tuple[int, int]) -> Pattern:
-    pattern = Pattern()
+def _after(*extents: tuple[int, int]) -> ReadPattern:
+    pattern = ReadPattern()
     for start, stop in extents:
         pattern = observe(pattern, start, stop)
     return pattern
@@ -94,7 +94,7 @@ def test_a_random_reader_that_reads_on_becomes_sequential_again() -> None:
 def test_what_is_asked_for_lies_in_the_object_and_within_bounds(
     steps: list[tuple[int, int, bool]], size: int, bound: int
 ) -> None:
-    pattern = Pattern()
+    pattern = ReadPattern()
     read_bytes = 0
     for start, length, starved in steps:
         start %= size
@@ -130,7 +130,7 @@ windows = st.integers(0, 10).map(lambda doublings: FIRST_WINDOW_BYTES << doublin
 def test_missing_buffers_halve_a_window_once_a_window_down_to_a_chunk(
     window: int, events: list[tuple[int, int]]
 ) -> None:
-    pattern = Pattern(Phase.SEQUENTIAL, window_bytes=min(window, MAX_WINDOW_BYTES))
+    pattern = ReadPattern(Phase.SEQUENTIAL, window_bytes=min(window, MAX_WINDOW_BYTES))
     shrunk_at = None
     for step, refusals in events:
         pattern = replace(pattern, position=pattern.position + step)
@@ -152,7 +152,7 @@ def test_a_shrunken_window_grows_again_when_its_reader_starves() -> None:
 
 @given(st.lists(st.integers(0, GIB), max_size=8), st.integers(0, GIB))
 def test_a_read_goes_to_the_nearest_stream_that_it_can_continue(positions: list[int], start: int) -> None:
-    patterns = [Pattern(Phase.SEQUENTIAL, position=position) for position in positions]
+    patterns = [ReadPattern(Phase.SEQUENTIAL, position=position) for position in positions]
     index = choose_stream(patterns, start)
     able = [position for position in positions if -MIB <= start - position <= 16 * MIB]
     if index is None:
@@ -164,13 +164,13 @@ def test_a_read_goes_to_the_nearest_stream_that_it_can_continue(positions: list[
 @given(st.permutations([0, 1, 2, 3] * 30))
 def test_threads_that_share_a_file_are_each_sequential_whatever_their_turns(turns: list[int]) -> None:
     at = [number * 100 * MIB for number in range(4)]
-    patterns: list[Pattern] = []
+    patterns: list[ReadPattern] = []
     for number in turns:
         start, stop = at[number], at[number] + 128 * KIB
         at[number] = stop
         index = choose_stream(patterns, start)
         if index is None:
-            patterns.append(side_stream(stop) if patterns else observe(Pattern(), start, stop))
+            patterns.append(side_stream(stop) if patterns else observe(ReadPattern(), start, stop))
         else:
             patterns[index] = observe(patterns[index], start, stop)
     assert len(patterns) == 4
@@ -182,7 +182,7 @@ def test_random_reads_ask_for_at_most_twice_what_they_read(seed: int) -> None:
     """With eight streams a file remembered, chance must not make a random reader sequential."""
     size, length, asked = GIB, 128 * KIB, 0
     numbers = random.Random(seed)
-    patterns = [Pattern(Phase.RANDOM, position=0)]
+    patterns = [ReadPattern(Phase.RANDOM, position=0)]
     for _ in range(200):
         start = numbers.randrange(0, size - length, 4 * KIB)
         index = choose_stream(patterns, start)
@@ -197,7 +197,7 @@ def test_random_reads_ask_for_at_most_twice_what_they_read(seed: int) -> None:
 
 
 def test_what_is_read_first_comes_in_one_request_and_what_follows_in_several() -> None:
-    pattern = observe(Pattern(), 0, MIB)
+    pattern = observe(ReadPattern(), 0, MIB)
     assert request_bytes(pattern) == CHUNK_BYTES
     sizes = []
     for number in range(1, 40):

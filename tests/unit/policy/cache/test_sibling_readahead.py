@@ -15,10 +15,10 @@ from fusecache.policy.cache.sibling_readahead import (
     MAX_WINDOW,
     REACH,
     SPAN,
-    Walk,
-    ask,
+    ScanPattern,
     bytes_to_ask,
     is_near,
+    next_window,
     observe,
 )
 
@@ -30,7 +30,7 @@ class Reader:
     """A directory with files of `sizes`, and the walk that opening them makes; asked: each position asked for."""
 
     sizes: Sequence[int]
-    walk: Walk = field(default_factory=Walk)
+    walk: ScanPattern = field(default_factory=ScanPattern)
     origin: int = 0
     opened: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
@@ -43,13 +43,13 @@ class Reader:
         reach = max(REACH, self.walk.asked - self.walk.front + REACH)
         is_in_reach = 0 <= position < self.walk.front + reach and is_near(self.walk, position)
         if not self.opened or not is_in_reach:
-            self.walk, self.origin, position = Walk(), place, 0
+            self.walk, self.origin, position = ScanPattern(), place, 0
             self.opened, self.asked = set(), set()
         self.ready += place in self.asked and place not in self.opened
         self.walk = observe(self.walk, position, self.sizes[place])
         self.opened.add(place)
         first = self.walk.asked
-        self.walk, count = ask(self.walk, self.sizes[self.origin + first :])
+        self.walk, count = next_window(self.walk, self.sizes[self.origin + first :])
         new = range(self.origin + first, self.origin + first + count)
         assert self.asked.isdisjoint(new), "asked for twice"
         assert self.opened.isdisjoint(new), "asked for what was opened"

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusecache.policy.cache.space_ledger import Ledger
+from fusecache.policy.cache.space_ledger import SpaceLedger
 
 LIMIT = 1000
 sizes = st.integers(0, 400)
@@ -14,7 +14,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(LIMIT)
+        self.ledger = SpaceLedger(LIMIT)
         self.reserved: list[int] = []
         self.cached: list[int] = []
         self.staged: list[int] = []
@@ -84,7 +84,7 @@ TestLedger = LedgerMachine.TestCase
 
 
 def test_a_limit_lowered_between_two_starts_grants_nothing_until_enough_is_evicted() -> None:
-    ledger = Ledger(100)
+    ledger = SpaceLedger(100)
     ledger.restore_cache(150)
     assert ledger.shortage_bytes(10) == 60
     assert not ledger.reserve_cache(10)

@@ -9,17 +9,17 @@ from fusecache.policy.cache.stall_timeout import (
     FIRST_SECONDS,
     FLOOR_SECONDS,
     REMEMBERED,
-    Waits,
+    WaitHistory,
     deadline_seconds,
 )
 
 SECONDS = st.floats(0, 1000)
 
 
-def waits_of(seconds: list[float]) -> Waits:
-    waits = Waits()
+def waits_of(seconds: list[float]) -> WaitHistory:
+    waits = WaitHistory()
     for each in seconds:
-        waits.note(each)
+        waits.record(each)
     return waits
 
 
@@ -41,7 +41,7 @@ def test_a_steady_link_is_never_shot_at(seconds: float) -> None:
 
 
 def test_before_anything_is_known_the_deadline_is_patient() -> None:
-    assert Waits().deadline_seconds == FIRST_SECONDS
+    assert WaitHistory().deadline_seconds == FIRST_SECONDS
     assert waits_of([0.05] * 3).deadline_seconds == FIRST_SECONDS
     assert waits_of([4.0]).deadline_seconds == 16.0
 
@@ -64,7 +64,7 @@ def test_a_link_that_turns_slow_is_learned_within_one_early_retry_each(known: in
         rounds += 1
         given_up_after = waits.deadline_seconds
         for _ in range(32):
-            waits.note(given_up_after)
+            waits.record(given_up_after)
     assert rounds <= 2
 
 

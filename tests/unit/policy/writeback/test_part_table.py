@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fusecache.policy.writeback.multipart import (
     OBJECT_BYTES_MAX,
     PARTS_MAX,
-    Attempt,
+    DigestAttempt,
     Digests,
     PartTable,
     choose_growing_part_bytes,
@@ -29,7 +29,7 @@ class Sending(RuleBasedStateMachine):
         super().__init__()
         self.table = PartTable(PART)
         self.file = bytearray()
-        self.under_way: dict[int, tuple[Attempt, bytes]] = {}
+        self.under_way: dict[int, tuple[DigestAttempt, bytes]] = {}
         self.bucket: dict[int, bytes] = {}
         self.version = 0
 
@@ -103,7 +103,7 @@ def test_a_file_is_complete_when_all_its_parts_are_held() -> None:
     for index in range(3):
         assert not table.is_complete(2 * PART + 1)
         attempt = table.begin(index, 2 * PART + 1)
-        table.note_digests(attempt, Digests(b"md5", b"sums"))
+        table.record_digests(attempt, Digests(b"md5", b"sums"))
         assert table.end(attempt, "etag")
     assert table.is_complete(2 * PART + 1)
     assert table.held_bytes(2 * PART + 1) == 2 * PART + 1
@@ -116,9 +116,9 @@ def test_a_file_is_complete_when_all_its_parts_are_held() -> None:
 def test_digests_are_known_until_the_part_changes_however_its_attempt_ends() -> None:
     table = PartTable(PART)
     first, second = table.begin(0, 2 * PART), table.begin(1, 2 * PART)
-    table.note_digests(first, Digests(b"md5", b"sums"))
+    table.record_digests(first, Digests(b"md5", b"sums"))
     table.change(PART, PART + 1)
-    table.note_digests(second, Digests(b"of bytes", b"that are others now"))
+    table.record_digests(second, Digests(b"of bytes", b"that are others now"))
     assert not table.end(first)
     assert not table.end(second, "etag")
     assert table.digests(0) == Digests(b"md5", b"sums")
@@ -127,7 +127,7 @@ def test_digests_are_known_until_the_part_changes_however_its_attempt_ends() -> 
     assert [table.needs_reading(index) for index in range(3)] == [False, True, True]
     table.doubt(first)
     assert table.needs_reading(0)
-    table.note_digests(first, Digests(b"md5", b"sums"))
+    table.record_digests(first, Digests(b"md5", b"sums"))
     assert not table.needs_reading(0)
 
 

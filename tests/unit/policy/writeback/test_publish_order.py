@@ -11,10 +11,10 @@ from fusecache.model.objects import MIB
 from fusecache.policy.writeback.publish_order import (
     BEHIND_BYTES,
     SMALL_BYTES,
-    Change,
-    Gate,
+    OrderedChange,
     PublishOrder,
     Role,
+    SequenceBarrier,
 )
 
 KEYS = ("a", "b", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/g/a", "d/", "d/e/", "f/", "f/g/")
@@ -28,7 +28,7 @@ SIZES = (0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5 * MIB, 9 * MIB)
 class Queued:
     """One change as the reference knows it. behind: the directory whose large files it waits for."""
 
-    change: Change
+    change: OrderedChange
     aside: bool = False
     behind: str | None = None
 
@@ -44,16 +44,16 @@ class Reference:
         first, second = older.change, younger.change
         if {key.rstrip("/") for key in first.keys} & {key.rstrip("/") for key in second.keys}:
             return True
-        if second.role is Role.REMOVAL and first.role in {Role.NEW, Role.POINT}:
+        if second.role is Role.REMOVAL and first.role in {Role.NEW, Role.ORDERED}:
             if not older.aside:
                 return True
             if _folders(second) & _folders(first)[:1]:
                 return True
-        if second.role is Role.END and first.role in {Role.REMOVAL, Role.END}:
+        if second.role is Role.MARKER_DELETE and first.role in {Role.REMOVAL, Role.MARKER_DELETE}:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
                 return True
-        if older.aside or first.role is Role.END:
+        if older.aside or first.role is Role.MARKER_DELETE:
             return older.aside and self._must_go_before(first, second)
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
             return True
@@ -62,13 +62,15 @@ class Reference:
         beside = _Folders([] if younger.behind is None else [younger.behind])
         return first.size > SMALL_BYTES and self._lies_in(first, beside)
 
-    def _must_go_before(self, first: Change, second: Change) -> bool:
+    def _must_go_before(self, first: OrderedChange, second: OrderedChange) -> bool:
         """Return whether a removal says that what is written anew beside it was there."""
-        is_told = first.role is Role.REMOVAL and first.tells and second.role in {Role.NEW, Role.POINT}
+        is_told = (
+            first.role is Role.REMOVAL and first.is_commit_marker and second.role in {Role.NEW, Role.ORDERED}
+        )
         is_file = not second.keys[-1].endswith("/")
         return is_told and is_file and _folders(second)[-1] == _folders(first)[0]
 
-    def _is_wanted_after(self, end: Change) -> bool:
+    def _is_wanted_after(self, end: OrderedChange) -> bool:
         """Return whether something else is to have the name that an END gives up."""
         name = end.keys[0].rstrip("/")
         return any(
@@ -76,7 +78,7 @@ class Reference:
             for number, each in self.queued.items()
         )
 
-    def _lies_in(self, change: Change, folders: "_Folders") -> bool:
+    def _lies_in(self, change: OrderedChange, folders: "_Folders") -> bool:
         return any(_is_in(folder, above) for folder in _folders(change) for above in folders)
 
     def blockers(self, sequence: int) -> list[int]:
@@ -104,7 +106,7 @@ class _Folders(list[str]):
         return _Folders(found) if isinstance(index, slice) else found
 
 
-def _folders(change: Change) -> _Folders:
+def _folders(change: OrderedChange) -> _Folders:
     return _Folders(key.rstrip("/").rpartition("/")[0] for key in change.keys)
 
 
@@ -113,20 +115,26 @@ def _is_in(folder: str, above: str) -> bool:
 
 
 @st.composite
-def changes(draw: st.DrawFn, sequence: int) -> Change:
+def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
     """Any change, as the queue makes them: only files have bytes, only renames two keys, only markers end in '/'."""
-    role = draw(st.sampled_from([Role.NEW, Role.NEW, Role.NEW, Role.POINT, Role.REMOVAL, Role.END]))
+    role = draw(
+        st.sampled_from([Role.NEW, Role.NEW, Role.NEW, Role.ORDERED, Role.REMOVAL, Role.MARKER_DELETE])
+    )
     files = [key for key in KEYS if not key.endswith("/")]
-    if role is Role.END:
-        return Change(sequence, (draw(st.sampled_from([key for key in KEYS if key.endswith("/")])),), role)
+    if role is Role.MARKER_DELETE:
+        return OrderedChange(
+            sequence, (draw(st.sampled_from([key for key in KEYS if key.endswith("/")])),), role
+        )
     if role is Role.REMOVAL:
-        return Change(sequence, (draw(st.sampled_from(files)),), role, tells=draw(st.booleans()))
-    if role is Role.POINT and draw(st.booleans()):
+        return OrderedChange(
+            sequence, (draw(st.sampled_from(files)),), role, is_commit_marker=draw(st.booleans())
+        )
+    if role is Role.ORDERED and draw(st.booleans()):
         old, new = draw(st.lists(st.sampled_from(files), min_size=2, max_size=2, unique=True))
-        return Change(sequence, (old, new), role)
+        return OrderedChange(sequence, (old, new), role)
     key = draw(st.sampled_from(KEYS if role is Role.NEW else files))
     size = 0 if key.endswith("/") else draw(st.sampled_from(SIZES))
-    return Change(sequence, (key,), role, size)
+    return OrderedChange(sequence, (key,), role, size)
 
 
 class Queue(RuleBasedStateMachine):
@@ -148,13 +156,16 @@ class Queue(RuleBasedStateMachine):
         self.next += 1
         self._add(data.draw(changes(self.next)), aside=aside)
 
-    def _add(self, change: Change, *, aside: bool) -> None:
+    def _add(self, change: OrderedChange, *, aside: bool) -> None:
         keys = tuple("p/" + key for key in change.keys)
         queued = Queued(change, aside=aside)
         self.reference.queued[change.sequence] = queued
         if not aside:
             self._find_behind(queued)
-        self.order.add(Change(change.sequence, keys, change.role, change.size, change.tells), aside=aside)
+        self.order.add(
+            OrderedChange(change.sequence, keys, change.role, change.size, change.is_commit_marker),
+            aside=aside,
+        )
 
     def _find_behind(self, queued: Queued) -> None:
         change = queued.change
@@ -203,7 +214,7 @@ class Queue(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(sorted(aside)))
         self.reference.queued[sequence].aside = False
         self._find_behind(self.reference.queued[sequence])
-        self.order.bring_back(sequence)
+        self.order.undefer(sequence)
 
     @precondition(lambda self: self.given)
     @rule(data=st.data())
@@ -237,7 +248,7 @@ class Queue(RuleBasedStateMachine):
         for sequence in sorted(self.reference.queued):
             if self.reference.queued[sequence].aside:
                 self.reference.queued[sequence].aside = False
-                self.order.bring_back(sequence)
+                self.order.undefer(sequence)
         for _ in range(len(self.reference.queued)):
             while self.order.next_free() is not None:
                 pass
@@ -260,7 +271,7 @@ def _published(order: PublishOrder) -> list[int]:
     return found
 
 
-def _order(*queued: Change) -> PublishOrder:
+def _order(*queued: OrderedChange) -> PublishOrder:
     order = PublishOrder()
     for change in queued:
         order.add(change)
@@ -269,13 +280,13 @@ def _order(*queued: Change) -> PublishOrder:
 
 def test_a_stuck_write_elsewhere_holds_a_removal_but_nobody_behind_it() -> None:
     order = _order(
-        Change(1, ("other/stuck",), Role.NEW),
-        Change(2, ("run/old",), Role.REMOVAL),
-        Change(3, ("run/model",), Role.POINT),
-        Change(4, ("run/new",), Role.NEW),
+        OrderedChange(1, ("other/stuck",), Role.NEW),
+        OrderedChange(2, ("run/old",), Role.REMOVAL),
+        OrderedChange(3, ("run/model",), Role.ORDERED),
+        OrderedChange(4, ("run/new",), Role.NEW),
     )
     assert _published(order) == [1]  # the removal waits for it, and what is behind the removal waits with it
-    order.note_stuck(1)
+    order.on_failing(1)
     assert _published(order) == [3]
     order.remove(3)
     assert _published(order) == [4]
@@ -287,13 +298,13 @@ def test_a_stuck_write_elsewhere_holds_a_removal_but_nobody_behind_it() -> None:
 
 def test_a_stuck_write_elsewhere_frees_nothing_behind_the_removal_of_a_name_that_tells_of_others() -> None:
     order = _order(
-        Change(1, ("other/stuck",), Role.NEW),
-        Change(2, ("jobs/run/.metadata",), Role.REMOVAL, tells=True),
-        Change(3, ("jobs/latest",), Role.POINT),
-        Change(4, ("jobs/run/shard",), Role.POINT),
+        OrderedChange(1, ("other/stuck",), Role.NEW),
+        OrderedChange(2, ("jobs/run/.metadata",), Role.REMOVAL, is_commit_marker=True),
+        OrderedChange(3, ("jobs/latest",), Role.ORDERED),
+        OrderedChange(4, ("jobs/run/shard",), Role.ORDERED),
     )
     assert _published(order) == [1]
-    order.note_stuck(1)
+    order.on_failing(1)
     assert _published(order) == [3]
     order.remove(3)
     assert _published(order) == []
@@ -303,12 +314,12 @@ def test_a_stuck_write_elsewhere_frees_nothing_behind_the_removal_of_a_name_that
 
 def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
     order = _order(
-        Change(1, ("a/d/stuck",), Role.NEW),
-        Change(2, ("a/latest",), Role.POINT),
-        Change(3, ("b/latest",), Role.POINT),
-        Change(4, ("a/x/latest",), Role.POINT),
+        OrderedChange(1, ("a/d/stuck",), Role.NEW),
+        OrderedChange(2, ("a/latest",), Role.ORDERED),
+        OrderedChange(3, ("b/latest",), Role.ORDERED),
+        OrderedChange(4, ("a/x/latest",), Role.ORDERED),
     )
-    order.note_stuck(1)
+    order.on_failing(1)
     assert _published(order) == [
         1,
         3,
@@ -319,11 +330,11 @@ def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
 
 def test_a_small_file_waits_for_large_ones_beside_its_directory_and_no_other_for_it() -> None:
     order = _order(
-        Change(1, ("run/data/shard",), Role.NEW, 5 * MIB),
-        Change(2, ("run/data/shard2",), Role.NEW, 5 * MIB),
-        Change(3, ("run/meta/manifest",), Role.NEW, 100),
-        Change(4, ("run/data/shard3",), Role.NEW, 5 * MIB),
-        Change(5, ("elsewhere/manifest",), Role.NEW, 100),
+        OrderedChange(1, ("run/data/shard",), Role.NEW, 5 * MIB),
+        OrderedChange(2, ("run/data/shard2",), Role.NEW, 5 * MIB),
+        OrderedChange(3, ("run/meta/manifest",), Role.NEW, 100),
+        OrderedChange(4, ("run/data/shard3",), Role.NEW, 5 * MIB),
+        OrderedChange(5, ("elsewhere/manifest",), Role.NEW, 100),
     )
     assert _published(order) == [1, 2, 4, 5]
     order.remove(2)
@@ -333,20 +344,20 @@ def test_a_small_file_waits_for_large_ones_beside_its_directory_and_no_other_for
 
 
 def test_ten_thousand_small_files_do_not_wait_for_each_other() -> None:
-    order = _order(*(Change(number, (f"d/{number}",), Role.NEW, 4096) for number in range(10_000)))
+    order = _order(*(OrderedChange(number, (f"d/{number}",), Role.NEW, 4096) for number in range(10_000)))
     assert len(_published(order)) == 10_000
 
 
 def test_one_sequence_is_queued_once() -> None:
-    order = _order(Change(1, ("a",), Role.NEW))
+    order = _order(OrderedChange(1, ("a",), Role.NEW))
     with pytest.raises(ValueError, match="twice"):
-        order.add(Change(1, ("b",), Role.NEW))
+        order.add(OrderedChange(1, ("b",), Role.NEW))
 
 
 # ---- what it costs
 
 
-@pytest.mark.parametrize("role", [Role.NEW, Role.POINT, Role.REMOVAL, Role.END])
+@pytest.mark.parametrize("role", [Role.NEW, Role.ORDERED, Role.REMOVAL, Role.MARKER_DELETE])
 @pytest.mark.parametrize("behind", [0, 1], ids=["alone", "behind a stuck one"])
 def test_each_event_looks_at_few_changes_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch, role: Role, behind: int
@@ -354,7 +365,7 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
     looks = 0
     look = PublishOrder._gate_before
 
-    def counted(self: PublishOrder, entry: object) -> Gate | None:
+    def counted(self: PublishOrder, entry: object) -> SequenceBarrier | None:
         nonlocal looks
         looks += 1
         return look(self, entry)  # type: ignore[arg-type]
@@ -363,10 +374,10 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
     number = 3000
     order = PublishOrder()
     if behind:
-        order.add(Change(0, ("d/first",), Role.POINT))
+        order.add(OrderedChange(0, ("d/first",), Role.ORDERED))
     for sequence in range(1, number + 1):
-        key = f"d/{sequence % 7}/{sequence}" + ("/" if role is Role.END else "")
-        order.add(Change(sequence, (key,), role))
+        key = f"d/{sequence % 7}/{sequence}" + ("/" if role is Role.MARKER_DELETE else "")
+        order.add(OrderedChange(sequence, (key,), role))
     if behind:
         assert order.next_free() == 0
         order.remove(0)
@@ -380,7 +391,7 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "wait"]), st.integers(0, 20)), max_size=200))
 def test_a_gate_frees_each_waiter_when_nothing_smaller_is_left(events: list[tuple[str, int]]) -> None:
-    gate, members, waiting = Gate(), set[int](), list[int]()
+    gate, members, waiting = SequenceBarrier(), set[int](), list[int]()
     for word, number in events:
         if word == "add":
             gate.add(number)
@@ -393,5 +404,5 @@ def test_a_gate_frees_each_waiter_when_nothing_smaller_is_left(events: list[tupl
             waiting.append(number)
         assert gate.lowest == min(members, default=float("inf"))
         freed = [each for each in waiting if each <= min(members, default=float("inf"))]
-        assert sorted(gate.freed()) == sorted(freed)
+        assert sorted(gate.on_freed()) == sorted(freed)
         waiting = [each for each in waiting if each not in freed]

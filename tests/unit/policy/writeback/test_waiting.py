@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.objects import MIB
-from fusecache.policy.cache.space_ledger import RESERVE_SHARE, Ledger
-from fusecache.policy.progress_timeout import Patience
+from fusecache.policy.cache.space_ledger import RESERVE_SHARE, SpaceLedger
+from fusecache.policy.progress_timeout import ProgressTimeout
 from fusecache.policy.writeback import multipart
 from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot_interval
 
@@ -14,19 +14,19 @@ from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot
 @given(st.lists(st.tuples(st.floats(0, 400), st.integers(0, 2)), max_size=30))
 def test_patience_ends_after_so_long_without_progress_and_not_before(steps: list[tuple[float, int]]) -> None:
     now = moved = 0.0
-    patience = Patience(now, 300)
+    patience = ProgressTimeout(now, 300)
     mark: int | None = None
     for pause, progress in steps:
         now += pause
         assert patience.is_over(now) == (now - moved >= 300)
         if progress != mark:
             mark, moved = progress, now
-        patience.note(progress, now)
+        patience.on_progress(progress, now)
 
 
 @given(st.integers(1, 1 << 44), st.integers(0, 1 << 44))
 def test_closes_wait_below_what_is_refused_and_that_is_below_the_limit(limit: int, reserve: int) -> None:
-    ledger = Ledger(limit, reserve)
+    ledger = SpaceLedger(limit, reserve)
     refused = ledger.staging_limit_bytes - ledger.write_reserve_bytes
     assert 0 <= ledger.high_water_bytes <= refused <= ledger.staging_limit_bytes <= limit * 7 // 10
     assert ledger.write_reserve_bytes <= min(reserve, ledger.staging_limit_bytes // RESERVE_SHARE)
