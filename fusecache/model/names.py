@@ -61,3 +61,20 @@ def check_key(key: str) -> str:
     if len(key.encode("utf-8")) > KEY_BYTES_MAX:
         raise NameTooLong(f"{key[:80]}…: the path makes a key longer than {KEY_BYTES_MAX} bytes; shorten it")
     return key
+
+
+def parent_prefix(key: str) -> str:
+    """Return the directory of a key with the slash at its end; empty for a key without a slash."""
+    return key[: key.rfind("/") + 1]
+
+
+def parent_path(key: str) -> str:
+    """Return the directory of a key without a slash at its end; empty for a key without a slash."""
+    return key.rpartition("/")[0]
+
+
+def is_at_or_below(key: str, prefix: str) -> bool:
+    """Return whether a key is `prefix` or lies below it; "" and a prefix ending in '/' stand for all below."""
+    if not prefix or prefix.endswith("/"):
+        return key.startswith(prefix)
+    return key == prefix or key.startswith(prefix + "/")

@@ -13,6 +13,7 @@ from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import NotPermitted
+from fusecache.model.names import is_at_or_below
 from fusecache.model.objects import ObjectId
 from fusecache.policy.name_patterns import UnusableKeys
 
@@ -73,7 +74,7 @@ class Inspector:
         """
         keys = [self._tree.key_of_path(path) for path in paths]
         dropped = await self._cache.maintenance.evict(
-            lambda key: any(_is_at(key, wanted) for wanted in keys), may_drop=self._may_drop
+            lambda key: any(is_at_or_below(key, wanted) for wanted in keys), may_drop=self._may_drop
         )
         if not dropped.freed_bytes and not dropped.left_bytes:
             for path in paths:
@@ -115,7 +116,9 @@ class Inspector:
         try:
             key = self._tree.key_of_path(path)
             damaged: set[str] = set()
-            async with aclosing(self._cache.maintenance.scrub(lambda each: _is_at(each, key))) as pieces:
+            async with aclosing(
+                self._cache.maintenance.scrub(lambda each: is_at_or_below(each, key))
+            ) as pieces:
                 async for piece in pieces:
                     progress.blocks += piece.blocks
                     progress.bytes += piece.bytes
@@ -154,10 +157,3 @@ class Inspector:
             token = page.next_token
             if token is None:
                 return
-
-
-def _is_at(key: str, wanted: str) -> bool:
-    """Say whether a key is the wanted one or lies below it; "" and keys ending in '/' stand for all below."""
-    if not wanted or wanted.endswith("/"):
-        return key.startswith(wanted)
-    return key == wanted or key.startswith(wanted + "/")

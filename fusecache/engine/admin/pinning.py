@@ -13,6 +13,7 @@ import trio
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import FusecacheError
+from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectId
 from fusecache.policy.name_patterns import is_at_or_below_any
 
@@ -77,7 +78,7 @@ class PinnedObjects:
         """Drop what is cached of pinned versions that other clients replaced or removed. Raises what LIST raises."""
         found = await self._cache.maintenance.cached(self._is_pinned)
         cached = sorted(found, key=lambda object_id: object_id.key)
-        for folder, members in groupby(cached, key=lambda object_id: _folder(object_id.key)):
+        for folder, members in groupby(cached, key=lambda object_id: parent_prefix(object_id.key)):
             versions = list(members)
             shown = await self._shown(folder, [version.key for version in versions])
             for version in versions:
@@ -104,7 +105,3 @@ class PinnedObjects:
 
     def _is_pinned(self, key: str) -> bool:
         return is_at_or_below_any(self._patterns, self._relative(key))
-
-
-def _folder(key: str) -> str:
-    return key[: key.rfind("/") + 1]

@@ -11,9 +11,8 @@ import trio
 
 from fusecache.engine.durability.barrier import Barrier
 from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace_ops.rename import is_rename
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.conflict_log import ConflictLog

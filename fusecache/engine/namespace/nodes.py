@@ -15,6 +15,7 @@ import trio
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.block_cache import ReadHandle
+from fusecache.index.journal import PutFile
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -428,6 +429,19 @@ QueuedChange = FileVersion | Operation
 def is_removal(item: QueuedChange | None) -> TypeGuard[Operation]:
     """Return whether an item is the removal of an object."""
     return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
+
+
+def is_rename(item: FileVersion | Operation) -> bool:
+    """Return whether an item is a queued rename."""
+    return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME
+
+
+def dropped_row(version: FileVersion) -> PutFile:
+    """Return the row of content that must not come back after a crash: the next mount removes its file.
+
+    The row goes when the file has gone: of one without a row nobody could tell that it is not wanted.
+    """
+    return PutFile(replace(version.record, state=FileState.DROPPED))
 
 
 # What a directory shows.

@@ -6,10 +6,17 @@ order. 2. No call waits for the bucket to take anything. Two ask it for names: r
 rename of a directory (what lies in it?).
 """
 
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, Operation, QueuedChange, in_use
-from fusecache.engine.namespace_ops.rename import is_rename
+from fusecache.engine.namespace.nodes import (
+    FileVersion,
+    Kind,
+    Node,
+    Operation,
+    QueuedChange,
+    dropped_row,
+    in_use,
+    is_rename,
+)
 from fusecache.engine.namespace_ops.rename_directory import DirectoryRename
-from fusecache.engine.write.disposal import dropped_row
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.errors import (
     AlreadyExists,

@@ -8,11 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, attributes_of, in_use
+from fusecache.engine.namespace.nodes import (
+    FileVersion,
+    Node,
+    Operation,
+    QueuedChange,
+    attributes_of,
+    dropped_row,
+    in_use,
+    is_rename,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.engine.write.disposal import dropped_row
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue, base_of
 from fusecache.engine.writeback.rotation import CheckpointRotation
@@ -252,11 +260,6 @@ class Rename:
         if node is not None:
             self._tree.hold_local(node)
         changes.append(PutOperation(record))
-
-
-def is_rename(item: FileVersion | Operation) -> bool:
-    """Return whether an item is a queued rename."""
-    return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME
 
 
 def _may_be_revoked(item: FileVersion | Operation) -> bool:

@@ -12,11 +12,11 @@ from typing import TypeGuard
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.recovery.lost_changes import parent_prefix
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
+from fusecache.model.names import parent_prefix
 from fusecache.model.records import OperationKind, Reason
 from fusecache.model.states import FileState
 

@@ -11,14 +11,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeGuard
 
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, attributes_of
+from fusecache.engine.namespace.nodes import (
+    FileVersion,
+    Node,
+    Operation,
+    QueuedChange,
+    attributes_of,
+    dropped_row,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import PublishResult
 from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.disposal import dropped_row
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
 from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.model.names import parent_path
 from fusecache.model.objects import MIB
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
@@ -93,7 +94,7 @@ class PublishSchedule:
         if until > now:
             heappush(self._deferred, (until, next(self._ties), item))
             if is_removal(item) and self._queue.is_commit_marker(item.record.key):
-                self._held_markers.setdefault(_folder(item.record.key), {})[item] = None
+                self._held_markers.setdefault(parent_path(item.record.key), {})[item] = None
         self._on_dependent_write(item, now, is_aside=until > now)
 
     def _on_dependent_write(self, item: QueuedChange, now: float, *, is_aside: bool) -> None:
@@ -103,7 +104,7 @@ class PublishSchedule:
         key = item.changed_keys()[-1]
         followed = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
         if not is_aside:
-            kept = self._held_markers.get(_folder(key), {})
+            kept = self._held_markers.get(parent_path(key), {})
             followed += [each for each in kept if each.record.key != key]
         for removal in followed:
             if removal.sequence < item.sequence and not removal.has_dependent_write:
@@ -112,7 +113,7 @@ class PublishSchedule:
                 self._forget_held(removal)
 
     def _forget_held(self, removal: Operation) -> None:
-        folder = _folder(removal.record.key)
+        folder = parent_path(removal.record.key)
         kept = self._held_markers.get(folder, {})
         kept.pop(removal, None)
         if not kept:
@@ -310,7 +311,3 @@ class PublishSchedule:
             most = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
             until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
         return until
-
-
-def _folder(key: str) -> str:
-    return key.rpartition("/")[0]

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.recovery.lost_changes import LostChanges, parent_prefix
+from fusecache.engine.recovery.lost_changes import LostChanges
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
+from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import (
     ANOTHERS,

@@ -6,6 +6,7 @@ Invariant: nothing is moved, removed, or said to be there in the bucket for the 
 from collections.abc import Callable
 from dataclasses import replace
 
+from fusecache.model.names import parent_prefix
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 
 
@@ -116,8 +117,3 @@ class LostChanges:
     def _inherit_base(self, key: str, base: str | None) -> None:
         if key not in self._queued:
             self._bases[key] = base
-
-
-def parent_prefix(key: str) -> str:
-    """Return the directory of a key, with the slash at its end."""
-    return key[: key.rfind("/") + 1]

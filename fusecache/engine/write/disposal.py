@@ -5,12 +5,18 @@ Invariant: nothing is dropped that was promised to anyone, unless newer content 
 
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange, attributes_of, in_use
+from fusecache.engine.namespace.nodes import (
+    FileVersion,
+    Node,
+    QueuedChange,
+    attributes_of,
+    dropped_row,
+    in_use,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.writeback.queue import WritebackQueue, leaves_object
@@ -195,11 +201,3 @@ class VersionDisposal:
         if is_named or version in self._queue:
             return [PutFile(version.record)]
         return [dropped_row(version)] if version.sequence else []
-
-
-def dropped_row(version: FileVersion) -> PutFile:
-    """Return the row of content that must not come back after a crash: the next mount removes its file.
-
-    The row goes when the file has gone: of one without a row nobody could tell that it is not wanted.
-    """
-    return PutFile(replace(version.record, state=FileState.DROPPED))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
+from fusecache.model.names import parent_path
 from fusecache.model.records import OperationKind
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import OrderedChange, PublishOrder, Role, SequenceBarrier
@@ -97,7 +98,7 @@ class WritebackQueue:
             same_key = self._by_key.setdefault(key, [])
             insort(same_key, item, key=_sequence)
             if len(same_key) == 2 and self.is_commit_marker(key):
-                self._rewritten.setdefault(_folder(key), {})[key] = None
+                self._rewritten.setdefault(parent_path(key), {})[key] = None
         if isinstance(item, Operation) and change.moved_to:
             self._deletes_by_target.setdefault(change.moved_to, []).append(item)
         if change.role is Role.REMOVAL and not change.moved_to:
@@ -118,10 +119,10 @@ class WritebackQueue:
             was_first = same_key[0] is item
             same_key.remove(item)
             if len(same_key) == 1 and self.is_commit_marker(key):
-                rewritten = self._rewritten[_folder(key)]
+                rewritten = self._rewritten[parent_path(key)]
                 del rewritten[key]
                 if not rewritten:
-                    del self._rewritten[_folder(key)]
+                    del self._rewritten[parent_path(key)]
             if not same_key:
                 del self._by_key[key]
             elif was_first and not published:
@@ -241,10 +242,6 @@ class WritebackQueue:
             self._changed.set()
             self._changed = trio.Event()
         self.on_change()
-
-
-def _folder(key: str) -> str:
-    return key.rpartition("/")[0]
 
 
 def _moved_to(item: Operation) -> str:

@@ -10,6 +10,7 @@ files belong together, nor how deep they lie: as a removal waits for every older
 
 from bisect import bisect_left, bisect_right, insort
 
+from fusecache.model.names import parent_path
 from fusecache.policy.writeback.publish_order import SequenceBarrier
 
 _NEVER = float("inf")
@@ -30,7 +31,7 @@ class Rotation:
         """A write of `key` is queued."""
         self._writes.add(-sequence)
         self._oldest_first.add(sequence)
-        self._writes_in.setdefault(_folder(key), SequenceBarrier()).add(-sequence)
+        self._writes_in.setdefault(parent_path(key), SequenceBarrier()).add(-sequence)
 
     def add_removal(self, sequence: int) -> None:
         """A removal is queued."""
@@ -44,7 +45,7 @@ class Rotation:
             return
         self._writes.discard(-sequence)
         self._oldest_first.discard(sequence)
-        folder = _folder(key)
+        folder = parent_path(key)
         writes = self._writes_in.get(folder)
         if writes is not None:
             writes.discard(-sequence)
@@ -71,14 +72,10 @@ class Rotation:
 
     def is_written_since(self, sequence: int, key: str) -> bool:
         """Return whether something right in the directory of `key` was written after a change of it."""
-        writes = self._writes_in.get(_folder(key))
+        writes = self._writes_in.get(parent_path(key))
         return writes is not None and sequence < -writes.lowest
 
     def written_between(self, first: int, last: float, key: str) -> list[int]:
         """Return the writes right in the directory of `key` between two places, in no particular order."""
-        writes = self._writes_in.get(_folder(key))
+        writes = self._writes_in.get(parent_path(key))
         return [] if writes is None else [-each for each in writes.below(-first) if -each < last]
-
-
-def _folder(key: str) -> str:
-    return key.rpartition("/")[0]
