@@ -266,12 +266,15 @@ def engine_floors() -> int:
 
 def table(files: Mapping[str, str]) -> str:
     """The rooms as a table in Markdown. Lines are rounded to hundreds, so that small changes leave it as it is."""
+    storage = ", ".join(f"`{_short(each, 'fusecache')}`" for each in _STORAGE)
+    note = f"`storage` stands for {storage}.\n\n"
     rows = ["| room | what it is | modules | lines | may import |", "|---|---|---|---|---|"]
     for room in rooms(files):
         may_import = ", ".join(_short(each, room.name) for each in room.may_import) or "nothing"
+        may_import = may_import.replace(", ".join(_short(each, room.name) for each in _STORAGE), "storage")
         lines = max(100, round(room.lines, -2)) if room.modules else 0
         rows.append(f"| `{room.name}` | {room.purpose} | {room.modules} | {lines} | {may_import} |")
-    return "\n".join(rows) + "\n"
+    return note + "\n".join(rows) + "\n"
 
 
 def _short(name: str, room: str) -> str:
