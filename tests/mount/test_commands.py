@@ -14,6 +14,7 @@ import pytest
 
 from fusecache.cli.main import main
 from fusecache.mount import control_client
+from scripts.reference import STATUS_KEYS, flat
 from tests.support.frozen import frozen
 from tests.support.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
 from tests.support.s3_buckets import Bucket
@@ -320,6 +321,7 @@ def test_the_statistics_file_shows_what_status_shows(mount, full: Bucket):
     assert shown["cache"]["wait_seconds"]["network"] > 0
     assert shown["cache"]["first_byte_p99_seconds"] >= shown["cache"]["first_byte_p50_seconds"] > 0
     assert shown["kernel"].keys() == {"applied", "refused"}
+    assert set(flat(shown)) == set(STATUS_KEYS)
 
 
 def test_status_for_people_fits_a_terminal(mount, full: Bucket):
