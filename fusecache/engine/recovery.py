@@ -231,8 +231,8 @@ class Recovery:
         if generation is None:
             return self._set_aside(record, Reason.LOST, "its staging file is gone", found)
         words = self._doubt(record, generation.file)
+        generation.file.close()  # thousands may be pending; each upload opens its own
         if words:
-            generation.file.close()
             reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
             return self._set_aside(record, reason, words, found)
         if self._sizes[record.generation] > record.size:
