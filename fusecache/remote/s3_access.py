@@ -84,7 +84,8 @@ class Access:
         self._short, self._is_shown = None, False
 
     def close(self) -> None:
-        """Close idle connections of the short way; requests under way go on."""
+        """Close idle connections; requests under way go on."""
+        self.client.close()
         if self._short is not None:
             self._short.wire.close()
 
