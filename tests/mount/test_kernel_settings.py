@@ -16,12 +16,22 @@ from tests.mount.buckets import Bucket
 
 ROOT = Path(__file__).parent.parent.parent
 NOBODY = 65534
-# In a mount namespace of its own, with a /dev/fuse that everybody may use: another user mounts, reads and unmounts.
+# In a mount namespace of its own, with a /dev/fuse that everybody may use, and with the packages at a path that
+# everybody may enter (the checkout may be below /root): another user mounts, reads and unmounts.
 PROGRAM = """
 set -e
-mknod -m 666 "$1/fuse" c 10 229
-mount --bind "$1/fuse" /dev/fuse
-shift
+folder=$1 packages=$2
+shift 2
+mknod -m 666 "$folder/fuse" c 10 229
+mount --bind "$folder/fuse" /dev/fuse
+number=0 IFS=:
+for package in $packages; do
+    mkdir "$folder/packages$number"
+    mount --bind "$package" "$folder/packages$number"
+    PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$folder/packages$number
+    number=$((number + 1))
+done
+export PYTHONPATH
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 """
 STEPS = """
@@ -81,14 +91,13 @@ def test_another_user_than_root_mounts_reads_and_writes_and_is_told_what_was_ref
     for folder in (tmp_path / "mnt", tmp_path / "cache"):
         folder.mkdir()
         os.chown(folder, NOBODY, NOBODY)
+    packages = ":".join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
     words = [
-        "unshare", "--mount", "--propagation", "private", "sh", "-c", PROGRAM, "sh", tmp_path,
+        "unshare", "--mount", "--propagation", "private", "sh", "-c", PROGRAM, "sh", tmp_path, packages,
         python, "-c", STEPS, bucket.source, tmp_path / "mnt", tmp_path / "cache", bucket.service.endpoint_url,
     ]  # fmt: skip
-    packages = [path for path in sys.path if path.endswith("site-packages")]
     environment = {
         **bucket.service.environment(),
-        "PYTHONPATH": ":".join([str(ROOT), *packages]),
         "HOME": str(tmp_path),
         "XDG_RUNTIME_DIR": "",
         "PYTHONDONTWRITEBYTECODE": "1",
