@@ -1,9 +1,14 @@
-"""How pytest reports, in all tests."""
+"""Where pytest keeps files, and how it reports, in all tests."""
 
 import gc
+import os
 from collections.abc import Generator
 
 import pytest
+
+# On a disk, as the caches of real mounts are: /tmp is often a tmpfs, which is small and refuses direct reads.
+# pytest reads this variable when a test first asks for a folder.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -13,6 +13,7 @@ from fusecache.disk.cache_files import CacheFiles
 from fusecache.disk.direct_reads import DirectReads
 from fusecache.engine.cache import BlockCache, ReadHandle
 from fusecache.model.nouns import GRANULE_BYTES, KIB, MIB, ObjectId
+from tests.direct_reads import skip_without_direct_reads
 from tests.engine.block_caches import Bucket, new_bucket, read_all, running_cache, some_bytes, until
 
 SIZE = 10 * MIB + 300
@@ -22,12 +23,8 @@ READ = 8 * KIB
 
 @pytest.fixture
 def needs_direct_reads(tmp_path: Path) -> None:
-    try:
-        DirectReads(1).close()
-        (tmp_path / "probe").touch()
-        os.close(os.open(tmp_path / "probe", os.O_RDONLY | os.O_DIRECT))
-    except OSError as exc:
-        pytest.skip(f"not offered here: {exc}")
+    (tmp_path / "probe").write_bytes(bytes(4 * KIB))
+    skip_without_direct_reads(tmp_path / "probe")
 
 
 async def _cached(directory: Path) -> tuple[Bucket, ObjectId]:

@@ -4,13 +4,13 @@ import errno
 import mmap
 import os
 import select
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fusecache.disk.direct_reads import DirectReads
+from tests.direct_reads import skip_without_direct_reads
 
 PAGE = 4096
 DATA = os.urandom(8 * PAGE)
@@ -27,27 +27,14 @@ def reads() -> Iterator[DirectReads]:
 
 
 @pytest.fixture
-def path() -> Iterator[bytes]:
-    """A file of DATA on a real disk, with no page that is still to be written: for such a page the kernel would wait.
-
-    In /var/tmp, because /tmp is often a tmpfs, which opens files for direct I/O but refuses reads that must not wait.
-    """
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        file = Path(folder) / "file"
-        with file.open("wb") as open_file:
-            open_file.write(DATA)
-            os.fsync(open_file.fileno())
-        try:
-            fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
-            try:
-                os.preadv(fd, [memory(1)], 0, os.RWF_NOWAIT)
-            finally:
-                os.close(fd)
-        except BlockingIOError:
-            pass
-        except OSError as exc:
-            pytest.skip(f"the file system of /var/tmp has no direct I/O without waiting: {exc}")
-        yield os.fsencode(file)
+def path(tmp_path: Path) -> bytes:
+    """A file of DATA that can be read directly: with pages that are still to be written, the kernel would wait."""
+    file = tmp_path / "file"
+    with file.open("wb") as open_file:
+        open_file.write(DATA)
+        os.fsync(open_file.fileno())
+    skip_without_direct_reads(file)
+    return os.fsencode(file)
 
 
 def memory(pages: int) -> memoryview:
