@@ -9,7 +9,7 @@ PYTHON ?= python3
 # How packages get onto the system; empty: they are there already, or are not apt's.
 APT ?= scripts/apt_packages.sh
 # What pip is told to install as torch, and where from: TORCH_FLAGS="--index-url …" for a build without CUDA, say,
-# which is 0.2 GB instead of several.
+# which is 0.2 GB instead of several. TORCH= (empty): without torch, and without the tests that import it.
 TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 WITH_TORCH = $(TORCH) $(TORCH_FLAGS)
@@ -61,10 +61,15 @@ $(VENV)/.created: | $(VENV)/.packages
 	@touch $(VENV)/.packages $@
 
 $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.created
+ifeq ($(strip $(TORCH)),)
+	@echo "python packages: fusecache with what its tests need, without torch"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test-without-torch]'
+else
 	@echo "python packages: $(TORCH)"
 	@$(VENV)/bin/pip install $(PIP_FLAGS) $(WITH_TORCH)
 	@echo "python packages: fusecache with what its tests need, $(STREAMING)"
 	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test]' $(STREAMING) $(WITH_TORCH)
+endif
 	@touch $@
 
 # ---- looking at it

@@ -1,14 +1,36 @@
 """Where pytest keeps files, and how it reports, in all tests."""
 
 import gc
+import importlib.util
 import os
+import re
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 # On a disk, as the caches of real mounts are: /tmp is often a tmpfs, which is small and refuses direct reads.
 # pytest reads this variable when a test first asks for a folder.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+NEEDS_TORCH = re.compile(
+    r"^(import|from) (torch|torchdata|streaming|loader\.collate|loader\.streaming|examples\.demo\.\w+"
+    r"|tests\.unit\.loader\.streaming_\w+)\b",
+    re.MULTILINE,
+)
+
+
+def pytest_report_header() -> str | None:
+    """Say why there are fewer tests than usual."""
+    return None if HAS_TORCH else "torch is not installed: the files of tests that import it are left out"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what cannot be imported without torch. None: pytest decides."""
+    if HAS_TORCH or collection_path.suffix != ".py":
+        return None
+    return True if NEEDS_TORCH.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
