@@ -67,7 +67,7 @@ read_pip_settings() {
         "$pip" -m pip --version >/dev/null 2>&1 && break || pip=
     done
     [ -n "$pip" ] || return 0
-    declare -A bound=()
+    local -A bound=()
     while IFS='=' read -r key value; do
         # `pip config list` quotes values as Python does: global.find-links='/one\n/two'.
         value=${value#[\'\"]} value=${value%[\'\"]} value=${value//\\n/ }
@@ -89,8 +89,10 @@ inside() { # root command…: in the tree, not booted, with this machine's netwo
     for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
         [ -z "${!name:-}" ] || options+=("--setenv=$name=${!name}")
     done
-    name=/etc/ssl/certs/ca-certificates.crt
-    [ ! -e "$name" ] || options+=("--bind-ro=$name")
+    # pip.conf, because its settings cannot be asked for on a machine without pip.
+    for name in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
+        [ ! -e "$name" ] || options+=("--bind-ro=$name")
+    done
     [ ! -e /dev/fuse ] || options+=(--bind=/dev/fuse)
     read_pip_settings
     systemd-nspawn --quiet --directory="$root" --register=no --keep-unit --pipe --as-pid2 \

@@ -4,14 +4,16 @@ import gc
 import importlib.util
 import os
 import re
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-# On a disk, as the caches of real mounts are: /tmp is often a tmpfs, which is small and refuses direct reads.
-# pytest reads this variable when a test first asks for a folder.
-os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+# On a disk, as the caches of real mounts are: /tmp is often a tmpfs, which refuses direct reads, is too small for the
+# buckets of the tests' servers, and may be mounted without devices. Processes that tests start inherit it.
+os.environ.setdefault("TMPDIR", "/var/tmp")
+tempfile.tempdir = None  # pytest has asked for the folder before, and Python remembers the answer
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = re.compile(
