@@ -18,7 +18,7 @@ tempfile.tempdir = None  # pytest has asked for the folder before, and Python re
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = re.compile(
     r"^(import|from) (torch|torchdata|streaming|loader\.collate|loader\.streaming|examples\.demo\.\w+"
-    r"|tests\.unit\.loader\.streaming_\w+)\b",
+    r"|tests\.real_streaming|tests\.unit\.loader\.streaming_\w+)\b",
     re.MULTILINE,
 )
 
