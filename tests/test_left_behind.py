@@ -4,11 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support import ROOT
 
 # Each leaves one thing, or none; what is left ends with the process, but for the mount.
 TESTS = r"""
