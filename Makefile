@@ -139,7 +139,7 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py
+	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs
 
 .PHONY: fmt
 fmt: $(VENV)/.installed ## format, and mend what ruff can
