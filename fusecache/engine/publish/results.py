@@ -1,8 +1,11 @@
-"""What the bucket's answer to a publishing request changes on the node: in the tree, the queue and the journal.
+"""Applies the bucket's answer to a publishing request: to the tree, the queue and the journal.
+
+It sends nothing and retries nothing: `publisher.py` does.
 
 Invariants:
-1. Tree and queue change at once, with each other; the journal follows, and only then do local bytes go.
-2. What the bucket refuses for good, or another client was quicker with, is kept and reported; it holds nobody up.
+1. Tree and queue change together, without a checkpoint in between. The journal follows; only then are local bytes
+   freed.
+2. A change that the bucket rejects, or that conflicts with another client's, is kept and reported; it blocks no other.
 """
 
 import logging
@@ -40,13 +43,13 @@ from dataclasses import replace
 
 log = logging.getLogger(__name__)
 
-# Of conflicts so many are remembered here; the journal has all that nobody has dealt with.
+# Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
 CONFLICTS_REMEMBERED = 1000
 _TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
 class PublishResults:
-    """Carries out what follows from an answer."""
+    """Applies answers. Each method journals what it changes."""
 
     def __init__(
         self,
@@ -65,26 +68,26 @@ class PublishResults:
         self._journal = journal
         self._preparer = preparer
         self._retirement = retirement
-        # As a dict, to be taken out of by item.
+        # A dict as an ordered set: items are removed one by one.
         self._rejected: dict[QueuedChange, None] = {}
-        # The newest conflicts: where our version of a key is kept, "" if the change was given up.
+        # The newest conflicts: where the local version of a key is kept, "" if the change was dropped.
         self.conflicts: dict[str, str] = {}
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
         self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
         self.on_published: Callable[[str], None] = lambda _key: None
-        # A version (key, ETag) is no longer there.
+        # The bucket no longer shows this version (key, ETag).
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
         queue.on_rebased = self._journal_rebased
         self.commit_markers = CommitMarkers(tree, queue, file_io, lambda: self.rejected)
 
     @property
     def rejected(self) -> list[QueuedChange]:
-        """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
+        """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
         gone = [
             item
             for item in self._rejected
             if isinstance(item, FileVersion) and item.state is not FileState.REJECTED
-        ]  # changes of names leave as another one of their name is taken
+        ]  # operations leave in `_forget_rejected`
         for item in gone:
             del self._rejected[item]
         return list(self._rejected)
@@ -95,7 +98,7 @@ class PublishResults:
         self.commit_markers.restore(items)
 
     def on_start(self, highest: int) -> None:
-        """What the daemon before left has places up to `highest`: offer again what nothing keeps back any more."""
+        """The earlier daemon's changes have sequences up to `highest`: queue its held markers that nothing blocks."""
         changes = self.commit_markers.on_start(highest)
         if changes:
             self._journal.submit(*changes)
@@ -103,10 +106,10 @@ class PublishResults:
     # ---- success
 
     def stored(self, generation: FileVersion, version: ObjectInfo) -> None:
-        """The bucket has it: let the name show the bucket's version, say so in the journal, then let the bytes go.
+        """The bucket has the content: show its version under the name, journal that, then free the local bytes.
 
-        The tree changes at once, with the queue: whoever writes or removes the file next must know its base. The row
-        stands before those of all that comes after; nobody waits for it but the bytes.
+        Tree and queue change together at once, as the file's next write or removal needs the base ETag. The row comes
+        before all later rows; only freeing the bytes waits for its commit.
         """
         record = generation.transition_to(FileState.STORED)
         self._queue.remove(generation, published=True)
@@ -135,7 +138,7 @@ class PublishResults:
         self._retirement.add(generation, version, self._journal.submit_batched(*changes))
 
     async def done(self, item: Operation, result: PublishResult) -> None:
-        """The bucket has taken a change of names."""
+        """The bucket carried out an operation: a delete, a rename, a directory marker or a symlink."""
         self._queue.remove(item, published=True)
         forgotten = self._forget_rejected(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]
@@ -162,7 +165,7 @@ class PublishResults:
         await self._journal.submit_batched(*changes).wait()
 
     def _forget_rejected(self, keys: tuple[str, ...]) -> list[Change]:
-        """The bucket took a change of these names: what it refused of them before is no news any more."""
+        """The bucket accepted a change of these keys: operations of them that it rejected before count no longer."""
         changes: list[Change] = []
         for item in [each for each in self._rejected if isinstance(each, Operation)]:
             if item.changed_keys()[-1] in keys:
@@ -176,7 +179,7 @@ class PublishResults:
         node = self._tree.find(key)
         is_its_own = follower is None or (isinstance(follower, FileVersion) and follower.node is node)
         if node is not None and node.version is not None and is_its_own:
-            # What is being written under this name, or waits behind this, was begun before the bucket showed this.
+            # Local content under this name, open or queued, is older than this answer: this is its base from now on.
             node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
             refused = _refused_before(node)
             if refused is not None:
@@ -188,16 +191,16 @@ class PublishResults:
         self._journal.submit(_row(item))
 
     async def defer_behind(self, removal: Operation, keeper: FileVersion) -> None:
-        """Have a removal wait until something is published under the name of what is kept back, or that is removed."""
+        """Defer a removal until something is published under the held marker's name, or the marker is removed."""
         await self._journal.commit(*self._file_io.placement.defer(removal, keeper.record.key))
 
-    # ---- what waiting does not mend
+    # ---- permanent errors
 
     async def handle_error(self, item: QueuedChange, error: Exception) -> None:
-        """Do what an error asks for that waiting does not mend."""
+        """Handle an error that no retry fixes: restart a lost upload, resolve a conflict, or reject the change."""
         if isinstance(error, UploadLost):
             if isinstance(item, FileVersion):
-                log.warning("upload expired, sending it again key=%s", item.record.key)
+                log.warning("multipart upload expired, starting again key=%s", item.record.key)
                 self._preparer.restart(item)
         elif isinstance(error, ObjectChanged):
             await self._conflict(item, error)
@@ -207,14 +210,14 @@ class PublishResults:
             await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
 
     async def replace_theirs(self, item: FileVersion, etag: str | None) -> None:
-        """Have content replace what another client put under its key (None: that removed it), whatever it was."""
+        """Make the remote version the base, so that the next attempt replaces it. etag None: it was removed."""
         key = item.record.key
-        log.warning("another client changed key=%s first: ours replaces that (conflict = last-wins)", key)
+        log.warning("conflict, replacing the remote version key=%s conflict=last-wins", key)
         item.transition_to(FileState.SEALED)
         await self._journal.commit(*self._rebase(key, etag))
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
-        """Another client changed the key meanwhile: both versions are kept."""
+        """Another client changed the key first: keep both versions."""
         node = item.node
         parent, name = (node.parent, node.name) if node is not None else (None, "")
         if isinstance(item, FileVersion):
@@ -226,8 +229,8 @@ class PublishResults:
             record = item.transition_to(FileState.SEALED, key=copy_key, base_etag=None)
             self._queue.add(item)
             if node is not None and parent is not None and self._tree.key(node) == key:
-                # The name shows the other client's version from now on; ours, and what writers still add to it, has
-                # a name of its own.
+                # The name shows the remote version from now on. The local one, and what writers still add to it, goes
+                # by the name of the copy.
                 folder = parent
                 for _ in range(key.count("/") - copy_key.count("/")):
                     folder = folder.parent or folder
@@ -236,7 +239,7 @@ class PublishResults:
             rows = [*self._rebase(key, None), *self._file_io.placement.retarget(key, copy_key)]
             follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
-                # A rename of ours moves nothing of theirs.
+                # Our queued rename must not move the remote version.
                 follower.record = replace(follower.record, source_etag=ANOTHERS)
                 rows.append(_row(follower))
             await self._journal.commit(PutFile(record), *rows)
@@ -248,7 +251,7 @@ class PublishResults:
             self.on_name_lost(parent, name)
 
     def _free_conflict_key(self, key: str, sequence: int) -> str:
-        """Return where ours goes. Another node, or cache directory, of the same host name may have kept a copy so."""
+        """Return the key for the local version. A mount with the same host name may have used the first choice."""
         path = self._tree.relative(key)
         prefix = key.removesuffix(path)
         copy_key, count = _conflict_key(prefix, path, f"{sequence}"), 1
@@ -263,7 +266,7 @@ class PublishResults:
         if copy_key:
             log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
         else:
-            log.error("conflict, change given up key=%s error=%s", key, error)
+            log.error("conflict, change dropped key=%s error=%s", key, error)
         self.conflicts.pop(key, None)
         self.conflicts[key] = copy_key
         for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
@@ -271,8 +274,8 @@ class PublishResults:
         self.on_conflict(key, copy_key, size, str(error), number)
 
     async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
-        """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
-        log.error("refused for good key=%s error=%s", item.changed_keys()[-1], error)
+        """The bucket rejects the change permanently, or its bytes cannot be read: keep it, and unblock the others."""
+        log.error("change rejected, not retried key=%s error=%s", item.changed_keys()[-1], error)
         item.error = error
         if isinstance(item, Operation):
             self._rejected[item] = None
@@ -280,7 +283,7 @@ class PublishResults:
             return
         item.record = replace(item.record, refused_at=item.sequence)
         self._queue.remove(item)
-        self._preparer.restart(item)  # parts of what is refused are no use
+        self._preparer.restart(item)  # abort the upload: its parts are useless now
         key, node = item.record.key, item.node
         item.transition_to(FileState.REJECTED, error=str(error))
         changes = self._file_io.drop_replaced(item)
@@ -290,15 +293,15 @@ class PublishResults:
             self._rejected[item] = None
             changes += self._keep_rejected(item, node)
         elif node is not None and node.handles and node.version is item:
-            changes.append(dropped_row(item))  # unlinked; ends with its last handle
+            changes.append(dropped_row(item))  # unlinked, but open: its last close disposes of it
         else:
             changes += self._file_io.drop(item)
         await self._journal.commit(*changes)
 
     def _drop_renames(self, node: Node, key: str) -> list[Change]:
-        """Renames of what was refused move nothing, if nothing of ours was published under the name before.
+        """Drop queued renames of rejected content if nothing was published under its name: they would move nothing.
 
-        Their targets, as far as the bucket had something there, stay as they are.
+        Objects that the bucket has at their targets stay.
         """
         changes: list[Change] = []
         first = next(iter(self._queue.for_key(key)), None)
@@ -314,17 +317,17 @@ class PublishResults:
         return changes
 
     def _keep_rejected(self, item: FileVersion, node: Node) -> list[Change]:
-        """Keep refused content under the name that it has by now; newer content of that stands before it."""
+        """Keep rejected content under the file's present name; newer content of the file replaces it there."""
         key, key_now = item.record.key, self._tree.key(node)
         if key_now != key:
-            # As new as the rename, and what the bucket shows there is known when that has its turn.
+            # Its sequence follows the rename's. While changes of that name are queued, its base is not known yet.
             base = self._queue.base_for(key_now, node.published_etag(key_now))
             item.record = replace(
                 item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
             )
             self._file_io.on_key_changed(item)
         elif item.record.base_etag is not None and node.published_etag(key) is None:
-            # It took the place of a removal: from now on only the node knows what the bucket shows.
+            # It had superseded a removal: from now on only the node records what the bucket shows.
             node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
         newer = next((each for each in self._queue.for_key(key_now) if _is_content(each, node)), None)
         if newer is None:
@@ -349,7 +352,7 @@ class PublishResults:
         await self._journal.commit(*changes)
 
     def _keep_from_moving(self, item: Operation) -> list[Change]:
-        """What was to come under a name by a change that is given up is not there: no rename moves what is."""
+        """A dropped operation brought nothing to its key: a rename queued behind it must not move what is there."""
         key = item.changed_keys()[-1]
         follower = next(iter(self._queue.for_key(key)), None)
         if item.node is None or not isinstance(follower, Operation) or not _renames(follower, item.node, key):
@@ -358,7 +361,7 @@ class PublishResults:
         return [PutOperation(follower.record)]
 
     def _show_again(self, key: str) -> None:
-        """The bucket keeps what was to leave: whoever was told that nothing is there has to ask anew."""
+        """A dropped removal leaves its object in the bucket: have the kernel look the name up again."""
         folder, name = self._lookup.on_unknown(key)
         if folder is not None:
             self.on_name_lost(folder, name)
@@ -374,7 +377,7 @@ def _is_content(item: QueuedChange, node: Node) -> TypeGuard[FileVersion]:
 
 
 def _refused_before(node: Node | None) -> FileVersion | None:
-    """Return the refused content that a node shows instead of the bucket's, or that what is written there replaces."""
+    """Return the rejected content that a node shows, or that the content being written there will replace."""
     content = node.version if node is not None else None
     if content is None or content.state is FileState.REJECTED:
         return content
@@ -387,9 +390,9 @@ def _row(item: QueuedChange) -> PutFile | PutOperation:
 
 
 def _conflict_key(prefix: str, path: str, number: str) -> str:
-    """Return where our version of a path goes that another client wrote too: of a long name the end makes way.
+    """Return the key for the local version of a path in conflict; a name that gets too long is cut at its end.
 
-    Where the key of its directory leaves no room for any of the name, it goes to the nearest one above that does.
+    If the key of its directory leaves no space for any of the name, use the nearest directory above that does.
     """
     folder, slash, name = path.rpartition("/")
     mark = f".conflict-{socket.gethostname()[:60]}-{number}"

@@ -1,6 +1,6 @@
-"""What happens to staged bytes that the bucket has: they become cache, so that what was just written is warm.
+"""Hands the staged bytes of published files over to the cache, so that a file just written is warm.
 
-Invariant: bytes go only after the row that lets them go is on the disk.
+Invariant: a staging file leaves only after its STORED row is on disk.
 """
 
 import logging
@@ -22,15 +22,15 @@ from fusecache.model.objects import MIB, ObjectInfo
 
 log = logging.getLogger(__name__)
 
-# Nobody waits for it; but who reads such a file before that, and not from the kernel's pages, asks the bucket.
+# No caller waits for the handover. But until it is done, a read that the page cache cannot serve goes to the bucket.
 _GATHER_SECONDS = 0.04
 _AT_ONCE = 64
-# The room of larger ones may be waited for.
+# A larger file is handed over at once: a writer may wait for its space.
 _SMALL_BYTES = MIB
 
 
 class Retirement:
-    """Takes generations that are stored, many in one crossing to a thread."""
+    """Hands over stored file versions, many in one thread call."""
 
     def __init__(self, cache: BlockCache, journal: JournalWriter, offload: Offload) -> None:
         self._cache = cache
@@ -42,7 +42,7 @@ class Retirement:
         self._ended = trio.Event()
 
     async def run(self) -> None:
-        """Retire until cancelled; what is left then is deleted by the next mount."""
+        """Hand over until cancelled; the next mount deletes staging files that are left then."""
         try:
             await self._batches.run()
         finally:
@@ -50,12 +50,12 @@ class Retirement:
             self._ended.set()
 
     def add(self, generation: FileVersion, version: ObjectInfo, row: CommitTicket) -> None:
-        """The bucket has a generation as `version`: its bytes become cache when its row, which says so, is durable."""
+        """The bucket shows a file version as `version`: hand its bytes over once `row`, which says so, is on disk."""
         self._left += 1
         self._batches.add((generation, version, row), at_once=generation.size > _SMALL_BYTES)
 
     async def wait_idle(self) -> None:
-        """Return when nothing is left to be retired, or nothing is retired any more."""
+        """Return when every handover is done, or `run` has ended."""
         while self._left and not self._is_over:
             self._batches.flush_now()
             await self._ended.wait()
@@ -64,8 +64,8 @@ class Retirement:
         try:
             await self._release(batch)
         except FusecacheError as exc:
-            # The journal failed, and the publisher says so; or a file cannot be removed. The next mount goes on.
-            log.warning("files that are in the bucket are left where they are error=%s", exc)
+            # The journal failed, which the publisher reports, or a file cannot be removed.
+            log.warning("published files stay in staging until the next mount error=%s", exc)
         finally:
             self._left -= len(batch)
             self._ended.set()
@@ -78,9 +78,9 @@ class Retirement:
         for generation, version, row in batch:
             await row.wait()
             if generation.node is not None and generation.node.version is generation:
-                continue  # unlinked, and still open: it goes with its last handle
+                continue  # unlinked, and still open: its last close disposes of it
             if generation.node is None:
-                continue  # it went so meanwhile
+                continue  # unlinked, and disposed of by its last close
             await wait_unused(generation)
             generation.file.close()
             gone.append(DropFile(generation.record.generation))

@@ -42,7 +42,7 @@ async def test_it_is_kept_back_with_what_the_bucket_refuses_of_the_rest(
         assert set(files_in(bucket.shows())) == {"run/1/a", "other/a", "other/.metadata"}
         assert user.fs.statistics()["rejected_files"] == 3
         told = (await user.fs.status.path_status("run/1/.metadata"))["failed"][0]["cause"]
-        assert "run/1/b was to be there before it" in told
+        assert "the bucket rejected run/1/b, which must come first" in told
         assert "locked" in told
         assert await user.read("run/1/.metadata") == b"1"
 

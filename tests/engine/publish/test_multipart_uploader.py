@@ -216,7 +216,7 @@ async def test_the_bytes_of_a_part_that_failed_are_looked_at_again_and_others_ar
                     file.write(b"x")
         assert await user.drained() == ("error" if is_others else "durable")
         if is_others:
-            assert "changed it" in str(version.error)
+            assert "changed without a write through the mount" in str(version.error)
             assert version.file.path.exists()
     assert bucket.shows() == ({} if is_others else {"model": body(3)})
 
