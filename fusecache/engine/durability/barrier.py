@@ -1,4 +1,4 @@
-"""What somebody waits for: changes that the bucket is owed, under whatever name, whatever stands for them since."""
+"""Waits for a set of queued changes to leave the write-back queue, whatever they are renamed to or replaced by."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,24 +9,24 @@ from fusecache.model.states import FileState
 
 
 class Barrier:
-    """Is over when nothing of what it was given is owed any more.
+    """A set of queued changes; it is over when none of them, and no successor, is queued any more.
 
-    An item is the same under another name and in another place of the queue. Content that newer content of its file
-    stood in for is waited for as that; so is content whose writer took the promise back and made it again.
+    A change stays the same under another name and at another place of the queue. For content that newer content of its
+    file replaced, or whose close was revoked and repeated, the barrier waits for the successor.
     """
 
     def __init__(self, queue: WritebackQueue, items: Iterable[QueuedChange]) -> None:
         self._queue = queue
         self._left = deque(items)
-        # Content that is not owed any more, and was not published either.
+        # Content that left the queue without being published.
         self.unpublished: list[FileVersion] = []
 
     def __len__(self) -> int:
-        """Return how much is left, or was when it was last looked at."""
+        """Return how many changes were left at the last `is_over`."""
         return len(self._left)
 
     def is_over(self) -> bool:
-        """Look again; all in all this costs the same for each item, however often it is called."""
+        """Return whether nothing is left. The total cost is constant per change, however often this is called."""
         while self._left and self._left[0] not in self._queue:
             item = self._left.popleft()
             if isinstance(item, FileVersion) and item.state is not FileState.STORED:
@@ -39,7 +39,7 @@ class Barrier:
 
 
 def latest_version(version: FileVersion) -> FileVersion:
-    """Return the content that stands for this one since it was dropped: itself, if it was not."""
+    """Return the newest successor of a version; the version itself if nothing replaced it."""
     while version.successor is not None:
         version = version.successor
     return version

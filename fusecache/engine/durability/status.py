@@ -1,6 +1,8 @@
-"""What a person sees of what the bucket does not have yet: the queue, its pace, one path; and waiting for it.
+"""Status of the write-back queue, for the whole mount and for one path; and `sync`, which waits for it.
 
-Invariant: however much waits, no look at it holds the loop: what is long is counted with checkpoints.
+It changes nothing: the publisher sends, `quarantine.py` restores or deletes.
+
+Invariant: counting never blocks the loop, however long the queue is: long queues are counted with checkpoints.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,13 +27,13 @@ from fusecache.model.states import FileState
 from fusecache.policy.rate_meter import RateMeter, seconds_left
 from fusecache.remote.store import Store
 
-# Items looked at between two checkpoints: a millisecond or two.
+# Changes counted between two checkpoints: 1 or 2 ms.
 _AT_ONCE = 1000
 _SAMPLE_SECONDS = 1.0
 _FRESH_SAMPLE_SECONDS = 0.25
-# Less says that nothing moves: the last bytes of a request that waits for its answer.
+# Bytes a second. Below this nothing moves: these are the last bytes of a request that waits for its answer.
 _LEAST_PACE = 1024.0
-# A queue that is too long to be counted whenever somebody asks for its numbers is counted so often.
+# A queue longer than _AT_ONCE is not counted for each status request, but at this interval.
 _COUNT_SECONDS = 5.0
 
 _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
@@ -39,14 +41,14 @@ _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """How waiting ended: `durable`, `timeout`, `error` or `conflict`, and why."""
+    """How `sync` ended: `durable`, `timeout`, `error` or `conflict`, and why."""
 
     result: str
     message: str = ""
 
 
 class QueueStatus:
-    """Looks at the queue, and at what is behind it."""
+    """Reports what is pending, dirty, failing, in conflict and local-only."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class QueueStatus:
         *,
         keys_from: str = "",
     ) -> None:
-        """keys_from: where the keys of who writes are read from, as `causes.renewal_text` takes it."""
+        """keys_from: where the write credentials are read from, as `error_text.renewal_text` takes it."""
         self._tree = tree
         self._keys_from = keys_from
         self._queue = queue
@@ -74,7 +76,7 @@ class QueueStatus:
         self._counted = Pending()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch the pace until cancelled."""
+        """Sample the upload rate until cancelled, and count a long queue every _COUNT_SECONDS."""
         task_status.started()
         counted = float("-inf")
         while True:
@@ -87,13 +89,13 @@ class QueueStatus:
     def _sample(self, now: float) -> None:
         sent, is_still = self._store.statistics().bytes_sent, self._rate.per_second() == 0
         if is_still and sent <= self._sent:
-            self._rate.reset(now, sent)  # a rest before it begins says nothing of the pace
+            self._rate.reset(now, sent)  # idle time before an upload is no part of its rate
         else:
             self._rate.record(now, sent)
         self._sampled, self._sent = now, sent
 
     def _rate_of(self) -> float:
-        """Return the bytes a second of now, also of what has just begun; 0 if nothing waits, or moves."""
+        """Return the upload rate now in bytes a second, fresh for uploads that just began; 0 if nothing moves."""
         if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
             self._sample(now)
         pace = self._rate.per_second()
@@ -102,13 +104,13 @@ class QueueStatus:
     # ---- the queue
 
     def pending(self) -> Pending:
-        """Return what the whole mount owes, without waiting; of a long queue as it was some seconds ago."""
+        """Return what is pending in the whole mount, without waiting; for a long queue some seconds old."""
         if len(self._queue) <= _AT_ONCE:
             return self._counter().add(self._queue.unordered()).pending()
         return replace(self._counted, files=len(self._queue))
 
     async def count(self, path: str = "") -> Pending:
-        """Return what is owed at or below a path."""
+        """Return what is pending at or below a path."""
         tally = self._counter()
         async for items in self._batches_at(path):
             tally.add(items)
@@ -132,7 +134,7 @@ class QueueStatus:
             **self._details(pending),
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
-            # What only this node holds, whatever the reason; what lies aside is counted apart.
+            # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.
             "exposed_bytes": pending.bytes + dirty_bytes + refused_bytes + local_bytes,
             "upload_bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
@@ -148,8 +150,8 @@ class QueueStatus:
         }
 
     def progress(self, pending: Pending) -> dict[str, Any]:
-        """Return one report to somebody who waits for `pending`."""
-        # To be told to ask less often is no news to who waits: that is done, and the rest goes on.
+        """Return one progress report for a caller that waits for `pending`."""
+        # Throttling is not reported: the publisher slows down, and the rest goes on.
         errors = (item.error for item in pending.failing if not isinstance(item.error, Throttled))
         stuck = next(errors, self._publisher.failure)
         left = None if stuck is not None else seconds_left(pending.left_bytes, self._rate_of())
@@ -172,7 +174,7 @@ class QueueStatus:
         left = seconds_left(pending.left_bytes, rate)
         pace = f", {size_text(rate)}/s" if rate else ""
         pace += left_text(left) if failure is None else ""
-        put_off = f"{count_text(pending.deferred, 'removal')} put off" if pending.deferred else ""
+        put_off = f"{count_text(pending.deferred, 'removal')} deferred" if pending.deferred else ""
         if pending.files == pending.deferred:
             return put_off
         return (
@@ -183,10 +185,10 @@ class QueueStatus:
     # ---- one path
 
     async def path_status(self, path: str) -> dict[str, Any]:
-        """Return the state of a file or directory, in one word, and what is behind it. Raises NotFound.
+        """Return the state of a file or directory in one word, with its details. Raises NotFound.
 
         The word: `clean`, `dirty`, `queued`, `uploading:<sent>/<size>`, `error:<code>`, `conflict`, or `local-only`
-        for a file that is never published; of a directory the gravest of what is in it.
+        for a file that is never published. A directory has the most severe state of what it contains.
         """
         key = self._tree.key_of_path(path)
         conflicts = [record for record in self._conflict_log.open() if _key_is_at(record.key, key)]
@@ -206,7 +208,7 @@ class QueueStatus:
         failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
         state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
-            state = "error:no-space"  # what was written found no room, and nothing else has that name
+            state = "error:no-space"  # a write failed with ENOSPC, and nothing else has that name
         link = {"link_to": node.target} if node is not None and node.kind is Kind.SYMLINK else {}
         return {
             "path": path,
@@ -243,7 +245,7 @@ class QueueStatus:
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
         hindrance = self._publisher.blocking_error if pending.files > pending.deferred else None
         if not code and not failed and hindrance is not None and code_of(hindrance) in PERSONS:
-            code = code_of(hindrance)  # it holds up all, also what was not tried yet
+            code = code_of(hindrance)  # it blocks every change, also one that was not tried yet
         if code or failed:
             return f"error:{code or 'failed'}"
         if dirty:
@@ -286,11 +288,11 @@ class QueueStatus:
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return when the bucket has everything that was closed at or below a path before the call.
 
-        Also what was renamed since. Not waited for, but named: removals that are put off on purpose.
+        That includes files renamed since. Deferred removals, and files still open, are named but not waited for.
         """
         key = self._tree.key_of_path(path)
         items = [item for item in await self._items_at(path) if not self._publisher.is_deferred(item)]
-        # Of what was refused, too: what is kept back until something else is there is queued again by the end of that.
+        # Rejected changes, too: a held commit marker is queued again when the change that it waits for is resolved.
         barrier = Barrier(self._queue, [*items, *self._refused_at(key)])
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
             while not barrier.is_over():
@@ -301,7 +303,7 @@ class QueueStatus:
         refused = [*self._refused_at(key), *(item for item in barrier.unpublished if item in rejected)]
         if refused:
             return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
-        # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
+        # Also conflicts from before the call: the name does not show what was written here, and no person resolved it.
         conflicts = [each for each in self._conflict_log.open() if _key_is_at(each.key, key)]
         if conflicts:
             conflicts.sort(key=lambda record: record.key)
@@ -309,16 +311,16 @@ class QueueStatus:
         return Durability("durable", await self._not_covered(path))
 
     async def _not_covered(self, path: str) -> str:
-        """Return what the bucket does not have, or has still, although nobody waits for that; "" if there is none."""
+        """Return a text on what `sync` does not cover: files still open, and deferred removals; "" if none."""
         still_open = [self._tree.path(node) for node in self._written_at(path)]
         put_off = [item for item in await self._items_at(path) if self._publisher.is_deferred(item)]
         removed = [self._path_of(item) for item in put_off]
         said = []
         if still_open:
-            said.append(f"not covered, as it is still open: {', '.join(still_open[:3])}")
+            said.append(f"not covered, still open for writing: {', '.join(still_open[:3])}")
         if removed:
             said.append(
-                "not removed yet, because of delete_delay or as somebody here has it open: "
+                "not removed yet, because of delete_delay or a process on this node that has it open: "
                 f"{', '.join(removed[:3])}"
             )
         return "; ".join(said)
@@ -329,7 +331,7 @@ class QueueStatus:
         items = await self._items_at(path)
         temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
         if temporary is not None:
-            return f"{self._path_of(temporary)} has a temporary name: it is published 60 s after its close"
+            return f"{self._path_of(temporary)} has a temporary name: it is uploaded 60 s after its close"
         return "uploads are still under way"
 
     def _conflicts_message(self, records: list[ConflictRecord]) -> str:
@@ -345,8 +347,8 @@ class QueueStatus:
         name = self._tree.relative(record.key)
         if not record.kept_as:
             return (
-                f"{name}: another client changed it first; this change was given up: make it again, "
-                f"or take it off the list with `fusecache recover --delete {record.number} --yes`"
+                f"{name}: another client changed it first; our change was dropped: repeat it, "
+                f"or clear this entry with `fusecache recover --delete {record.number} --yes`"
             )
         kept = self._tree.relative(record.kept_as)
         return (
@@ -360,11 +362,11 @@ class QueueStatus:
         return [item async for items in self._batches_at(path) for item in items]
 
     async def _batches_at(self, path: str) -> AsyncIterator[list[QueuedChange]]:
-        """Yield the items at or below a path, some at a time, letting others run in between."""
+        """Yield the changes at or below a path in batches, with a checkpoint after each."""
         items = self._queue.unordered()
         key = self._tree.key_of_path(path)
         below = key + "/"
-        # What is sent already keeps its key, and is renamed in the bucket after that: it counts where it will be.
+        # A version in flight keeps its key and is renamed in the bucket after that: count it where it will be.
         arriving: set[Node] = set()
         for start in range(0, len(items), _AT_ONCE):
             some = items[start : start + _AT_ONCE]
@@ -379,7 +381,7 @@ class QueueStatus:
             await trio.lowlevel.checkpoint()
 
     def _written_at(self, path: str) -> list[Node]:
-        """Return the files at or below a path that somebody has open for writing."""
+        """Return the files at or below a path that are open for writing."""
         key = self._tree.key_of_path(path)
         linked = (
             node
@@ -389,12 +391,12 @@ class QueueStatus:
         return [node for node in linked if _key_is_at(self._tree.key(node), key)]
 
     def _dirty(self, path: str) -> list[FileVersion]:
-        """Return the content at or below a path that somebody writes, and has not closed since."""
+        """Return the content at or below a path that was written and not closed since."""
         contents = (node.version for node in self._written_at(path))
         return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
 
     def _local_at(self, key: str) -> list[FileVersion]:
-        """Return the content at or below a key that is never published, also while it is written."""
+        """Return the content at or below a key that is never published, also while it is being written."""
         written = (node.version for node in self._file_io.writing if self._file_io.is_local(node))
         found = {*self._file_io.local, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
@@ -410,7 +412,7 @@ class QueueStatus:
         return self._tree.relative(item.changed_keys()[-1])
 
     def _name_of(self, item: QueuedChange) -> str:
-        """Return the path that an item's content has by now: in the bucket it may come to that by a rename."""
+        """Return the path that a change's file has now: in the bucket a queued rename may still bring it there."""
         node = item.node
         if isinstance(item, FileVersion) and node is not None and self._tree.is_linked(node):
             return self._tree.path(node)
@@ -429,8 +431,8 @@ def _counts(pending: Pending) -> dict[str, Any]:
 
 
 def _is_at(item: QueuedChange, key: str, below: str) -> bool:
-    """Say whether an item changes a key, or one below it. key: without a slash at its end; below: with it."""
-    for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() costs thrice as much, and there are many
+    """Return whether a change concerns a key, or one below it. key: without a slash at its end; below: with it."""
+    for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() is three times slower, and queues are long
         if changed == key or changed.startswith(below):
             return True
     return False

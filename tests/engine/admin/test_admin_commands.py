@@ -448,7 +448,7 @@ async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_n
         still_open = await user.open("d/open")
         await user.fs.file_io.write(still_open, 0, b"1")
         answer = await user.fs.wait_durable("d", 300)
-        assert (answer.result, answer.message) == ("durable", "not covered, as it is still open: d/open")
+        assert (answer.result, answer.message) == ("durable", "not covered, still open for writing: d/open")
         shown = bucket.shows()
         assert {f"d/{index}": b"%d" % index for index in range(100)}.items() <= shown.items()
         assert "elsewhere" not in shown
