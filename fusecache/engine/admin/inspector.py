@@ -94,8 +94,8 @@ class Inspector:
         inodes: list[int] = []
         for key in keys:
             node = self._tree.find(key)
-            for place, each in enumerate(self._tree.walk(node) if node is not None else ()):
-                if place % _NODES_BETWEEN_CHECKPOINTS == 0:
+            for count, each in enumerate(self._tree.walk(node) if node is not None else ()):
+                if count % _NODES_BETWEEN_CHECKPOINTS == 0:
                     await trio.lowlevel.checkpoint()
                 # Not files that are written here: dropping their dirty pages would wait for our own write handler.
                 if each.kind is Kind.FILE and each.lookups and each.version is None and not each.writers:
@@ -118,12 +118,12 @@ class Inspector:
             damaged: set[str] = set()
             async with aclosing(
                 self._cache.maintenance.scrub(lambda each: is_at_or_below(each, key))
-            ) as pieces:
-                async for piece in pieces:
-                    progress.blocks += piece.blocks
-                    progress.bytes += piece.bytes
-                    progress.damaged_bytes += piece.damaged_bytes
-                    damaged |= {self._tree.relative(object_id.key) for object_id in piece.damaged}
+            ) as batches:
+                async for batch in batches:
+                    progress.blocks += batch.blocks
+                    progress.bytes += batch.bytes
+                    progress.damaged_bytes += batch.damaged_bytes
+                    damaged |= {self._tree.relative(object_id.key) for object_id in batch.damaged}
                     progress.damaged_files = len(damaged)
                     progress.damaged = sorted(damaged)[:NAMED]
             if not progress.blocks:

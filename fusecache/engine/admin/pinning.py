@@ -1,6 +1,6 @@
 """Keeps cached objects that match the option `pin` from eviction until they are replaced or removed.
 
-Changes of this node arrive as events. Changes of other clients are found by a LIST every _LOOK_SECONDS.
+Changes of this node arrive as events. Changes of other clients are found by a LIST every _CHECK_SECONDS.
 """
 
 import logging
@@ -20,9 +20,9 @@ from fusecache.policy.name_patterns import is_at_or_below_any
 log = logging.getLogger(__name__)
 
 # Versions that wait to be forgotten; more than that are left to the next LIST.
-_QUEUE = 10_000
+_QUEUE_VERSIONS = 10_000
 # Interval of the check for remote changes. It costs one LIST per thousand names of a directory with pinned objects.
-_LOOK_SECONDS = 600.0
+_CHECK_SECONDS = 600.0
 
 
 class PinnedObjects:
@@ -40,7 +40,7 @@ class PinnedObjects:
         self._metadata_client = metadata_client
         self._patterns = patterns
         self._relative = relative
-        self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE)
+        self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE_VERSIONS)
         if patterns:
             cache.pin(lambda object_id: self._is_pinned(object_id.key))
 
@@ -58,7 +58,7 @@ class PinnedObjects:
         if not self._patterns:
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._look_periodically, name="look at what is pinned")
+            nursery.start_soon(self._check_periodically, name="check pinned objects")
             async for object_id in self._gone:
                 await self._forget(object_id)
 
@@ -66,15 +66,15 @@ class PinnedObjects:
         if not self._cache.is_open(object_id):
             await self._cache.forget(object_id)
 
-    async def _look_periodically(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(_CHECK_SECONDS)
             try:
-                await self._look()
+                await self._check()
             except FusecacheError as exc:
                 log.debug("check of pinned objects failed, will retry error=%s", exc)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """Forget pinned versions that other clients replaced or removed. Raises what LIST raises."""
         found = await self._cache.maintenance.cached(self._is_pinned)
         cached = sorted(found, key=lambda object_id: object_id.key)

@@ -173,12 +173,13 @@ class WarmupRunner:
                     await self._start_file(job, info, warmed, nursery)
 
     def _check_space(self, nbytes: int) -> None:
-        facts, room = self._cache.statistics(), self._cache.maintenance.free_space_bytes()
-        if nbytes > room:
+        statistics, available = self._cache.statistics(), self._cache.maintenance.free_space_bytes()
+        if nbytes > available:
+            limit, pending = size_text(statistics.limit_bytes), size_text(statistics.staging_bytes)
             raise NoSpace(
-                f"the cache is too small: this warm-up needs {size_text(nbytes)}, available are {size_text(room)} "
-                f"(limit {size_text(facts.limit_bytes)}, less files not uploaded yet {size_text(facts.staging_bytes)}, "
-                "less space that the disk itself lacks); warm less, or mount with a larger --cache-size"
+                f"the cache is too small: this warm-up needs {size_text(nbytes)}, available are {size_text(available)} "
+                f"(limit {limit}, less files not uploaded yet {pending}, less space that the disk itself lacks); "
+                "warm less, or mount with a larger --cache-size"
             )
 
     # ---- listing

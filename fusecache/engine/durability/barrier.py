@@ -32,9 +32,9 @@ class Barrier:
             if isinstance(item, FileVersion) and item.state is not FileState.STORED:
                 self.unpublished.append(item)
         if not self._left:
-            heirs = list(dict.fromkeys(map(latest_version, self.unpublished)))
-            self._left.extend(each for each in heirs if each in self._queue)
-            self.unpublished = [each for each in heirs if each not in self._queue]
+            successors = list(dict.fromkeys(map(latest_version, self.unpublished)))
+            self._left.extend(each for each in successors if each in self._queue)
+            self.unpublished = [each for each in successors if each not in self._queue]
         return not self._left
 
 

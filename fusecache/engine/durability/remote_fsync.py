@@ -74,9 +74,9 @@ class RemoteFsync:
         self._store = store
         self._is_remote = is_remote
         self._settle_seconds = settle_seconds
-        self._watch = KillDetector()
+        self._kill_detector = KillDetector()
         self._is_ending = False
-        self._known: dict[int, None] = {}
+        self._checked_processes: dict[int, None] = {}
         self._has_warned = False
 
     def end_waiting(self) -> None:
@@ -132,9 +132,9 @@ class RemoteFsync:
 
     async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)
-        kept_before = self._publisher.kept_as.copy()
+        conflicts_before = self._publisher.kept_as.copy()
         barrier = Barrier(self._queue, earlier if wait.content is None else [*earlier, wait.content])
-        patience = ProgressTimeout(trio.current_time())
+        timeout = ProgressTimeout(trio.current_time())
         while True:
             is_over = barrier.is_over()
             if wait.content is not None and wait.content.successor is not None:
@@ -144,11 +144,11 @@ class RemoteFsync:
                 wait.content.awaited += 1
             self._check(wait)
             if is_over:
-                self._check_earlier(wait, earlier, kept_before)
+                self._check_earlier(wait, earlier, conflicts_before)
                 return
             now = trio.current_time()
-            patience.on_progress(self._progress(wait, len(barrier)), now)
-            if patience.is_over(now):
+            timeout.on_progress(self._progress(wait, len(barrier)), now)
+            if timeout.is_over(now):
                 raise Unavailable(
                     f"{wait.path}: not in the bucket after {STANDSTILL_SECONDS:.0f} s without progress "
                     f"({self._publisher.failure or 'no answer'}); it is safe on this disk and still queued"
@@ -189,17 +189,19 @@ class RemoteFsync:
         self._check_caller(wait)
 
     def _check_earlier(
-        self, wait: _FsyncWait, earlier: list[QueuedChange], kept_before: dict[str, str]
+        self, wait: _FsyncWait, earlier: list[QueuedChange], conflicts_before: dict[str, str]
     ) -> None:
         """Raise if an earlier change that the file must come after was rejected, or ended in a conflict."""
         items = {latest_version(item) if isinstance(item, FileVersion) else item for item in earlier}
-        for refused in self._publisher.rejected:
+        for rejected in self._publisher.rejected:
             # An operation that was rejected before this fsync began is none of those changes.
-            is_before = refused in items or (isinstance(refused, FileVersion) and wait.is_after(refused))
-            if refused.error is not None and is_before:
-                raise refused.error
-        kept = {k: copy for k, copy in self._publisher.kept_as.items() if kept_before.get(k) != copy}
-        for key, copy in kept.items():
+            is_before = rejected in items or (isinstance(rejected, FileVersion) and wait.is_after(rejected))
+            if rejected.error is not None and is_before:
+                raise rejected.error
+        new_conflicts = {
+            k: copy for k, copy in self._publisher.kept_as.items() if conflicts_before.get(k) != copy
+        }
+        for key, copy in new_conflicts.items():
             if any(item.changed_keys()[-1] == (copy or key) for item in items):
                 raise ObjectChanged(
                     f"{wait.path}: another client changed {key} first, which must be in the bucket before this file; "
@@ -211,7 +213,7 @@ class RemoteFsync:
             raise Unavailable(
                 f"{wait.path}: the mount ends; it is safe on this disk, and uploaded now or by the next mount"
             )
-        if wait.process and self._watch.is_dying(wait.process, trio.current_time()):
+        if wait.process and self._kill_detector.is_dying(wait.process, trio.current_time()):
             raise Interrupted(f"{wait.path}: its process is being killed")
 
     # ---- ordered
@@ -219,11 +221,11 @@ class RemoteFsync:
     def _warn_if_distributed(self, handle: FileHandle) -> None:
         """Warn once if a job of several nodes uses ordered fsync, which guarantees other nodes nothing."""
         process = handle.process
-        if self._has_warned or not process or process in self._known:
+        if self._has_warned or not process or process in self._checked_processes:
             return
-        if len(self._known) >= _PROCESSES_REMEMBERED:
-            self._known.pop(next(iter(self._known)))
-        self._known[process] = None
+        if len(self._checked_processes) >= _PROCESSES_REMEMBERED:
+            self._checked_processes.pop(next(iter(self._checked_processes)))
+        self._checked_processes[process] = None
         variables = environment(process)
         world, local = variables.get("WORLD_SIZE", ""), variables.get("LOCAL_WORLD_SIZE", "")
         if world.isdigit() and local.isdigit() and int(world) > int(local):

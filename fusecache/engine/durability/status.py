@@ -28,12 +28,12 @@ from fusecache.policy.rate_meter import RateMeter, seconds_left
 from fusecache.remote.store import Store
 
 # Changes counted between two checkpoints: 1 or 2 ms.
-_AT_ONCE = 1000
+_BATCH_CHANGES = 1000
 _SAMPLE_SECONDS = 1.0
 _FRESH_SAMPLE_SECONDS = 0.25
 # Bytes a second. Below this nothing moves: these are the last bytes of a request that waits for its answer.
-_LEAST_PACE = 1024.0
-# A queue longer than _AT_ONCE is not counted for each status request, but at this interval.
+_RATE_FLOOR_BYTES_PER_SECOND = 1024.0
+# A queue longer than _BATCH_CHANGES is not counted for each status request, but at this interval.
 _COUNT_SECONDS = 5.0
 
 _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
@@ -81,7 +81,7 @@ class QueueStatus:
         counted = float("-inf")
         while True:
             self._sample(now := trio.current_time())
-            if len(self._queue) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
+            if len(self._queue) > _BATCH_CHANGES and now >= counted + _COUNT_SECONDS:
                 counted = now
                 self._counted = await self.count()
             await trio.sleep(_SAMPLE_SECONDS)
@@ -99,22 +99,22 @@ class QueueStatus:
         if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
             self._sample(now)
         pace = self._rate.per_second()
-        return pace if pace >= _LEAST_PACE else 0.0
+        return pace if pace >= _RATE_FLOOR_BYTES_PER_SECOND else 0.0
 
     # ---- the queue
 
     def pending(self) -> Pending:
         """Return what is pending in the whole mount, without waiting; for a long queue some seconds old."""
-        if len(self._queue) <= _AT_ONCE:
+        if len(self._queue) <= _BATCH_CHANGES:
             return self._counter().add(self._queue.unordered()).pending()
         return replace(self._counted, files=len(self._queue))
 
     async def count(self, path: str = "") -> Pending:
         """Return what is pending at or below a path."""
-        tally = self._counter()
+        counter = self._counter()
         async for items in self._batches_at(path):
-            tally.add(items)
-        return tally.pending()
+            counter.add(items)
+        return counter.pending()
 
     def _counter(self) -> PendingCounter:
         return PendingCounter(self._publisher.deferred_seconds)
@@ -123,8 +123,8 @@ class QueueStatus:
         """Return the numbers of the whole mount as plain values."""
         dirty = self._dirty("")
         dirty_bytes = sum(version.size for version in dirty)
-        refused = self._publisher.rejected
-        refused_bytes = sum(item.size for item in refused if isinstance(item, FileVersion))
+        rejected = self._publisher.rejected
+        rejected_bytes = sum(item.size for item in rejected if isinstance(item, FileVersion))
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflict_log.open())
@@ -135,15 +135,15 @@ class QueueStatus:
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
             # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.
-            "exposed_bytes": pending.bytes + dirty_bytes + refused_bytes + local_bytes,
+            "exposed_bytes": pending.bytes + dirty_bytes + rejected_bytes + local_bytes,
             "upload_bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
             "local_only_files": len(local),
             "local_only_bytes": local_bytes,
             "local_only": [self._tree.relative(each.record.key) for each in local[:NAMED]],
             "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
-            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in refused[-NAMED:]],
-            "rejected_files": len(refused),
+            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
+            "rejected_files": len(rejected),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
             "shortages": self._file_io.enospc_log.facts(),
@@ -153,12 +153,12 @@ class QueueStatus:
         """Return one progress report for a caller that waits for `pending`."""
         # Throttling is not reported: the publisher slows down, and the rest goes on.
         errors = (item.error for item in pending.failing if not isinstance(item.error, Throttled))
-        stuck = next(errors, self._publisher.failure)
-        left = None if stuck is not None else seconds_left(pending.left_bytes, self._rate_of())
+        failing = next(errors, self._publisher.failure)
+        left = None if failing is not None else seconds_left(pending.left_bytes, self._rate_of())
         return {
             **_counts(pending),
             "seconds_left": left,
-            "waiting_for": str(stuck) if stuck is not None and pending.files else "",
+            "waiting_for": str(failing) if failing is not None and pending.files else "",
             "uploading": [
                 f"{self._name_of(item)} {item.moved_bytes}/{item.size}" for item in pending.uploading
             ],
@@ -174,12 +174,12 @@ class QueueStatus:
         left = seconds_left(pending.left_bytes, rate)
         pace = f", {size_text(rate)}/s" if rate else ""
         pace += left_text(left) if failure is None else ""
-        put_off = f"{count_text(pending.deferred, 'removal')} deferred" if pending.deferred else ""
+        deferred = f"{count_text(pending.deferred, 'removal')} deferred" if pending.deferred else ""
         if pending.files == pending.deferred:
-            return put_off
+            return deferred
         return (
             f"{changes_text(pending.files - pending.deferred, pending.contents, pending.bytes)} not in the bucket yet, "
-            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(put_off)}{put_off}"
+            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(deferred)}{deferred}"
         )
 
     # ---- one path
@@ -205,7 +205,7 @@ class QueueStatus:
         pending = await self.count(path)
         local = self._local_at(key)
         dirty = self._dirty(path)
-        failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
+        failed = [*self._rejected_at(key), *(item for item in dirty if item.error is not None)]
         state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
             state = "error:no-space"  # a write failed with ENOSPC, and nothing else has that name
@@ -243,9 +243,9 @@ class QueueStatus:
             return "conflict"
         errors = [item.error for item in (*failed, *pending.failing) if item.error is not None]
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
-        hindrance = self._publisher.blocking_error if pending.files > pending.deferred else None
-        if not code and not failed and hindrance is not None and code_of(hindrance) in PERSONS:
-            code = code_of(hindrance)  # it blocks every change, also one that was not tried yet
+        blocking = self._publisher.blocking_error if pending.files > pending.deferred else None
+        if not code and not failed and blocking is not None and code_of(blocking) in PERSONS:
+            code = code_of(blocking)  # it blocks every change, also one that was not tried yet
         if code or failed:
             return f"error:{code or 'failed'}"
         if dirty:
@@ -277,8 +277,8 @@ class QueueStatus:
 
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
         error = item.error
-        words = "" if error is None else remedy(error, self._keys_from)
-        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": words}
+        text = "" if error is None else remedy(error, self._keys_from)
+        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": text}
 
     def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:
         return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
@@ -293,16 +293,16 @@ class QueueStatus:
         key = self._tree.key_of_path(path)
         items = [item for item in await self._items_at(path) if not self._publisher.is_deferred(item)]
         # Rejected changes, too: a held commit marker is queued again when the change that it waits for is resolved.
-        barrier = Barrier(self._queue, [*items, *self._refused_at(key)])
+        barrier = Barrier(self._queue, [*items, *self._rejected_at(key)])
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
             while not barrier.is_over():
                 await self._publisher.wait_progress()
         if scope.cancelled_caught:
             return Durability("timeout", await self._reason_for_waiting(path))
-        rejected = set(self._publisher.rejected)
-        refused = [*self._refused_at(key), *(item for item in barrier.unpublished if item in rejected)]
-        if refused:
-            return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
+        all_rejected = set(self._publisher.rejected)
+        rejected = [*self._rejected_at(key), *(item for item in barrier.unpublished if item in all_rejected)]
+        if rejected:
+            return Durability("error", f"{self._path_of(rejected[0])}: {rejected[0].error}")
         # Also conflicts from before the call: the name does not show what was written here, and no person resolved it.
         conflicts = [each for each in self._conflict_log.open() if _key_is_at(each.key, key)]
         if conflicts:
@@ -313,17 +313,17 @@ class QueueStatus:
     async def _not_covered(self, path: str) -> str:
         """Return a text on what `sync` does not cover: files still open, and deferred removals; "" if none."""
         still_open = [self._tree.path(node) for node in self._written_at(path)]
-        put_off = [item for item in await self._items_at(path) if self._publisher.is_deferred(item)]
-        removed = [self._path_of(item) for item in put_off]
-        said = []
+        deferred = [item for item in await self._items_at(path) if self._publisher.is_deferred(item)]
+        removed = [self._path_of(item) for item in deferred]
+        parts = []
         if still_open:
-            said.append(f"not covered, still open for writing: {', '.join(still_open[:3])}")
+            parts.append(f"not covered, still open for writing: {', '.join(still_open[:3])}")
         if removed:
-            said.append(
+            parts.append(
                 "not removed yet, because of delete_delay or a process on this node that has it open: "
                 f"{', '.join(removed[:3])}"
             )
-        return "; ".join(said)
+        return "; ".join(parts)
 
     async def _reason_for_waiting(self, path: str) -> str:
         if self._publisher.failure is not None:
@@ -335,13 +335,13 @@ class QueueStatus:
         return "uploads are still under way"
 
     def _conflicts_message(self, records: list[ConflictRecord]) -> str:
-        words, more = self._conflict_message(records[0]), len(records) - 1
+        text, more = self._conflict_message(records[0]), len(records) - 1
         if not more:
-            return words
+            return text
         names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
             ", …" if more > 3 else ""
         )
-        return f"{words}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
+        return f"{text}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
 
     def _conflict_message(self, record: ConflictRecord) -> str:
         name = self._tree.relative(record.key)
@@ -368,16 +368,16 @@ class QueueStatus:
         below = key + "/"
         # A version in flight keeps its key and is renamed in the bucket after that: count it where it will be.
         arriving: set[Node] = set()
-        for start in range(0, len(items), _AT_ONCE):
-            some = items[start : start + _AT_ONCE]
+        for start in range(0, len(items), _BATCH_CHANGES):
+            batch = items[start : start + _BATCH_CHANGES]
             if path:
-                some = [item for item in some if _is_at(item, key, below)]
-                arriving |= {item.node for item in some if item.node is not None and is_rename(item)}
-            yield some
+                batch = [item for item in batch if _is_at(item, key, below)]
+                arriving |= {item.node for item in batch if item.node is not None and is_rename(item)}
+            yield batch
             await trio.lowlevel.checkpoint()
-        for start in range(0, len(items) if arriving else 0, _AT_ONCE):
-            some = items[start : start + _AT_ONCE]
-            yield [item for item in some if item.node in arriving and not _is_at(item, key, below)]
+        for start in range(0, len(items) if arriving else 0, _BATCH_CHANGES):
+            batch = items[start : start + _BATCH_CHANGES]
+            yield [item for item in batch if item.node in arriving and not _is_at(item, key, below)]
             await trio.lowlevel.checkpoint()
 
     def _written_at(self, path: str) -> list[Node]:
@@ -401,7 +401,7 @@ class QueueStatus:
         found = {*self._file_io.local, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
 
-    def _refused_at(self, key: str) -> list[QueuedChange]:
+    def _rejected_at(self, key: str) -> list[QueuedChange]:
         return [
             item
             for item in self._publisher.rejected

@@ -58,7 +58,7 @@ class BucketWriter:
 
     def current_etag(self, key: str) -> str | None:
         """Return the ETag that the bucket shows under a key now; None: no object."""
-        there = self._look(key)
+        there = self._head(key)
         return None if there is None else there.etag
 
     def publish_operation(self, record: OperationRecord) -> PublishResult:
@@ -70,7 +70,7 @@ class BucketWriter:
                 self._store.delete(record.key)
                 return PublishResult({record.key: None})
             case OperationKind.MKDIR:
-                etag = self._store.put(record.key, self._nothing(), metadata={GENERATION: record.uuid})
+                etag = self._store.put(record.key, self._empty_body(), metadata={GENERATION: record.uuid})
                 return PublishResult({record.key: etag})
             case OperationKind.SYMLINK:
                 return self._symlink(record)
@@ -83,7 +83,7 @@ class BucketWriter:
         except (ObjectChanged, UploadLost, Refused) as exc:
             # An upload is also unknown after it was completed. A request that is refused now may have succeeded
             # in an earlier attempt.
-            there = self._look(record.key)
+            there = self._head(record.key)
             if there is None:
                 raise
             is_ours = _uuid(there) == record.uuid
@@ -96,7 +96,7 @@ class BucketWriter:
 
     def _check_base(self, key: str, base_etag: str | None) -> None:
         """HEAD before Complete: a precondition that fails at Complete would discard all parts."""
-        there = self._look(key)
+        there = self._head(key)
         if (there.etag if there is not None else None) != base_etag:
             raise ObjectChanged(f"{key}: another client changed it while this node uploaded")
 
@@ -120,7 +120,7 @@ class BucketWriter:
 
     def _delete(self, record: OperationRecord) -> PublishResult:
         # DELETE takes no precondition: HEAD first, so that another client's newer object survives.
-        there = self._look(record.key)
+        there = self._head(record.key)
         if there is not None:
             if there.etag != record.base_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
@@ -131,10 +131,10 @@ class BucketWriter:
         metadata = symlink_metadata(record.uuid, record.target, record.attributes or _DEFAULT)
         try:
             etag = self._store.put(
-                record.key, self._nothing(), metadata=metadata, condition=Condition(record.base_etag)
+                record.key, self._empty_body(), metadata=metadata, condition=Condition(record.base_etag)
             )
         except (ObjectChanged, Refused):
-            there = self._look(record.key)
+            there = self._head(record.key)
             if there is None or _uuid(there) != record.uuid:
                 raise
             etag = there.etag
@@ -142,7 +142,7 @@ class BucketWriter:
 
     def _rename(self, record: OperationRecord) -> PublishResult:
         """Copy, then delete: at every moment at least one of the two keys has the object."""
-        source, there = self._look(record.key), self._look(record.target)
+        source, there = self._head(record.key), self._head(record.target)
         if there is None or _uuid(there) != record.uuid:
             if source is None:
                 raise ObjectChanged(f"{record.key}: another client removed it before it was renamed")
@@ -162,13 +162,13 @@ class BucketWriter:
         shown = source.etag if source is not None else None  # replaced by another client since: it stays
         return PublishResult({record.key: shown, record.target: there.etag}, there)
 
-    def _look(self, key: str) -> ObjectInfo | None:
+    def _head(self, key: str) -> ObjectInfo | None:
         try:
             return self._store.head(key)
         except ObjectMissing:
             return None
 
-    def _nothing(self) -> FileSlice:
+    def _empty_body(self) -> FileSlice:
         return FileSlice(self._empty_file, 0, 0)
 
 

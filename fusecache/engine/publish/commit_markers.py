@@ -24,8 +24,8 @@ from fusecache.model.states import FileState
 
 # Markers whose previous version's sequence is remembered.
 _REMEMBERED = 4096
-_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
-_OVER = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
+_CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
+_RESOLVED = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
 
 
 class CommitMarkers:
@@ -80,8 +80,8 @@ class CommitMarkers:
         self._last_sequence[key] = version.sequence
         if len(self._last_sequence) > _REMEMBERED:
             del self._last_sequence[next(iter(self._last_sequence))]
-        refused = (each for each in self._rejected() if each not in known)
-        self._wait(version, next((each for each in refused if _depends_on(each, version)), None))
+        rejected = (each for each in self._rejected() if each not in known)
+        self._wait(version, next((each for each in rejected if _depends_on(each, version)), None))
         if version.missing is not None:
             missing = version.missing.changed_keys()[-1]
             version.record = replace(version.record, reason=Reason.INCOMPLETE)
@@ -93,12 +93,12 @@ class CommitMarkers:
     def on_resolved(self, item: QueuedChange) -> list[Change]:
         """A change is rejected no longer: queue the markers held for it, now or once its successor is resolved."""
         changes: list[Change] = []
-        heir = item.successor if isinstance(item, FileVersion) else None
+        successor = item.successor if isinstance(item, FileVersion) else None
         for each in self._waiting.pop(item, ()):
             if each.missing is not item:
                 continue
-            if heir is not None and heir is not each and heir.state not in _OVER:
-                self._wait(each, heir)
+            if successor is not None and successor is not each and successor.state not in _RESOLVED:
+                self._wait(each, successor)
             else:
                 self._last_sequence[each.record.key] = each.reported_before
                 changes += self._requeue(each)
@@ -114,21 +114,21 @@ class CommitMarkers:
 
         The bucket shows an older version of that marker, which may name the object to be removed.
         """
-        refused = self._rejected()
-        if not refused or self._queue.for_key(removal.record.key)[-1] is not removal:
+        rejected = self._rejected()
+        if not rejected or self._queue.for_key(removal.record.key)[-1] is not removal:
             return None
-        return next((each for each in refused if self._is_before(each, removal)), None)
+        return next((each for each in rejected if self._is_before(each, removal)), None)
 
-    def _is_before(self, refused: QueuedChange, removal: Operation) -> TypeGuard[FileVersion]:
+    def _is_before(self, rejected: QueuedChange, removal: Operation) -> TypeGuard[FileVersion]:
         if (
-            not isinstance(refused, FileVersion)
-            or refused.record.reason is Reason.NONE
-            or refused.node is None
+            not isinstance(rejected, FileVersion)
+            or rejected.record.reason is Reason.NONE
+            or rejected.node is None
         ):
             return False
-        place = refused.record.refused_at or refused.sequence
-        is_below = removal.record.key.startswith(parent_prefix(refused.record.key))
-        return is_below and place < removal.sequence and self._tree.is_linked(refused.node)
+        sequence = rejected.record.refused_at or rejected.sequence
+        is_below = removal.record.key.startswith(parent_prefix(rejected.record.key))
+        return is_below and sequence < removal.sequence and self._tree.is_linked(rejected.node)
 
     def _requeue_returned(self, version: FileVersion) -> list[Change]:
         """A version has its name again, as newer content there failed: queue it if it is a held marker."""
@@ -147,17 +147,17 @@ def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:
     return isinstance(item, FileVersion) and item.record.reason is Reason.INCOMPLETE
 
 
-def _depends_on(refused: QueuedChange, marker: FileVersion) -> bool:
+def _depends_on(rejected: QueuedChange, marker: FileVersion) -> bool:
     """Return whether a marker announces a change that the bucket rejected."""
-    if isinstance(refused, Operation):
-        if refused.record.kind not in _BRINGS:
+    if isinstance(rejected, Operation):
+        if rejected.record.kind not in _CREATES:
             return False
-        place = refused.sequence
+        sequence = rejected.sequence
     else:
-        place = refused.record.refused_at or refused.sequence
-    there, key = refused.changed_keys()[-1], marker.record.key
+        sequence = rejected.record.refused_at or rejected.sequence
+    rejected_key, key = rejected.changed_keys()[-1], marker.record.key
     return (
-        there != key
-        and there.startswith(parent_prefix(key))
-        and marker.reported_before < place < marker.sequence
+        rejected_key != key
+        and rejected_key.startswith(parent_prefix(key))
+        and marker.reported_before < sequence < marker.sequence
     )

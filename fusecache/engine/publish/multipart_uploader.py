@@ -65,15 +65,15 @@ READ_FIRST = PARTS_AT_ONCE
 # Limits for a file that is still being written. Its writer needs the processors more than the upload does (MD5 of
 # 1 GiB takes 2 s of one processor), and a file that is written in a moment is not uploaded sooner by this.
 _PROCESSORS = len(os.sched_getaffinity(0))
-PARTS_AT_ONCE_AHEAD = max(1, min(8, _PROCESSORS // 2))
-AHEAD_AFTER_SECONDS = 1.0
+EARLY_PARTS_AT_ONCE = max(1, min(8, _PROCESSORS // 2))
+EARLY_AFTER_SECONDS = 1.0
 # Errors that pass, or that a person can fix while the upload retries.
 _WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
 # Attempts before the failures of a sealed file's upload are raised to the publisher: most are over by then.
-_TRIES = 3
+_FINISH_ATTEMPTS = 3
 # An mtime further than this before the begin of the upload, or in the future, was set by a program: the object must
 # carry it.
-_NATURAL_NS = 60 * 1_000_000_000
+_MTIME_SLACK_NS = 60 * 1_000_000_000
 # As `grows_at`: no file is ever written this far.
 NEVER = 1 << 63
 
@@ -101,11 +101,11 @@ class MultipartUploader:
         self._queue = queue
         self._limit = cache.limit
         self._temp_names = temp_names
-        self.on_failing: Callable[[FileVersion, FusecacheError], object] = lambda _generation, _error: None
-        self.on_success: Callable[[FileVersion], None] = lambda _generation: None
-        self._under_way = 0
+        self.on_failing: Callable[[FileVersion, FusecacheError], object] = lambda _version, _error: None
+        self.on_success: Callable[[FileVersion], None] = lambda _version: None
+        self._in_flight = 0
         self._throttle = DigestThrottle(_PROCESSORS)
-        self._is_resting = False
+        self._is_throttled = False
         # Parts that are digested, or wait for it. Few are digested at a time, so that the first one is sent soon.
         self._digesting = 0
         self._digests = trio.CapacityLimiter(2 * _PROCESSORS)
@@ -124,11 +124,11 @@ class MultipartUploader:
             )
             self.drop(version)
             upload = None
-        if self.nursery is None or not self._may_go_ahead(version):
+        if self.nursery is None or not self._may_upload_early(version):
             version.grows_at = NEVER
             return
         version.growing_since = min(version.growing_since, trio.current_time())
-        if trio.current_time() < version.growing_since + AHEAD_AFTER_SECONDS:
+        if trio.current_time() < version.growing_since + EARLY_AFTER_SECONDS:
             return
         if upload is None:
             upload = self._begin(version, part_bytes)
@@ -141,7 +141,7 @@ class MultipartUploader:
         Errors that may pass are raised after a few retries; call again to go on.
         """
         upload = version.upload
-        if upload is not None and not self._is_fit(version, upload):
+        if upload is not None and not self._can_become_object(version, upload):
             self.drop(version)
             upload = None
         if upload is None:
@@ -197,7 +197,7 @@ class MultipartUploader:
 
     # ---- decisions
 
-    def _may_go_ahead(self, version: FileVersion) -> bool:
+    def _may_upload_early(self, version: FileVersion) -> bool:
         """Return whether a file that is being written will probably be published as it is, under its present name."""
         node = version.node
         if node is None or not self._tree.is_linked(node) or version.killed_writer is not None:
@@ -210,7 +210,7 @@ class MultipartUploader:
         # rsync and other programs write under a hidden name first, then rename.
         return not name.startswith(".") and not matches_any(name, self._temp_names)
 
-    def _is_fit(self, version: FileVersion, upload: MultipartUpload) -> bool:
+    def _can_become_object(self, version: FileVersion, upload: MultipartUpload) -> bool:
         """Return whether an upload that began before the file's final size and attributes can become its object."""
         part_bytes = upload.parts.part_bytes
         return (
@@ -248,7 +248,7 @@ class MultipartUploader:
             is_known=True,
         )
         upload.parts.restore(record.part_etags)
-        if not self._is_fit(version, upload):
+        if not self._can_become_object(version, upload):
             self.drop(version)
             return None
         version.upload = upload
@@ -259,7 +259,7 @@ class MultipartUploader:
         metadata = content_metadata(version.record.uuid, upload.attributes)
         create = partial(self._store.create_multipart, upload.key, metadata=metadata)
         try:
-            upload.upload_id = await self._send_metadata(
+            upload.upload_id = await self._send_request(
                 version, upload, partial(self._offload.upload, create)
             )
             if not upload.stopped.is_set():
@@ -292,37 +292,37 @@ class MultipartUploader:
                 continue
             if not upload.is_known and not upload.upload_id and not upload.is_asked:
                 self._start_create(version, upload)
-            at_once = PARTS_AT_ONCE if upload.is_sealed else PARTS_AT_ONCE_AHEAD
+            at_once = PARTS_AT_ONCE if upload.is_sealed else EARLY_PARTS_AT_ONCE
             if upload.failures:
                 at_once = 1  # a probe; the slots are free for other uploads
-            while self._under_way < most and upload.attempts < at_once:
+            while self._in_flight < most and upload.attempts < at_once:
                 index = _next_part(version, upload)
                 if index is None:
                     break
                 # A part whose digests are known takes almost no processor time.
-                takes_time = is_read and upload.parts.needs_reading(index)
-                if takes_time and (self._digesting >= self._throttle.at_once or self._throttle.delay(now)):
-                    self._rest()
+                needs_digest = is_read and upload.parts.needs_reading(index)
+                if needs_digest and (self._digesting >= self._throttle.at_once or self._throttle.delay(now)):
+                    self._wait_for_throttle()
                     break
-                self._under_way += 1
+                self._in_flight += 1
                 upload.attempts += 1
                 attempt = upload.parts.begin(index, version.size)
                 self.nursery.start_soon(
                     self._send, version, upload, attempt, name=f"part {index + 1} {upload.key}"
                 )
-                if takes_time:
+                if needs_digest:
                     return  # `_digest` pumps again once it has started
 
-    def _rest(self) -> None:
+    def _wait_for_throttle(self) -> None:
         """Pump again when the throttle allows another digest. While one runs, its end pumps anyway."""
-        if not self._is_resting and not self._digesting:
-            self._is_resting = True
+        if not self._is_throttled and not self._digesting:
+            self._is_throttled = True
             assert self.nursery is not None
             self.nursery.start_soon(self._resume_after_throttle, name="digest throttle")
 
     async def _resume_after_throttle(self) -> None:
         await trio.sleep(self._throttle.delay(trio.current_time()))
-        self._is_resting = False
+        self._is_throttled = False
         self._pump()
 
     async def _send(self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt) -> None:
@@ -335,7 +335,7 @@ class MultipartUploader:
             found = await self._digest(version, upload, attempt)
             if found is not None and upload.is_known:
                 send = partial(self._send_bytes, version, upload, attempt, found.md5)
-                etag = await self._send_metadata(version, upload, send)
+                etag = await self._send_request(version, upload, send)
         except FusecacheError as exc:
             # If the bytes changed, or went, during the attempt, that explains any failure: ignore it.
             if upload.parts.is_current(attempt):
@@ -350,7 +350,7 @@ class MultipartUploader:
         except FusecacheError as exc:
             self._fail(version, upload, exc)
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             upload.attempts -= 1
             upload.announce()
         self._pump()
@@ -413,7 +413,7 @@ class MultipartUploader:
             return  # dropped, or a concurrent request of the same upload failed first
         upload.failures += 1
         self.on_failing(version, error)
-        if upload.is_sealed and upload.failures >= _TRIES:
+        if upload.is_sealed and upload.failures >= _FINISH_ATTEMPTS:
             self._fail(version, upload, error)
             return
         pause = backoff_seconds(upload.failures, random.random())
@@ -451,7 +451,7 @@ class MultipartUploader:
 
     # ---- inside
 
-    async def _send_metadata(
+    async def _send_request(
         self, version: FileVersion, upload: MultipartUpload, call: Callable[[], Awaitable[T]]
     ) -> T:
         """Send a request once the shared limit allows; report success or throttling to it."""
@@ -498,12 +498,12 @@ def _next_part(version: FileVersion, upload: MultipartUpload) -> int | None:
 def _metadata_still_valid(then: PosixAttributes, now: PosixAttributes) -> bool:
     """Return whether the metadata given at an upload's begin still holds: mode, owner, and mtime.
 
-    The mtime may have moved on: from _NATURAL_NS before its first value to _NATURAL_NS after now.
+    The mtime may have moved on: from _MTIME_SLACK_NS before its first value to _MTIME_SLACK_NS after now.
     """
     if (then.mode, then.uid, then.gid) != (now.mode, now.uid, now.gid):
         return False
     return now.mtime_ns == then.mtime_ns or (
-        then.mtime_ns - _NATURAL_NS <= now.mtime_ns <= time.time_ns() + _NATURAL_NS
+        then.mtime_ns - _MTIME_SLACK_NS <= now.mtime_ns <= time.time_ns() + _MTIME_SLACK_NS
     )
 
 

@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 # Files in preparation at a time, and how many of them are synced and read back concurrently.
 FILES_AHEAD = 256
 FILES_AT_ONCE = 8
-# Files up to this size are synced in batches: at most this many, and those that arrive within _GATHER_SECONDS.
+# Files up to this size are synced in batches: at most this many, and those that arrive within _BATCH_SECONDS.
 _SMALL_BYTES = MIB
-_SMALL_AT_ONCE = 16
-_GATHER_SECONDS = 0.02
+_BATCH_FILES = 16
+_BATCH_SECONDS = 0.02
 
 
 class Preparer:
@@ -50,7 +50,7 @@ class Preparer:
         self._running = 0
         self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
         self._small = Batcher(
-            self._prepare_small, seconds=_GATHER_SECONDS, most=_SMALL_AT_ONCE, name="prepare small"
+            self._prepare_small, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="prepare small"
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -66,28 +66,28 @@ LIGHT_AT_ONCE = 64
 HEAVY_AT_ONCE = 64
 # Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
 SENDING_AT_ONCE = 16
-# Preparation ahead of a change's slot: files that one scan looks at. It stops after _RESTING files that have not
-# settled, as the ones behind them are younger. Two scans are at least _AHEAD_SECONDS apart.
-_AHEAD = 512
-_RESTING = 16
-_AHEAD_SECONDS = 0.02
+# Preparation ahead of a change's slot: files that one scan looks at. It stops after _PREPARE_SCAN_UNSETTLED files that
+# have not settled, as the ones behind them are younger. Two scans are at least _PREPARE_SCAN_SECONDS apart.
+_PREPARE_SCAN_FILES = 512
+_PREPARE_SCAN_UNSETTLED = 16
+_PREPARE_SCAN_SECONDS = 0.02
 # Interval at which a preparation that failed ahead of its slot is retried.
-_RETRY_SECONDS = LONGEST_SECONDS
+_PREPARE_RETRY_SECONDS = LONGEST_SECONDS
 # After a pause of the loop, closes that lie unread in the kernel arrive within this time.
-_UNSURE_SECONDS = 0.05
+_UNREAD_CLOSE_SECONDS = 0.05
 # Each file wakes the loop several times: events within this time share one pass.
 _PASS_SECONDS = 0.005
 # From this many light changes in flight on, a slot that stays empty for a moment costs little: passes and journal rows
 # are batched for longer.
-_CROWD = 8
-_CROWD_PASS_SECONDS = 0.02
+_BUSY_CHANGES = 8
+_BUSY_PASS_SECONDS = 0.02
 # Longest pause between two passes while anything is queued: that a file has settled sends no event.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Errors that pass, or that a person can fix while the publisher retries. ObjectMissing: another client removed the
 # object during the request, and the retry looks again.
 _WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing, ObjectMissing)
 # Maximum retries after InvalidPart, per file.
-_RESTARTS_MAX = 4
+_INVALID_PART_RETRIES = 4
 # The journal cannot be written. Publishing stops: a restarted daemon could not tell what was published.
 _STOPPED = (NoSpace, StateError, ReadOnly)
 
@@ -131,17 +131,17 @@ class Publisher:
             queue, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
         self._retirement = Retirement(cache, journal, offload)
-        self._results = outcomes = PublishResults(
+        self._results = results = PublishResults(
             tree, lookup, file_io, queue, journal, preparer, self._retirement
         )
         self._draining = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
         # Changes in flight: whether each is light, and whether it failed before.
-        self._under_way: dict[QueuedChange, tuple[bool, bool]] = {}
+        self._in_flight: dict[QueuedChange, tuple[bool, bool]] = {}
         self._light = 0
         self._failed_before: Counter[bool] = Counter()
-        self._tried: QueuedChange | None = None
+        self._probe: QueuedChange | None = None
         self._sends = 0
         self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
         self._sending = trio.CapacityLimiter(SENDING_AT_ONCE)
@@ -155,11 +155,11 @@ class Publisher:
         self.on_published: Callable[[str], None] = lambda _key: None
         self._on_taken = on_taken
         self._last_wins = last_wins
-        outcomes.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
-        outcomes.on_conflict = lambda *facts: self.on_conflict(*facts)
-        outcomes.on_published = lambda key: self.on_published(key)
+        results.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
+        results.on_conflict = lambda *facts: self.on_conflict(*facts)
+        results.on_published = lambda key: self.on_published(key)
         self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
-        outcomes.on_gone = lambda key, etag: self.on_gone(key, etag)
+        results.on_gone = lambda key, etag: self.on_gone(key, etag)
         file_io.on_sealed = self.wake
         queue.is_deferred = lambda item: self._schedule.is_deferred(item, trio.current_time())
         queue.on_added, queue.on_removed = self._on_added, self._on_removed
@@ -309,12 +309,12 @@ class Publisher:
             self._wake = trio.Event()
             self._journal.check_writable()
             now = trio.current_time()
-            next_look = self._look_ahead(now)
+            next_scan = self._prepare_ahead(now)
             while (item := self._next_item(now)) is not None:
-                if item in self._under_way:
+                if item in self._in_flight:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
                 light, failed = _is_light(item), self._schedule.failures_of(item) > 0
-                self._under_way[item] = light, failed
+                self._in_flight[item] = light, failed
                 self._light += light
                 self._failed_before[light] += failed
                 nursery.start_soon(self._publish, item, name=f"publish {item.changed_keys()[-1]}")
@@ -323,51 +323,53 @@ class Publisher:
                 if self._outage.is_on:
                     deadline = max(deadline, self._outage.quiet_until)
                 # Files settle, and are synced to the disk, also while the bucket does not answer.
-                deadline = min(deadline, now + _LOOK_SECONDS, next_look)
+                deadline = min(deadline, now + _POLL_SECONDS, next_scan)
             else:
                 deadline = float("inf")
             if not self._wake.is_set():
                 with trio.move_on_at(deadline):
                     await self._wake.wait()
-            await trio.sleep_until(now + (_PASS_SECONDS if self._light < _CROWD else _CROWD_PASS_SECONDS))
+            await trio.sleep_until(
+                now + (_PASS_SECONDS if self._light < _BUSY_CHANGES else _BUSY_PASS_SECONDS)
+            )
 
     def _next_item(self, now: float) -> QueuedChange | None:
         """Return the change to publish now, if one is due and a slot is free. An open circuit allows one probe."""
         if self._outage.is_on:
-            is_trying = self._light or self._sends or self._tried in self._under_way
-            if is_trying or now < self._outage.quiet_until:
+            is_probing = self._light or self._sends or self._probe in self._in_flight
+            if is_probing or now < self._outage.quiet_until:
                 return None
-            self._tried = self._schedule.next_probe(now)
-            return self._tried
+            self._probe = self._schedule.next_probe(now)
+            return self._probe
         for light, most in ((True, LIGHT_AT_ONCE), (False, HEAVY_AT_ONCE)):
-            if (self._light if light else len(self._under_way) - self._light) < most:
+            if (self._light if light else len(self._in_flight) - self._light) < most:
                 failed = self._failed_before[light] < most // 2
                 item = self._schedule.next(now, light=light, failed=failed)
                 if item is not None:
                     return item
         return None
 
-    def _look_ahead(self, now: float) -> float:
+    def _prepare_ahead(self, now: float) -> float:
         """Start preparing files that have settled, ahead of their slots; return when to look again."""
-        if now < self._prepared_at + _AHEAD_SECONDS:
-            return self._prepared_at + _AHEAD_SECONDS
+        if now < self._prepared_at + _PREPARE_SCAN_SECONDS:
+            return self._prepared_at + _PREPARE_SCAN_SECONDS
         self._prepared_at = now
         self._retry_prepare(now)
-        is_unsure = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
+        is_undecided = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
         first: list[FileVersion] = []
-        resting = 0
-        for item in islice(self._unprepared, _AHEAD):
+        unsettled = 0
+        for item in islice(self._unprepared, _PREPARE_SCAN_FILES):
             if self._schedule.is_settled(item, now) or item.size > LIGHT_BYTES:
                 first.append(item)
             else:
-                resting += 1
-                if resting > _RESTING:
+                unsettled += 1
+                if unsettled > _PREPARE_SCAN_UNSETTLED:
                     break
         self._preparer.begin([*first], lambda version: self._schedule.is_settled(version, now))
         for version in first:
             if is_prepared_or_failed_locally(version):
                 del self._unprepared[version]
-        return now + _UNSURE_SECONDS if is_unsure else float("inf")
+        return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 
     def _on_added(self, item: QueuedChange) -> None:
         self._schedule.on_added(item, trio.current_time())
@@ -408,11 +410,11 @@ class Publisher:
                 # A bug of ours must not block all other changes.
                 log.exception("unexpected failure key=%s", item.changed_keys()[-1])
             if self._last_wins and isinstance(exc, ObjectChanged) and isinstance(item, FileVersion):
-                await self._replace_theirs(item)
+                await self._replace_remote(item)
             elif item in self._queue:
                 await self._results.handle_error(item, exc)
         finally:
-            light, failed = self._under_way.pop(item)
+            light, failed = self._in_flight.pop(item)
             self._light -= light
             self._failed_before[light] -= failed
             self._schedule.requeue(item, trio.current_time())
@@ -438,7 +440,7 @@ class Publisher:
         if item not in self._queue:
             return True
         failures = self._schedule.on_failed(item, trio.current_time())
-        if failures.restarts >= _RESTARTS_MAX:
+        if failures.restarts >= _INVALID_PART_RETRIES:
             return False
         failures.restarts += 1
         if isinstance(item, FileVersion):
@@ -446,10 +448,10 @@ class Publisher:
         self._retry_later(item, error)
         return True
 
-    async def _replace_theirs(self, item: FileVersion) -> None:
+    async def _replace_remote(self, item: FileVersion) -> None:
         """Another client changed the key first: have the next attempt replace that version."""
         try:
-            theirs = await self._offload.publish(self._bucket_writer.current_etag, item.record.key)
+            etag = await self._offload.publish(self._bucket_writer.current_etag, item.record.key)
         except _WORTH_WAITING as exc:
             self._retry_later(item, exc)
         except FusecacheError as exc:
@@ -457,7 +459,7 @@ class Publisher:
                 await self._results.handle_error(item, exc)
         else:
             if item in self._queue:
-                await self._results.replace_theirs(item, theirs)
+                await self._results.replace_remote(item, etag)
 
     async def _attempt(self, item: QueuedChange) -> None:
         if isinstance(item, FileVersion):
@@ -465,7 +467,7 @@ class Publisher:
             if not self._schedule.may_go(item, trio.current_time()):
                 return  # dropped, or renamed and so at another place in the order, while its bytes were sent
             self._results.commit_markers.check(item)
-            submit = self._journal.submit if self._light < _CROWD else self._journal.submit_batched
+            submit = self._journal.submit if self._light < _BUSY_CHANGES else self._journal.submit_batched
             await submit(PutFile(item.transition_to(FileState.PUBLISHING))).wait()
             version = await self._send(item, self._bucket_writer.publish_file, item.record, item.file.path)
             self._results.stored(item, version)
@@ -474,14 +476,14 @@ class Publisher:
             return
         if (
             item.record.kind is OperationKind.DELETE
-            and (keeper := self._results.commit_markers.marker_blocking(item)) is not None
+            and (marker := self._results.commit_markers.marker_blocking(item)) is not None
         ):
-            await self._results.defer_behind(item, keeper)
+            await self._results.defer_behind(item, marker)
             return
         item.in_flight = True
         await self._journal.wait_committed()  # the row must be on disk before the bucket can change
-        outcome = await self._send(item, self._bucket_writer.publish_operation, item.record)
-        await self._results.done(item, outcome)
+        result = await self._send(item, self._bucket_writer.publish_operation, item.record)
+        await self._results.done(item, result)
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
         """Send a publishing request once back-off and limits allow; pass throttling on to the shared limit."""
@@ -532,7 +534,7 @@ class Publisher:
         """Retry parts that failed ahead of their slot: until then nothing else does."""
         if now < self._retry_prepare_at or self._outage.is_on:
             return
-        self._retry_prepare_at = now + _RETRY_SECONDS
+        self._retry_prepare_at = now + _PREPARE_RETRY_SECONDS
         for item in self._failing:
             if (
                 isinstance(item, FileVersion)

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 # Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
 CONFLICTS_REMEMBERED = 1000
-_TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
+_REMOVES = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
 class PublishResults:
@@ -145,13 +145,13 @@ class PublishResults:
         for key, etag in result.shows.items():
             changes += self._rebase(key, etag)
             self.on_published(key)
-            if _refused_before(self._tree.find(key)) is None:
+            if _rejected_before(self._tree.find(key)) is None:
                 changes += self._file_io.placement.queue_deletes(key)
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
-        if record.kind in _TAKES_AWAY:
+        if record.kind in _REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
             self.on_gone(record.key, record.source_etag or record.base_etag)
         if node is not None:
@@ -181,18 +181,18 @@ class PublishResults:
         if node is not None and node.version is not None and is_its_own:
             # Local content under this name, open or queued, is older than this answer: this is its base from now on.
             node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
-            refused = _refused_before(node)
-            if refused is not None:
-                refused.record = replace(refused.record, base_etag=etag)
-                changes.append(PutFile(refused.record))
+            rejected = _rejected_before(node)
+            if rejected is not None:
+                rejected.record = replace(rejected.record, base_etag=etag)
+                changes.append(PutFile(rejected.record))
         return changes
 
     def _journal_rebased(self, item: QueuedChange) -> None:
         self._journal.submit(_row(item))
 
-    async def defer_behind(self, removal: Operation, keeper: FileVersion) -> None:
+    async def defer_behind(self, removal: Operation, marker: FileVersion) -> None:
         """Defer a removal until something is published under the held marker's name, or the marker is removed."""
-        await self._journal.commit(*self._file_io.placement.defer(removal, keeper.record.key))
+        await self._journal.commit(*self._file_io.placement.defer(removal, marker.record.key))
 
     # ---- permanent errors
 
@@ -209,7 +209,7 @@ class PublishResults:
         else:
             await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
 
-    async def replace_theirs(self, item: FileVersion, etag: str | None) -> None:
+    async def replace_remote(self, item: FileVersion, etag: str | None) -> None:
         """Make the remote version the base, so that the next attempt replaces it. etag None: it was removed."""
         key = item.record.key
         log.warning("conflict, replacing the remote version key=%s conflict=last-wins", key)
@@ -245,7 +245,7 @@ class PublishResults:
             await self._journal.commit(PutFile(record), *rows)
             return
         self._record_conflict(item.changed_keys()[-1], "", 0, error)
-        await self._give_up(item)
+        await self._abandon(item)
         if node is not None and parent is not None and node.parent is parent and node.version is None:
             self._tree.detach(node)
             self.on_name_lost(parent, name)
@@ -279,7 +279,7 @@ class PublishResults:
         item.error = error
         if isinstance(item, Operation):
             self._rejected[item] = None
-            await self._give_up(item)
+            await self._abandon(item)
             return
         item.record = replace(item.record, refused_at=item.sequence)
         self._queue.remove(item)
@@ -340,18 +340,18 @@ class PublishResults:
             changes += self._file_io.placement.deferred_deletes(key, key_now)
         return [*changes, PutFile(item.record)]
 
-    async def _give_up(self, item: Operation) -> None:
+    async def _abandon(self, item: Operation) -> None:
         self._queue.remove(item)
-        changes: list[Change] = [DropOperation(item.sequence), *self._keep_from_moving(item)]
-        if item.record.kind in _TAKES_AWAY:
+        changes: list[Change] = [DropOperation(item.sequence), *self._disarm_rename(item)]
+        if item.record.kind in _REMOVES:
             self._tree.clear_tombstone(item.record.key, gone=False)
-            self._show_again(item.record.key)
+            self._reveal(item.record.key)
         if item.node is not None:
             self._tree.release_local(item.node)
             item.node.verified = float("-inf")
         await self._journal.commit(*changes)
 
-    def _keep_from_moving(self, item: Operation) -> list[Change]:
+    def _disarm_rename(self, item: Operation) -> list[Change]:
         """A dropped operation brought nothing to its key: a rename queued behind it must not move what is there."""
         key = item.changed_keys()[-1]
         follower = next(iter(self._queue.for_key(key)), None)
@@ -360,7 +360,7 @@ class PublishResults:
         follower.record = replace(follower.record, source_etag=ANOTHERS)
         return [PutOperation(follower.record)]
 
-    def _show_again(self, key: str) -> None:
+    def _reveal(self, key: str) -> None:
         """A dropped removal leaves its object in the bucket: have the kernel look the name up again."""
         folder, name = self._lookup.on_unknown(key)
         if folder is not None:
@@ -376,7 +376,7 @@ def _is_content(item: QueuedChange, node: Node) -> TypeGuard[FileVersion]:
     return isinstance(item, FileVersion) and item.node is node
 
 
-def _refused_before(node: Node | None) -> FileVersion | None:
+def _rejected_before(node: Node | None) -> FileVersion | None:
     """Return the rejected content that a node shows, or that the content being written there will replace."""
     content = node.version if node is not None else None
     if content is None or content.state is FileState.REJECTED:
@@ -395,11 +395,11 @@ def _conflict_key(prefix: str, path: str, number: str) -> str:
     If the key of its directory leaves no space for any of the name, use the nearest directory above that does.
     """
     folder, slash, name = path.rpartition("/")
-    mark = f".conflict-{socket.gethostname()[:60]}-{number}"
+    suffix = f".conflict-{socket.gethostname()[:60]}-{number}"
     while True:
-        place = prefix + folder + slash
-        room = min(NAME_BYTES_MAX, KEY_BYTES_MAX - len(place.encode())) - len(mark.encode())
-        start = name.encode()[: max(0, room)].decode(errors="ignore")
-        if start or not folder:
-            return place + start + mark
+        directory = prefix + folder + slash
+        space = min(NAME_BYTES_MAX, KEY_BYTES_MAX - len(directory.encode())) - len(suffix.encode())
+        stem = name.encode()[: max(0, space)].decode(errors="ignore")
+        if stem or not folder:
+            return directory + stem + suffix
         folder, slash, _ = folder.rpartition("/")

@@ -23,8 +23,8 @@ from fusecache.model.objects import MIB, ObjectInfo
 log = logging.getLogger(__name__)
 
 # No caller waits for the handover. But until it is done, a read that the page cache cannot serve goes to the bucket.
-_GATHER_SECONDS = 0.04
-_AT_ONCE = 64
+_BATCH_SECONDS = 0.04
+_BATCH_FILES = 64
 # A larger file is handed over at once: a writer may wait for its space.
 _SMALL_BYTES = MIB
 
@@ -36,9 +36,9 @@ class Retirement:
         self._cache = cache
         self._journal = journal
         self._offload = offload
-        self._batches = Batcher(self._retire, seconds=_GATHER_SECONDS, most=_AT_ONCE, name="retire")
-        self._left = 0
-        self._is_over = False
+        self._batches = Batcher(self._retire, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="retire")
+        self._pending = 0
+        self._has_ended = False
         self._ended = trio.Event()
 
     async def run(self) -> None:
@@ -46,17 +46,17 @@ class Retirement:
         try:
             await self._batches.run()
         finally:
-            self._is_over = True
+            self._has_ended = True
             self._ended.set()
 
     def add(self, generation: FileVersion, version: ObjectInfo, row: CommitTicket) -> None:
         """The bucket shows a file version as `version`: hand its bytes over once `row`, which says so, is on disk."""
-        self._left += 1
+        self._pending += 1
         self._batches.add((generation, version, row), at_once=generation.size > _SMALL_BYTES)
 
     async def wait_idle(self) -> None:
         """Return when every handover is done, or `run` has ended."""
-        while self._left and not self._is_over:
+        while self._pending and not self._has_ended:
             self._batches.flush_now()
             await self._ended.wait()
 
@@ -67,14 +67,14 @@ class Retirement:
             # The journal failed, which the publisher reports, or a file cannot be removed.
             log.warning("published files stay in staging until the next mount error=%s", exc)
         finally:
-            self._left -= len(batch)
+            self._pending -= len(batch)
             self._ended.set()
             self._ended = trio.Event()
 
     async def _release(self, batch: list[tuple[FileVersion, ObjectInfo, CommitTicket]]) -> None:
         staged: list[StagedObject] = []
-        needless: list[StagingFile] = []
-        gone: list[DropFile] = []
+        uncacheable: list[StagingFile] = []
+        rows: list[DropFile] = []
         for generation, version, row in batch:
             await row.wait()
             if generation.node is not None and generation.node.version is generation:
@@ -83,20 +83,20 @@ class Retirement:
                 continue  # unlinked, and disposed of by its last close
             await wait_unused(generation)
             generation.file.close()
-            gone.append(DropFile(generation.record.generation))
+            rows.append(DropFile(generation.record.generation))
             size, checksums = generation.size, generation.granule_checksums
-            keeps = bool(size and checksums)
-            self._cache.release_staging(generation.reserved - (size if keeps else 0))
+            is_cacheable = bool(size and checksums)
+            self._cache.release_staging(generation.reserved - (size if is_cacheable else 0))
             generation.reserved = 0
-            if keeps:
+            if is_cacheable:
                 staged.append(StagedObject(version.object_id, size, generation.file.path, checksums))
             else:
-                needless.append(generation.file)
+                uncacheable.append(generation.file)
         if staged:
             await self._cache.adopt(staged)
-        if needless:
-            await self._offload.disk(_delete_all, needless)
-        self._journal.submit_lazily(*gone)
+        if uncacheable:
+            await self._offload.disk(_delete_all, uncacheable)
+        self._journal.submit_lazily(*rows)
 
 
 def _delete_all(files: Sequence[StagingFile]) -> None:

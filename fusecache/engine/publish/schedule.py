@@ -29,13 +29,13 @@ READERS_SECONDS = 600.0
 # The same if a later write waits for the removal.
 DEPENDENT_WRITE_SECONDS = 10.0
 # Interval at which a deferred removal is checked for open handles: their close sends no event.
-_LOOK_SECONDS = 1.0
+_HANDLE_POLL_SECONDS = 1.0
 # Changes that send more than this have a queue of their own, and never block the others.
 LIGHT_BYTES = 4 * MIB
 # Keys whose last write is remembered before entries older than KEY_INTERVAL_SECONDS are dropped.
 _KEYS_REMEMBERED = 4096
 _NEVER = float("inf")
-_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
+_CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 
 
 class _Ready(NamedTuple):
@@ -81,7 +81,7 @@ class PublishSchedule:
         self._deferred: list[tuple[float, int, QueuedChange]] = []
         self._delayed: list[tuple[float, int, QueuedChange]] = []
         # Deferred removals of commit markers, by directory.
-        self._held_markers: dict[str, dict[Operation, None]] = {}
+        self._marker_deletes: dict[str, dict[Operation, None]] = {}
         # Due now, by (light, failed before).
         self._ready: dict[tuple[bool, bool], list[_Ready]] = {
             (light, failed): [] for light in (True, False) for failed in (False, True)
@@ -97,36 +97,36 @@ class PublishSchedule:
         if until > now:
             heappush(self._deferred, (until, next(self._ties), item))
             if is_removal(item) and self._queue.is_commit_marker(item.record.key):
-                self._held_markers.setdefault(parent_path(item.record.key), {})[item] = None
-        self._on_dependent_write(item, now, is_aside=until > now)
+                self._marker_deletes.setdefault(parent_path(item.record.key), {})[item] = None
+        self._on_dependent_write(item, now, is_deferred=until > now)
 
-    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_aside: bool) -> None:
+    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
         """A change brings a name: removals that it must wait for are no longer deferred for long."""
-        if isinstance(item, Operation) and item.record.kind not in _BRINGS:
+        if isinstance(item, Operation) and item.record.kind not in _CREATES:
             return
         key = item.changed_keys()[-1]
-        followed = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
-        if not is_aside:
-            kept = self._held_markers.get(parent_path(key), {})
-            followed += [each for each in kept if each.record.key != key]
-        for removal in followed:
+        waited_for = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
+        if not is_deferred:
+            deferred = self._marker_deletes.get(parent_path(key), {})
+            waited_for += [each for each in deferred if each.record.key != key]
+        for removal in waited_for:
             if removal.sequence < item.sequence and not removal.has_dependent_write:
                 removal.has_dependent_write = True
                 heappush(self._deferred, (now, next(self._ties), removal))
-                self._forget_held(removal)
+                self._forget_marker_delete(removal)
 
-    def _forget_held(self, removal: Operation) -> None:
+    def _forget_marker_delete(self, removal: Operation) -> None:
         folder = parent_path(removal.record.key)
-        kept = self._held_markers.get(folder, {})
-        kept.pop(removal, None)
-        if not kept:
-            self._held_markers.pop(folder, None)
+        deferred = self._marker_deletes.get(folder, {})
+        deferred.pop(removal, None)
+        if not deferred:
+            self._marker_deletes.pop(folder, None)
 
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
         self._failures.pop(item, None)
         if is_removal(item):
-            self._forget_held(item)
+            self._forget_marker_delete(item)
 
     def on_written(self, item: QueuedChange, now: float) -> None:
         """The request that publishes a change is sent, or was answered, now."""
@@ -260,7 +260,7 @@ class PublishSchedule:
                 heappush(self._deferred, (until, tie, item))
             else:
                 self._queue.order.undefer(item.sequence)
-                self._on_dependent_write(item, now, is_aside=False)
+                self._on_dependent_write(item, now, is_deferred=False)
         while (sequence := self._queue.order.next_free()) is not None:
             free = self._queue.get(sequence)
             if free is not None:
@@ -311,6 +311,6 @@ class PublishSchedule:
         is_delayed = self._delete_delay and not item.has_dependent_write
         until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
         if item.readers is not None and item.readers.handles:
-            most = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
-            until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
+            limit = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
+            until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + limit))
         return until

@@ -38,9 +38,9 @@ SILENT_SECONDS = 10.0
 # directory's lock. Once the keys have been refused for longer, calls fail at once.
 DENIED_SECONDS = 10.0
 # Refused keys are tested at most once in this time, however many requests wait.
-KEYS_AGAIN_SECONDS = 1.0
+CREDENTIALS_RETRY_SECONDS = 1.0
 # A single wrong 404 must not hide a file: a 404 (or 412) counts only after this many more.
-DENIALS_CHECKED = 2
+MISSING_RETRIES = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -94,12 +94,12 @@ class MetadataClient:
         self._limit = limit
         self._slots = trio.CapacityLimiter(limit.limit)
         # Scopes of callers that wait: each answer to any request extends their deadlines.
-        self._deadline_seconds: set[trio.CancelScope] = set()
+        self._deadline_scopes: set[trio.CancelScope] = set()
         self._unresponsive_since: float | None = None
         self._refused_since: float | None = None
         self._refusal: RemoteError | None = None
-        self._keys_tried = float("-inf")
-        self._trying_keys = trio.Lock()
+        self._credentials_checked_at = float("-inf")
+        self._credentials_lock = trio.Lock()
         self.on_unresponsive: Callable[[], None] = lambda: None
         # Called when refused keys are accepted again: everything else that backs off may retry now. Not called after an
         # outage: a bucket that comes back is busy enough.
@@ -120,11 +120,11 @@ class MetadataClient:
         """How long the keys have been refused for every request; 0 if they are not."""
         return 0.0 if self._refused_since is None else trio.current_time() - self._refused_since
 
-    async def wait_for(self, asked: SharedRequest) -> None:
+    async def wait_for(self, request: SharedRequest) -> None:
         """Return at a request's next announcement, or after SILENT_SECONDS without one."""
-        with trio.move_on_after(SILENT_SECONDS) as patience:
-            await asked.wait()
-        if patience.cancelled_caught:
+        with trio.move_on_after(SILENT_SECONDS) as scope:
+            await request.wait()
+        if scope.cancelled_caught:
             self._on_unresponsive(SILENT_SECONDS)
 
     @contextmanager
@@ -136,11 +136,11 @@ class MetadataClient:
         """
         with trio.move_on_after(seconds) as scope:
             if seconds >= UNREACHABLE_SECONDS:
-                self._deadline_seconds.add(scope)
+                self._deadline_scopes.add(scope)
             try:
                 yield
             finally:
-                self._deadline_seconds.discard(scope)
+                self._deadline_scopes.discard(scope)
         if scope.cancelled_caught:
             self._on_unresponsive(seconds)
             if self._refusal is not None:
@@ -183,15 +183,15 @@ class MetadataClient:
         ):
             raise self._refused(self._refusal)
         began = trio.current_time()
-        attempt = denials = 0
+        attempt = missing = 0
         while True:
             try:
                 answer = await self._call_once(call)
                 self._on_success()
                 return answer
             except (ObjectChanged, ObjectMissing):
-                denials += 1
-                if denials > DENIALS_CHECKED:
+                missing += 1
+                if missing > MISSING_RETRIES:
                     raise
             except (Unavailable, AccessDenied, CredentialsMissing) as exc:
                 attempt += 1
@@ -207,12 +207,12 @@ class MetadataClient:
                 await trio.sleep(pause)
 
     def _are_credentials_checked(self) -> bool:
-        """Whether the keys were tested within KEYS_AGAIN_SECONDS."""
-        return trio.current_time() < self._keys_tried + KEYS_AGAIN_SECONDS
+        """Whether the keys were tested within CREDENTIALS_RETRY_SECONDS."""
+        return trio.current_time() < self._credentials_checked_at + CREDENTIALS_RETRY_SECONDS
 
     async def _check_credentials(self) -> None:
         """Test the keys unless that was done just now; concurrent callers share the answer."""
-        async with self._trying_keys:
+        async with self._credentials_lock:
             if not self._are_credentials_checked():
                 await self.try_credentials()
 
@@ -229,12 +229,12 @@ class MetadataClient:
             self._on_unresponsive()
         else:
             self._on_success()
-        self._keys_tried = trio.current_time()
+        self._credentials_checked_at = trio.current_time()
 
     def _refused(self, refusal: RemoteError) -> RemoteError:
         """Return a new error of the same type that says for how long the keys have been refused."""
-        words = f"the bucket has refused the keys for {self.refused_seconds:.0f} s, last error: {refusal}"
-        return type(refusal)(words)
+        message = f"the bucket has refused the keys for {self.refused_seconds:.0f} s, last error: {refusal}"
+        return type(refusal)(message)
 
     async def _call_once(self, call: Callable[[], T]) -> T:
         """Send one request once the shared limit allows; report success or throttling to it."""
@@ -259,7 +259,7 @@ class MetadataClient:
     def _on_response(self) -> None:
         now = trio.current_time()
         self._limit.on_success(now)
-        for scope in self._deadline_seconds:
+        for scope in self._deadline_scopes:
             scope.deadline = max(scope.deadline, now + UNREACHABLE_SECONDS)
 
     async def rows(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,7 +12,7 @@ _PF_SIGNALED = 0x400
 KILL_LOOK_SECONDS = 0.5
 _PROCESSES_REMEMBERED = 1024
 # TTL of a thread's cached process. The kernel uses up at least 32 768 pids before it reuses one.
-_GROUP_SECONDS = 0.5
+_GROUP_TTL_SECONDS = 0.5
 _groups: dict[int, tuple[float, int]] = {}
 
 
@@ -20,7 +20,7 @@ def thread_group(pid: int) -> int:
     """Return the process of a thread, or 0 if it is not visible here (another pid namespace, or ended)."""
     now = time.monotonic()
     seen, group = _groups.get(pid, (float("-inf"), 0))
-    if now - seen < _GROUP_SECONDS:
+    if now - seen < _GROUP_TTL_SECONDS:
         return group
     status = _read(f"/proc/{pid}/status")
     at = status.find(b"\nTgid:")

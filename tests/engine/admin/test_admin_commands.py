@@ -406,7 +406,7 @@ async def test_the_age_of_what_waits_counts_from_its_close_also_after_a_restart(
 async def test_a_long_queue_is_counted_in_pieces_and_right(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_AT_ONCE", 10)
+    monkeypatch.setattr(status, "_BATCH_CHANGES", 10)
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         for index in range(100):
