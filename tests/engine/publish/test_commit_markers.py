@@ -11,11 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NoSpace, Refused
 from fusecache.model.objects import MIB
 from tests.engine.recovery.test_journal_replay import change_rows
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, files_in, photograph, running_node
 
 

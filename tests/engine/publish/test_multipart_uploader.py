@@ -15,12 +15,12 @@ from trio.testing import MockClock
 from fusecache.disk.staging import StagingFile, digests
 from fusecache.engine.namespace.nodes import FileHandle, attributes_of
 from fusecache.engine.publish import multipart_uploader
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotAsSent, Refused, Unavailable
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback import multipart
 from fusecache.remote.store import FileSlice
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 from tests.support.threads import stay
 

@@ -9,10 +9,10 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.publish import multipart_uploader
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
 LARGE = 5 * MIB  # two parts here
