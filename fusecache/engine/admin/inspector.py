@@ -142,18 +142,13 @@ class Inspector:
                     progress.unusable.append({"key": relative, "why": why})
 
     async def _keys(self, key: str) -> AsyncIterator[str]:
-        store, prefix = self._metadata_client.store, key
+        client, prefix = self._metadata_client, key
         if key and not key.endswith("/"):
             # Its own LIST: very many siblings may share the key as a prefix.
-            for info in (await self._metadata_client.call(store.list_page, key, limit=1)).objects:
+            for info in (await client.call(client.store.list_page, key, limit=1)).objects:
                 if info.key == key:
                     yield key
             prefix = key + "/"
-        token: str | None = None
-        while True:
-            page = await self._metadata_client.call(store.list_page, prefix, token=token)
-            for info in page.objects:
+        async with aclosing(client.list_all(prefix)) as listed:
+            async for info in listed:
                 yield info.key
-            token = page.next_token
-            if token is None:
-                return

@@ -11,7 +11,7 @@ Invariants:
 import enum
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,17 +199,10 @@ class WarmupRunner:
                 if target is not None:
                     yield target
                 continue
-            token: str | None = None
-            while True:
-                page = await self._metadata_client.call(
-                    self._metadata_client.store.list_page, target, token=token
-                )
-                for info in page.objects:
+            async with aclosing(self._metadata_client.list_all(target)) as listed:
+                async for info in listed:
                     if self._is_wanted(info):
                         yield info
-                token = page.next_token
-                if token is None:
-                    break
 
     def _is_wanted(self, info: ObjectInfo) -> bool:
         """Return whether a listed object is a file of the mount without local content."""

@@ -13,21 +13,14 @@ import trio
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.journal import DropAbort, PutAbort
-from fusecache.model.errors import (
-    AccessDenied,
-    BucketMissing,
-    CredentialsMissing,
-    ReadOnly,
-    RemoteError,
-    Unavailable,
-)
+from fusecache.model.errors import TRANSIENT, ReadOnly, RemoteError, Unavailable
 from fusecache.policy.backoff import backoff_seconds
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
-# Errors that leave the abort to the next mount: only a person can fix them.
-_NOT_NOW = (AccessDenied, BucketMissing, CredentialsMissing, ReadOnly)
+# Errors that leave the abort to the next mount, as only a person can fix them. `abort` retries Unavailable before.
+_LEFT_TO_NEXT_MOUNT = (*TRANSIENT, ReadOnly)
 
 
 class MultipartAborts:
@@ -52,7 +45,7 @@ class MultipartAborts:
             except Unavailable:
                 attempt += 1
                 await trio.sleep(backoff_seconds(attempt, random.random()))
-            except _NOT_NOW as exc:
+            except _LEFT_TO_NEXT_MOUNT as exc:
                 log.warning("multipart abort left to the next mount key=%s error=%s", key, exc)
                 return
             except RemoteError as exc:

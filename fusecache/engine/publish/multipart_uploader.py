@@ -29,15 +29,7 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
-from fusecache.model.errors import (
-    AccessDenied,
-    BucketMissing,
-    CredentialsMissing,
-    Damaged,
-    FusecacheError,
-    NotAsSent,
-    Unavailable,
-)
+from fusecache.model.errors import TRANSIENT, Damaged, FusecacheError, NotAsSent
 from fusecache.model.metadata import content_metadata
 from fusecache.model.records import PosixAttributes, without_upload
 from fusecache.model.states import FileState
@@ -67,8 +59,6 @@ READ_FIRST = PARTS_AT_ONCE
 _PROCESSORS = len(os.sched_getaffinity(0))
 EARLY_PARTS_AT_ONCE = max(1, min(8, _PROCESSORS // 2))
 EARLY_AFTER_SECONDS = 1.0
-# Errors that pass, or that a person can fix while the upload retries.
-_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
 # Attempts before the failures of a sealed file's upload are raised to the publisher: most are over by then.
 _FINISH_ATTEMPTS = 3
 # An mtime further than this before the begin of the upload, or in the future, was set by a program: the object must
@@ -405,7 +395,7 @@ class MultipartUploader:
 
     def _on_failed(self, version: FileVersion, upload: MultipartUpload, error: FusecacheError) -> None:
         """A request failed. If that may pass, the upload backs off, then sends one request as a probe."""
-        if not isinstance(error, _WORTH_WAITING):
+        if not isinstance(error, TRANSIENT):
             self._fail(version, upload, error)
             return
         now = trio.current_time()
@@ -458,7 +448,7 @@ class MultipartUploader:
         await trio.sleep_until(max(trio.current_time(), self._limit.silent_until))
         try:
             answer = await call()
-        except _WORTH_WAITING as exc:
+        except TRANSIENT as exc:
             if exc.asks_to_slow_down:
                 self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
             raise

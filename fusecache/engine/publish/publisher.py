@@ -37,9 +37,7 @@ from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
-    AccessDenied,
-    BucketMissing,
-    CredentialsMissing,
+    TRANSIENT,
     FusecacheError,
     NoSpace,
     ObjectChanged,
@@ -83,9 +81,8 @@ _BUSY_CHANGES = 8
 _BUSY_PASS_SECONDS = 0.02
 # Longest pause between two passes while anything is queued: that a file has settled sends no event.
 _POLL_SECONDS = 1.0
-# Errors that pass, or that a person can fix while the publisher retries. ObjectMissing: another client removed the
-# object during the request, and the retry looks again.
-_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing, ObjectMissing)
+# ObjectMissing: another client removed the object during the request, and the retry looks again.
+_RETRIED = (*TRANSIENT, ObjectMissing)
 # Maximum retries after InvalidPart, per file.
 _INVALID_PART_RETRIES = 4
 # The journal cannot be written. Publishing stops: a restarted daemon could not tell what was published.
@@ -399,7 +396,7 @@ class Publisher:
     async def _publish(self, item: QueuedChange) -> None:
         try:
             await self._attempt(item)
-        except _WORTH_WAITING as exc:
+        except _RETRIED as exc:
             self._retry_later(item, exc)
         except _STOPPED:
             raise
@@ -452,7 +449,7 @@ class Publisher:
         """Another client changed the key first: have the next attempt replace that version."""
         try:
             etag = await self._offload.publish(self._bucket_writer.current_etag, item.record.key)
-        except _WORTH_WAITING as exc:
+        except _RETRIED as exc:
             self._retry_later(item, exc)
         except FusecacheError as exc:
             if item in self._queue:

@@ -4,7 +4,7 @@
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from fusecache.model.errors import (
     RemoteError,
     Unavailable,
 )
+from fusecache.model.objects import ObjectInfo
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.remote.store import Store
 
@@ -261,6 +262,20 @@ class MetadataClient:
         self._limit.on_success(now)
         for scope in self._deadline_scopes:
             scope.deadline = max(scope.deadline, now + UNREACHABLE_SECONDS)
+
+    async def list_all(self, prefix: str) -> AsyncGenerator[ObjectInfo, None]:
+        """Yield every object whose key starts with `prefix`, in the bucket's order. One page is in memory at a time.
+
+        Raises what `call` raises. Iterate under `contextlib.aclosing`.
+        """
+        token: str | None = None
+        while True:
+            page = await self.call(self.store.list_page, prefix, token=token)
+            for info in page.objects:
+                yield info
+            token = page.next_token
+            if token is None:
+                return
 
     async def rows(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that reads or writes many listing rows, in the LMDB threads."""
