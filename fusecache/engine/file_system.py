@@ -20,7 +20,8 @@ from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.remote_fsync import RemoteFsync
-from fusecache.engine.durability.status import Durability, QueueStatus
+from fusecache.engine.durability.status import QueueStatus
+from fusecache.engine.durability.sync import Durability, Sync
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Ownership, Tree
@@ -199,8 +200,7 @@ class FileSystem:
             self.tree, self.lookup, self.file_io, self.queue, self.journal, requests
         )
         self._offload = offload
-        conflicts = ConflictLog(self.journal)
-        self._conflicts = conflicts
+        self._conflicts = conflicts = ConflictLog(self.journal)
         self.status = QueueStatus(
             self.tree,
             self.queue,
@@ -211,6 +211,7 @@ class FileSystem:
             self.lookup_path,
             keys_from=options.keys_from,
         )
+        self._sync = Sync(self.tree, self.queue, self.publisher, self.status)
         self.quarantine = Quarantine(
             self.tree,
             self.lookup,
@@ -354,7 +355,7 @@ class FileSystem:
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return when the bucket has everything that was closed at or below a path before the call."""
-        return await self.status.wait_durable(path, timeout_seconds)
+        return await self._sync.wait_durable(path, timeout_seconds)
 
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory in one word. Raises NotFound."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
-from fusecache.engine.durability.barrier import Barrier, latest_version
+from fusecache.engine.durability.sync import Barrier, latest_version
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher

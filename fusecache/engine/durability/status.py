@@ -1,17 +1,16 @@
-"""Status of the write-back queue, for the whole mount and for one path; and `sync`, which waits for it.
+"""Status of the write-back queue, for the whole mount and for one path.
 
-It changes nothing: the publisher sends, `quarantine.py` restores or deletes.
+It changes nothing and waits for nothing: the publisher sends, `sync.py` waits, `quarantine.py` restores or deletes.
 
 Invariant: counting never blocks the loop, however long the queue is: long queues are counted with checkpoints.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import trio
 
-from fusecache.engine.durability.barrier import Barrier
 from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.tree import Tree
@@ -37,14 +36,6 @@ _RATE_FLOOR_BYTES_PER_SECOND = 1024.0
 _COUNT_SECONDS = 5.0
 
 _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
-
-
-@dataclass(frozen=True, slots=True)
-class Durability:
-    """How `sync` ended: `durable`, `timeout`, `error` or `conflict`, and why."""
-
-    result: str
-    message: str = ""
 
 
 class QueueStatus:
@@ -191,7 +182,7 @@ class QueueStatus:
         for a file that is never published. A directory has the most severe state of what it contains.
         """
         key = self._tree.key_of_path(path)
-        conflicts = [record for record in self._conflict_log.open() if _key_is_at(record.key, key)]
+        conflicts = self.conflicts_at(key)
         shortages = self._file_io.enospc_log.facts(path)
         node = None
         if not any(record.key.rstrip("/") == key for record in conflicts):
@@ -205,7 +196,7 @@ class QueueStatus:
         pending = await self.count(path)
         local = self._local_at(key)
         dirty = self._dirty(path)
-        failed = [*self._rejected_at(key), *(item for item in dirty if item.error is not None)]
+        failed = [*self.rejected_at(key), *(item for item in dirty if item.error is not None)]
         state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
             state = "error:no-space"  # a write failed with ENOSPC, and nothing else has that name
@@ -283,82 +274,10 @@ class QueueStatus:
     def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:
         return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
 
-    # ---- waiting
+    # ---- what is at a path
 
-    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
-        """Return when the bucket has everything that was closed at or below a path before the call.
-
-        That includes files renamed since. Deferred removals, and files still open, are named but not waited for.
-        """
-        key = self._tree.key_of_path(path)
-        items = [item for item in await self._items_at(path) if not self._publisher.is_deferred(item)]
-        # Rejected changes, too: a held commit marker is queued again when the change that it waits for is resolved.
-        barrier = Barrier(self._queue, [*items, *self._rejected_at(key)])
-        with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
-            while not barrier.is_over():
-                await self._publisher.wait_progress()
-        if scope.cancelled_caught:
-            return Durability("timeout", await self._reason_for_waiting(path))
-        all_rejected = set(self._publisher.rejected)
-        rejected = [*self._rejected_at(key), *(item for item in barrier.unpublished if item in all_rejected)]
-        if rejected:
-            return Durability("error", f"{self._path_of(rejected[0])}: {rejected[0].error}")
-        # Also conflicts from before the call: the name does not show what was written here, and no person resolved it.
-        conflicts = [each for each in self._conflict_log.open() if _key_is_at(each.key, key)]
-        if conflicts:
-            conflicts.sort(key=lambda record: record.key)
-            return Durability("conflict", self._conflicts_message(conflicts))
-        return Durability("durable", await self._not_covered(path))
-
-    async def _not_covered(self, path: str) -> str:
-        """Return a text on what `sync` does not cover: files still open, and deferred removals; "" if none."""
-        still_open = [self._tree.path(node) for node in self._written_at(path)]
-        deferred = [item for item in await self._items_at(path) if self._publisher.is_deferred(item)]
-        removed = [self._path_of(item) for item in deferred]
-        parts = []
-        if still_open:
-            parts.append(f"not covered, still open for writing: {', '.join(still_open[:3])}")
-        if removed:
-            parts.append(
-                "not removed yet, because of delete_delay or a process on this node that has it open: "
-                f"{', '.join(removed[:3])}"
-            )
-        return "; ".join(parts)
-
-    async def _reason_for_waiting(self, path: str) -> str:
-        if self._publisher.failure is not None:
-            return str(self._publisher.failure)
-        items = await self._items_at(path)
-        temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
-        if temporary is not None:
-            return f"{self._path_of(temporary)} has a temporary name: it is uploaded 60 s after its close"
-        return "uploads are still under way"
-
-    def _conflicts_message(self, records: list[ConflictRecord]) -> str:
-        text, more = self._conflict_message(records[0]), len(records) - 1
-        if not more:
-            return text
-        names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
-            ", …" if more > 3 else ""
-        )
-        return f"{text}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
-
-    def _conflict_message(self, record: ConflictRecord) -> str:
-        name = self._tree.relative(record.key)
-        if not record.kept_as:
-            return (
-                f"{name}: another client changed it first; our change was dropped: repeat it, "
-                f"or clear this entry with `fusecache recover --delete {record.number} --yes`"
-            )
-        kept = self._tree.relative(record.kept_as)
-        return (
-            f"{name}: another client changed it first; our version is kept as {kept}: "
-            "compare them, then remove or rename the copy"
-        )
-
-    # ---- inside
-
-    async def _items_at(self, path: str) -> list[QueuedChange]:
+    async def items_at(self, path: str) -> list[QueuedChange]:
+        """Return the queued changes at or below a path."""
         return [item async for items in self._batches_at(path) for item in items]
 
     async def _batches_at(self, path: str) -> AsyncIterator[list[QueuedChange]]:
@@ -380,7 +299,7 @@ class QueueStatus:
             yield [item for item in batch if item.node in arriving and not _is_at(item, key, below)]
             await trio.lowlevel.checkpoint()
 
-    def _written_at(self, path: str) -> list[Node]:
+    def written_at(self, path: str) -> list[Node]:
         """Return the files at or below a path that are open for writing."""
         key = self._tree.key_of_path(path)
         linked = (
@@ -392,7 +311,7 @@ class QueueStatus:
 
     def _dirty(self, path: str) -> list[FileVersion]:
         """Return the content at or below a path that was written and not closed since."""
-        contents = (node.version for node in self._written_at(path))
+        contents = (node.version for node in self.written_at(path))
         return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
 
     def _local_at(self, key: str) -> list[FileVersion]:
@@ -401,14 +320,20 @@ class QueueStatus:
         found = {*self._file_io.local, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
 
-    def _rejected_at(self, key: str) -> list[QueuedChange]:
+    def rejected_at(self, key: str) -> list[QueuedChange]:
+        """Return the rejected changes at or below a key."""
         return [
             item
             for item in self._publisher.rejected
             if any(_key_is_at(changed, key) for changed in item.changed_keys())
         ]
 
-    def _path_of(self, item: QueuedChange) -> str:
+    def conflicts_at(self, key: str) -> list[ConflictRecord]:
+        """Return the conflicts at or below a key that no person has resolved."""
+        return [record for record in self._conflict_log.open() if _key_is_at(record.key, key)]
+
+    def path_of(self, item: QueuedChange) -> str:
+        """Return the path that a change will have once it is published."""
         return self._tree.relative(item.changed_keys()[-1])
 
     def _name_of(self, item: QueuedChange) -> str:
@@ -416,7 +341,7 @@ class QueueStatus:
         node = item.node
         if isinstance(item, FileVersion) and node is not None and self._tree.is_linked(node):
             return self._tree.path(node)
-        return self._path_of(item)
+        return self.path_of(item)
 
 
 def _counts(pending: Pending) -> dict[str, Any]:
