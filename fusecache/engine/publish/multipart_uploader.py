@@ -12,7 +12,6 @@ Invariants:
 import logging
 import os
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,19 +24,17 @@ from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileVersion, MultipartUpload
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.multipart_aborts import MultipartAborts
+from fusecache.engine.publish.upload_eligibility import can_become_object, may_upload_early
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import TRANSIENT, Damaged, FusecacheError, NotAsSent
 from fusecache.model.metadata import content_metadata
-from fusecache.model.records import PosixAttributes, without_upload
-from fusecache.model.states import FileState
+from fusecache.model.records import without_upload
 from fusecache.policy.backoff import backoff_seconds
-from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.digest_throttle import DigestThrottle
 from fusecache.policy.writeback.multipart import (
-    PARTS_MAX,
     DigestAttempt,
     Digests,
     PartTable,
@@ -61,9 +58,6 @@ EARLY_PARTS_AT_ONCE = max(1, min(8, _PROCESSORS // 2))
 EARLY_AFTER_SECONDS = 1.0
 # Attempts before the failures of a sealed file's upload are raised to the publisher: most are over by then.
 _FINISH_ATTEMPTS = 3
-# An mtime further than this before the begin of the upload, or in the future, was set by a program: the object must
-# carry it.
-_MTIME_SLACK_NS = 60 * 1_000_000_000
 # As `grows_at`: no file is ever written this far.
 NEVER = 1 << 63
 
@@ -114,7 +108,7 @@ class MultipartUploader:
             )
             self.drop(version)
             upload = None
-        if self.nursery is None or not self._may_upload_early(version):
+        if self.nursery is None or not may_upload_early(version, self._tree, self._temp_names):
             version.grows_at = NEVER
             return
         version.growing_since = min(version.growing_since, trio.current_time())
@@ -131,7 +125,7 @@ class MultipartUploader:
         Errors that may pass are raised after a few retries; call again to go on.
         """
         upload = version.upload
-        if upload is not None and not self._can_become_object(version, upload):
+        if upload is not None and not can_become_object(version, upload):
             self.drop(version)
             upload = None
         if upload is None:
@@ -185,31 +179,6 @@ class MultipartUploader:
         if self.nursery is not None:
             self._pump()
 
-    # ---- decisions
-
-    def _may_upload_early(self, version: FileVersion) -> bool:
-        """Return whether a file that is being written will probably be published as it is, under its present name."""
-        node = version.node
-        if node is None or not self._tree.is_linked(node) or version.killed_writer is not None:
-            return False
-        if version.state not in {FileState.OPEN, FileState.FLUSHED}:
-            return False
-        if version.upload is not None and not version.upload.parts.is_worth_it:
-            return False
-        name = version.record.key.rpartition("/")[2]
-        # rsync and other programs write under a hidden name first, then rename.
-        return not name.startswith(".") and not matches_any(name, self._temp_names)
-
-    def _can_become_object(self, version: FileVersion, upload: MultipartUpload) -> bool:
-        """Return whether an upload that began before the file's final size and attributes can become its object."""
-        part_bytes = upload.parts.part_bytes
-        return (
-            upload.key == version.record.key
-            and choose_part_bytes(version.size) > 0
-            and version.size <= part_bytes * PARTS_MAX
-            and _metadata_still_valid(upload.attributes, version.record.attributes)
-        )
-
     # ---- one upload
 
     def _begin(self, version: FileVersion, part_bytes: int) -> MultipartUpload:
@@ -238,7 +207,7 @@ class MultipartUploader:
             is_known=True,
         )
         upload.parts.restore(record.part_etags)
-        if not self._can_become_object(version, upload):
+        if not can_become_object(version, upload):
             self.drop(version)
             return None
         version.upload = upload
@@ -483,18 +452,6 @@ def _next_part(version: FileVersion, upload: MultipartUpload) -> int | None:
     index = parts.next_unsent(min(upload.ready, version.size // parts.part_bytes))
     # A part that failed with NotAsSent is digested again once the file is sealed.
     return None if index is None or parts.is_doubted(index) else index
-
-
-def _metadata_still_valid(then: PosixAttributes, now: PosixAttributes) -> bool:
-    """Return whether the metadata given at an upload's begin still holds: mode, owner, and mtime.
-
-    The mtime may have moved on: from _MTIME_SLACK_NS before its first value to _MTIME_SLACK_NS after now.
-    """
-    if (then.mode, then.uid, then.gid) != (now.mode, now.uid, now.gid):
-        return False
-    return now.mtime_ns == then.mtime_ns or (
-        then.mtime_ns - _MTIME_SLACK_NS <= now.mtime_ns <= time.time_ns() + _MTIME_SLACK_NS
-    )
 
 
 def _sealed_first(entry: tuple[FileVersion, MultipartUpload]) -> tuple[bool, int]:
