@@ -171,7 +171,7 @@ class FileSystem:
         self._uploader.on_success = self.publisher.on_success
         requests.on_granted = self._end_pauses
         self._pinned = PinnedObjects(self.cache, requests, options.pin, self.tree.relative)
-        self.publisher.on_gone = self._pinned.on_gone
+        self.publisher.events.on_gone = self._pinned.on_gone
         self._remote_fsync = RemoteFsync(
             self.tree,
             self.file_io,
@@ -236,7 +236,7 @@ class FileSystem:
     def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
         """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
         self.file_io.on_name_lost = call
-        self.publisher.on_name_lost = call
+        self.publisher.events.on_name_lost = call
 
     def _guess_next(self, node: Node, reader: int) -> None:
         """Somebody begins to read a file; what comes next is guessed unless a job has said it."""

@@ -17,6 +17,9 @@ from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.remote.store import Condition, FileSlice, Sent, Store
 
+# Operations after which the bucket shows nothing under `key`, and operations that bring an object to their last key.
+REMOVES = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
+CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
 
 

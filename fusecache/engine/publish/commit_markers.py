@@ -14,17 +14,17 @@ from typing import TypeGuard
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.records import OperationKind, Reason
+from fusecache.model.records import Reason
 from fusecache.model.states import FileState
 
 # Markers whose previous version's sequence is remembered.
 _REMEMBERED = 4096
-_CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 _RESOLVED = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
 
 
@@ -150,7 +150,7 @@ def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:
 def _depends_on(rejected: QueuedChange, marker: FileVersion) -> bool:
     """Return whether a marker announces a change that the bucket rejected."""
     if isinstance(rejected, Operation):
-        if rejected.record.kind not in _CREATES:
+        if rejected.record.kind not in CREATES:
             return False
         sequence = rejected.sequence
     else:

@@ -1,7 +1,7 @@
 """The publisher sends queued changes to the bucket: many requests in flight, each when its order and time allow.
 
-It decides neither the order (`policy/writeback/publish_order.py`) nor the times (`schedule.py`). `results.py` applies
-the bucket's answers.
+It decides neither the order (`policy/writeback/publish_order.py`) nor the times (`schedule.py`). `results.py` and
+`rejections.py` apply the bucket's answers.
 
 Invariants:
 1. The journal says PUBLISHING before the request is sent, and STORED after the answer. Only then are local bytes freed.
@@ -16,20 +16,22 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import TypeVar
 
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
-from fusecache.engine.publish.preparer import Preparer, is_prepared_or_failed_locally
+from fusecache.engine.publish.events import PublishEvents
+from fusecache.engine.publish.prepare_ahead import PrepareAhead
+from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
-from fusecache.engine.publish.schedule import LIGHT_BYTES, Failures, PublishSchedule
+from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_light
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -51,8 +53,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
-from fusecache.policy.backoff import LONGEST_SECONDS, Outage, RequestLimit, backoff_seconds
-from fusecache.policy.writeback.multipart import choose_part_bytes
+from fusecache.policy.backoff import Outage, RequestLimit, backoff_seconds
 from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
@@ -64,13 +65,6 @@ LIGHT_AT_ONCE = 64
 HEAVY_AT_ONCE = 64
 # Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
 SENDING_AT_ONCE = 16
-# Preparation ahead of a change's slot: files that one scan looks at. It stops after _PREPARE_SCAN_UNSETTLED files that
-# have not settled, as the ones behind them are younger. Two scans are at least _PREPARE_SCAN_SECONDS apart.
-_PREPARE_SCAN_FILES = 512
-_PREPARE_SCAN_UNSETTLED = 16
-_PREPARE_SCAN_SECONDS = 0.02
-# Interval at which a preparation that failed ahead of its slot is retried.
-_PREPARE_RETRY_SECONDS = LONGEST_SECONDS
 # After a pause of the loop, closes that lie unread in the kernel arrive within this time.
 _UNREAD_CLOSE_SECONDS = 0.05
 # Each file wakes the loop several times: events within this time share one pass.
@@ -127,9 +121,12 @@ class Publisher:
         self._schedule = PublishSchedule(
             queue, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
+        self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(cache, journal, offload)
-        self._results = results = PublishResults(
-            tree, lookup, file_io, queue, journal, preparer, self._retirement
+        self.events = PublishEvents()
+        self._rejections = Rejections(tree, lookup, file_io, queue, journal, preparer, self.events)
+        self._results = PublishResults(
+            tree, lookup, file_io, queue, journal, self._retirement, self._rejections
         )
         self._draining = 0
         self._wake = trio.Event()
@@ -142,21 +139,11 @@ class Publisher:
         self._sends = 0
         self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
         self._sending = trio.CapacityLimiter(SENDING_AT_ONCE)
-        self._unprepared: dict[FileVersion, None] = {}
-        self._prepared_at = self._retry_prepare_at = float("-inf")
         self._outage = Outage()
         self._failing: dict[QueuedChange, FusecacheError] = {}
         self._stopped: FusecacheError | None = None
-        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
-        self.on_published: Callable[[str], None] = lambda _key: None
         self._on_taken = on_taken
         self._last_wins = last_wins
-        results.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
-        results.on_conflict = lambda *facts: self.on_conflict(*facts)
-        results.on_published = lambda key: self.on_published(key)
-        self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
-        results.on_gone = lambda key, etag: self.on_gone(key, etag)
         file_io.on_sealed = self.wake
         queue.is_deferred = lambda item: self._schedule.is_deferred(item, trio.current_time())
         queue.on_added, queue.on_removed = self._on_added, self._on_removed
@@ -167,25 +154,25 @@ class Publisher:
     @property
     def rejected(self) -> list[QueuedChange]:
         """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
-        return self._results.rejected
+        return self._rejections.rejected
 
     @rejected.setter
     def rejected(self, items: list[QueuedChange]) -> None:
-        self._results.rejected = items
+        self._rejections.rejected = items
 
     def on_start(self, highest: int) -> None:
         """The earlier daemon's changes have sequences up to `highest`; its held commit markers may be due now."""
-        self._results.on_start(highest)
+        self._rejections.on_start(highest)
 
     @property
     def conflicts(self) -> list[str]:
         """The newest keys in conflict: another client changed them first."""
-        return list(self._results.conflicts)
+        return list(self._rejections.conflicts)
 
     @property
     def kept_as(self) -> dict[str, str]:
         """Where the local version of each key in conflict is kept; "" if the change was dropped."""
-        return self._results.conflicts
+        return self._rejections.conflicts
 
     @property
     def failure(self) -> FusecacheError | None:
@@ -310,7 +297,7 @@ class Publisher:
             while (item := self._next_item(now)) is not None:
                 if item in self._in_flight:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
-                light, failed = _is_light(item), self._schedule.failures_of(item) > 0
+                light, failed = is_light(item), self._schedule.failures_of(item) > 0
                 self._in_flight[item] = light, failed
                 self._light += light
                 self._failed_before[light] += failed
@@ -347,40 +334,23 @@ class Publisher:
         return None
 
     def _prepare_ahead(self, now: float) -> float:
-        """Start preparing files that have settled, ahead of their slots; return when to look again."""
-        if now < self._prepared_at + _PREPARE_SCAN_SECONDS:
-            return self._prepared_at + _PREPARE_SCAN_SECONDS
-        self._prepared_at = now
-        self._retry_prepare(now)
+        """Start preparing files ahead of their slots; return when to do so again at the latest."""
+        if now < self._ahead.next_scan():
+            return self._ahead.next_scan()
+        if not self._outage.is_on:
+            self._ahead.retry(self._failing, now)
         is_undecided = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
-        first: list[FileVersion] = []
-        unsettled = 0
-        for item in islice(self._unprepared, _PREPARE_SCAN_FILES):
-            if self._schedule.is_settled(item, now) or item.size > LIGHT_BYTES:
-                first.append(item)
-            else:
-                unsettled += 1
-                if unsettled > _PREPARE_SCAN_UNSETTLED:
-                    break
-        self._preparer.begin([*first], lambda version: self._schedule.is_settled(version, now))
-        for version in first:
-            if is_prepared_or_failed_locally(version):
-                del self._unprepared[version]
+        self._ahead.scan(now)
         return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 
     def _on_added(self, item: QueuedChange) -> None:
         self._schedule.on_added(item, trio.current_time())
-        # No part of a deferred file is sent ahead: its name may still change.
-        if isinstance(item, FileVersion) and not (
-            choose_part_bytes(item.size) and self._schedule.is_deferred(item, trio.current_time())
-        ):
-            self._unprepared[item] = None
+        self._ahead.add(item, trio.current_time())
 
     def _on_removed(self, item: QueuedChange) -> None:
         self._schedule.on_removed(item)
         self._failing.pop(item, None)
-        if isinstance(item, FileVersion):
-            self._unprepared.pop(item, None)
+        self._ahead.discard(item)
 
     def _on_change(self) -> None:
         self.wake()
@@ -409,7 +379,7 @@ class Publisher:
             if self._last_wins and isinstance(exc, ObjectChanged) and isinstance(item, FileVersion):
                 await self._replace_remote(item)
             elif item in self._queue:
-                await self._results.handle_error(item, exc)
+                await self._rejections.handle_error(item, exc)
         finally:
             light, failed = self._in_flight.pop(item)
             self._light -= light
@@ -453,17 +423,17 @@ class Publisher:
             self._retry_later(item, exc)
         except FusecacheError as exc:
             if item in self._queue:
-                await self._results.handle_error(item, exc)
+                await self._rejections.handle_error(item, exc)
         else:
             if item in self._queue:
-                await self._results.replace_remote(item, etag)
+                await self._rejections.replace_remote(item, etag)
 
     async def _attempt(self, item: QueuedChange) -> None:
         if isinstance(item, FileVersion):
             await self._preparer.wait(item)
             if not self._schedule.may_go(item, trio.current_time()):
                 return  # dropped, or renamed and so at another place in the order, while its bytes were sent
-            self._results.commit_markers.check(item)
+            self._rejections.commit_markers.check(item)
             submit = self._journal.submit if self._light < _BUSY_CHANGES else self._journal.submit_batched
             await submit(PutFile(item.transition_to(FileState.PUBLISHING))).wait()
             version = await self._send(item, self._bucket_writer.publish_file, item.record, item.file.path)
@@ -473,9 +443,9 @@ class Publisher:
             return
         if (
             item.record.kind is OperationKind.DELETE
-            and (marker := self._results.commit_markers.marker_blocking(item)) is not None
+            and (marker := self._rejections.commit_markers.marker_blocking(item)) is not None
         ):
-            await self._results.defer_behind(item, marker)
+            await self._rejections.defer_behind(item, marker)
             return
         item.in_flight = True
         await self._journal.wait_committed()  # the row must be on disk before the bucket can change
@@ -488,7 +458,7 @@ class Publisher:
         quiet_until = max(quiet_until, self._limit.silent_until)
         if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
             await trio.sleep_until(quiet_until)
-        sends_bytes = isinstance(item, FileVersion) and not _is_light(item) and not item.record.upload_id
+        sends_bytes = isinstance(item, FileVersion) and not is_light(item) and not item.record.upload_id
         slots, most = (self._sending, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
         slots.total_tokens = min(most, self._limit.limit)
         async with slots:
@@ -524,23 +494,5 @@ class Publisher:
     def _end_pauses(self, now: float) -> None:
         self._schedule.end_pauses()
         self._schedule.recompute(now, is_draining=self._draining > 0)
-        self._retry_prepare_at = now
+        self._ahead.retry_soon(now)
         self.wake()
-
-    def _retry_prepare(self, now: float) -> None:
-        """Retry parts that failed ahead of their slot: until then nothing else does."""
-        if now < self._retry_prepare_at or self._outage.is_on:
-            return
-        self._retry_prepare_at = now + _PREPARE_RETRY_SECONDS
-        for item in self._failing:
-            if (
-                isinstance(item, FileVersion)
-                and not is_prepared_or_failed_locally(item)
-                and not self._schedule.failures_of(item)
-            ):
-                self._unprepared[item] = None
-
-
-def _is_light(item: QueuedChange) -> bool:
-    """Whether a change sends few bytes."""
-    return not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES

@@ -49,10 +49,10 @@ class Retirement:
             self._has_ended = True
             self._ended.set()
 
-    def add(self, generation: FileVersion, version: ObjectInfo, row: CommitTicket) -> None:
-        """The bucket shows a file version as `version`: hand its bytes over once `row`, which says so, is on disk."""
+    def add(self, version: FileVersion, published: ObjectInfo, row: CommitTicket) -> None:
+        """The bucket shows a file as `published`: hand its bytes over once `row`, which says so, is on disk."""
         self._pending += 1
-        self._batches.add((generation, version, row), at_once=generation.size > _SMALL_BYTES)
+        self._batches.add((version, published, row), at_once=version.size > _SMALL_BYTES)
 
     async def wait_idle(self) -> None:
         """Return when every handover is done, or `run` has ended."""
@@ -75,23 +75,23 @@ class Retirement:
         staged: list[StagedObject] = []
         uncacheable: list[StagingFile] = []
         rows: list[DropFile] = []
-        for generation, version, row in batch:
+        for version, published, row in batch:
             await row.wait()
-            if generation.node is not None and generation.node.version is generation:
+            if version.node is not None and version.node.version is version:
                 continue  # unlinked, and still open: its last close disposes of it
-            if generation.node is None:
+            if version.node is None:
                 continue  # unlinked, and disposed of by its last close
-            await wait_unused(generation)
-            generation.file.close()
-            rows.append(DropFile(generation.record.generation))
-            size, checksums = generation.size, generation.granule_checksums
+            await wait_unused(version)
+            version.file.close()
+            rows.append(DropFile(version.record.generation))
+            size, checksums = version.size, version.granule_checksums
             is_cacheable = bool(size and checksums)
-            self._cache.release_staging(generation.reserved - (size if is_cacheable else 0))
-            generation.reserved = 0
+            self._cache.release_staging(version.reserved - (size if is_cacheable else 0))
+            version.reserved = 0
             if is_cacheable:
-                staged.append(StagedObject(version.object_id, size, generation.file.path, checksums))
+                staged.append(StagedObject(published.object_id, size, version.file.path, checksums))
             else:
-                uncacheable.append(generation.file)
+                uncacheable.append(version.file)
         if staged:
             await self._cache.adopt(staged)
         if uncacheable:

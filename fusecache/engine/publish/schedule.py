@@ -13,6 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
+from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.names import parent_path
 from fusecache.model.objects import MIB
@@ -35,7 +36,6 @@ LIGHT_BYTES = 4 * MIB
 # Keys whose last write is remembered before entries older than KEY_INTERVAL_SECONDS are dropped.
 _KEYS_REMEMBERED = 4096
 _NEVER = float("inf")
-_CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 
 
 class _Ready(NamedTuple):
@@ -102,7 +102,7 @@ class PublishSchedule:
 
     def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
         """A change brings a name: removals that it must wait for are no longer deferred for long."""
-        if isinstance(item, Operation) and item.record.kind not in _CREATES:
+        if isinstance(item, Operation) and item.record.kind not in CREATES:
             return
         key = item.changed_keys()[-1]
         waited_for = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
@@ -275,10 +275,9 @@ class PublishSchedule:
         if delay > 0:
             heappush(self._delayed, (now + delay, next(self._ties), item))
         else:
-            light = not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES
             failures = self.failures_of(item)
             entry = _Ready(failures, item.sequence, next(self._ties), item)
-            heappush(self._ready[light, failures > 0], entry)
+            heappush(self._ready[is_light(item), failures > 0], entry)
 
     def _delay(self, item: QueuedChange, now: float) -> float:
         """Return the seconds until the change may be published; 0: now."""
@@ -314,3 +313,8 @@ class PublishSchedule:
             limit = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
             until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + limit))
         return until
+
+
+def is_light(item: QueuedChange) -> bool:
+    """Return whether a change sends few bytes."""
+    return not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES
