@@ -90,7 +90,7 @@ class Rejections:
         await self._journal.commit(*self._file_io.placement.defer(removal, marker.record.key))
 
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
-        """The bucket accepted a change of these keys: operations of them that it rejected before count no longer."""
+        """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
         changes: list[Change] = []
         for item in [each for each in self._rejected if isinstance(each, Operation)]:
             if item.changed_keys()[-1] in keys:

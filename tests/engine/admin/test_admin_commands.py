@@ -1,4 +1,4 @@
-"""Warming, evicting and checking by path; what a person sees of it, and of what the bucket does not have yet."""
+"""warm, evict and check by path: their progress and results, and the status of pending changes."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What `status` and `sync` say of the queue: counted where it will be, with its cause, and no longer than it is so."""
+"""What `status` and `sync` report: each change under the path that it will have, with its cause, while it is true."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Files whose names say that all the rest is there (`.metadata`, `latest`): not in the bucket before the rest is.
+"""Commit markers (`.metadata`, `latest`) reach the bucket only after the files that they announce.
 
-Whatever is refused, lost in a power cut, removed or renamed meanwhile.
+That holds whatever is rejected, lost in a power cut, removed or renamed in between.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Parts of a large file are sent while it is being written: never seen too early, never wrong, never left behind."""
+"""Parts of a large file are uploaded while it is being written: never visible early, never wrong, always aborted."""
 
 import os
 import shutil

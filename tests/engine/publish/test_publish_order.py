@@ -1,4 +1,4 @@
-"""The order in which a bucket gets what was closed: many at once where order says nothing, never before its turn."""
+"""The order in which closed files are published: concurrently where the order allows it, never too early."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What runs in threads cannot be called back: whatever happens meanwhile, the mount goes on and keeps its promises."""
+"""A call in a thread cannot be cancelled: whatever happens during it, the mount goes on and loses nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
