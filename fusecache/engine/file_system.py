@@ -20,7 +20,8 @@ from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.remote_fsync import RemoteFsync
-from fusecache.engine.durability.status import Durability, QueueStatus
+from fusecache.engine.durability.status import QueueStatus
+from fusecache.engine.durability.sync import Durability, Sync
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Ownership, Tree
@@ -153,7 +154,7 @@ class FileSystem:
         self._uploader.on_success = self.publisher.on_success
         requests.on_granted = self._end_pauses
         self._pinned = PinnedObjects(self.cache, requests, options.pin, self.tree.relative)
-        self.publisher.on_gone = self._pinned.on_gone
+        self.publisher.events.on_gone = self._pinned.on_gone
         self._remote_fsync = RemoteFsync(
             self.tree,
             self.file_io,
@@ -182,8 +183,7 @@ class FileSystem:
             self.tree, self.lookup, self.file_io, self.queue, self.journal, requests
         )
         self._offload = offload
-        conflicts = ConflictLog(self.journal)
-        self._conflicts = conflicts
+        self._conflicts = conflicts = ConflictLog(self.journal)
         self.status = QueueStatus(
             self.tree,
             self.queue,
@@ -194,6 +194,7 @@ class FileSystem:
             self.lookup_path,
             keys_from=options.keys_from,
         )
+        self._sync = Sync(self.tree, self.queue, self.publisher, self.status)
         self.quarantine = Quarantine(
             self.tree,
             self.lookup,
@@ -245,7 +246,7 @@ class FileSystem:
     def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
         """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
         self.file_io.on_name_lost = call
-        self.publisher.on_name_lost = call
+        self.publisher.events.on_name_lost = call
 
     def _guess_next(self, node: Node, reader: int) -> None:
         """Somebody begins to read a file; what comes next is guessed unless a job has said it."""
@@ -363,7 +364,7 @@ class FileSystem:
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return when the bucket has everything that was closed at or below a path before the call."""
-        return await self.status.wait_durable(path, timeout_seconds)
+        return await self._sync.wait_durable(path, timeout_seconds)
 
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory in one word. Raises NotFound."""

@@ -80,6 +80,10 @@ class PartsRefused(Refused):
     """The bucket makes no object of these parts (InvalidPart, …): sent anew, they may be as it wants them."""
 
 
+# Errors that pass by themselves, or that a person can fix while requests are retried.
+TRANSIENT = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
+
+
 # ---- the node
 
 

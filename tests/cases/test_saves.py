@@ -39,13 +39,13 @@ def test_three_gibibytes_are_saved_without_an_answer_of_the_bucket_and_read_back
     assert bucket.names() == []
     # A Create that is held for a minute is given up and sent anew: it begins an upload that nobody knows. So does the
     # last one, if the daemon paused after it.
-    known = 0 if "upload waits" in node.log() else 1
+    known = 0 if "upload failed, will retry" in node.log() else 1
     create = ("CreateMultipartUpload", "model.pt")
     wait_until(
         lambda: len(bucket.uploads()) <= bucket.operations().count(create) - known,
         "the end of the upload that nobody will complete",
     )
-    for words in ("upload waits", "publishing waits"):
+    for words in ("upload failed, will retry", "publish failed, will retry"):
         if words in node.log():  # held for longer than a request may take
             expect_log(words)
 

@@ -11,10 +11,11 @@ import pytest
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.runtime.offload import InlineOffload, Offload, ThreadOffload
+from fusecache.engine.runtime.offload import Offload, ThreadOffload
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES
 from fusecache.remote.store import Interruption
+from tests.support.inline_offload import InlineOffload
 from tests.support.memory_store import MemoryStore
 
 BUFFER_BYTES = 40 * MIB

@@ -15,11 +15,11 @@ from fusecache.config.options import ORDER_LAST, TEMP_NAMES
 from fusecache.engine.file_system import EngineOptions, FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Ownership
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.objects import MIB
 from fusecache.remote.statistics import StoreStatistics
+from tests.support.inline_offload import InlineOffload
 from tests.support.memory_store import MemoryStore
 
 PUBLISHING = ("put", "complete_multipart", "copy", "delete")

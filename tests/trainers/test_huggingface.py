@@ -63,7 +63,7 @@ def test_an_old_checkpoint_stays_whole_when_the_network_goes_after_its_local_rem
     mount, bucket, expect_log, trainer: Worker, undisturbed: str
 ):
     """Case 10."""
-    expect_log("publishing waits")
+    expect_log("publish failed, will retry")
     node: Mount = mount()
     trainer.call("train", output=f"{node.path}/run", steps=2, keep=1)
     node.sync()
@@ -79,7 +79,7 @@ def test_an_old_checkpoint_stays_whole_when_the_network_goes_after_its_local_rem
     shown = objects(bucket)
     assert {name: shown.get(name) for name in old} == old
     assert "run/checkpoint-4/trainer_state.json" not in shown
-    wait_until(lambda: "publishing waits" in node.log(), "the node to notice", seconds=60)
+    wait_until(lambda: "publish failed, will retry" in node.log(), "the node to notice", seconds=60)
     bucket.control.clear_faults()
     bucket.control.resume()
     node.sync()

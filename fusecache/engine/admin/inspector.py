@@ -1,4 +1,4 @@
-"""Looks at the cache and the bucket by path: drops what is cached of it, checks what is cached, finds useless keys."""
+"""The commands `evict` and `check`: free cached blocks of a path, scrub them, find keys that no path can name."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -17,14 +17,14 @@ from fusecache.model.names import is_at_or_below
 from fusecache.model.objects import ObjectId
 from fusecache.policy.name_patterns import UnusableKeys
 
-# Named in answers; the rest is counted.
+# Names listed in an answer; the rest is only counted.
 NAMED = 50
 _NODES_BETWEEN_CHECKPOINTS = 1000
 
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """How far a check is, and what it has found."""
+    """Progress and findings of one check."""
 
     blocks: int = 0
     bytes: int = 0
@@ -64,13 +64,13 @@ class Inspector:
         self._cache = cache
         self._resolve = resolve
         self._checking = False
-        # Has the kernel drop its pages of these inodes; set by who knows the kernel.
+        # Has the kernel drop its cached pages of these inodes; the FUSE layer sets it.
         self.drop_pages: Callable[[list[int]], Awaitable[None]] | None = None
 
     async def evict(self, paths: list[str]) -> EvictResult:
-        """Drop what is cached of files and directories. Raises NotFound if a path is neither there nor cached.
+        """Evict the cached blocks of files and directories. Raises NotFound if a path neither exists nor is cached.
 
-        What an open file still needs of a version that the bucket no longer shows stays.
+        Blocks stay if a file is open and the bucket no longer shows its version: they could not be fetched again.
         """
         keys = [self._tree.key_of_path(path) for path in paths]
         dropped = await self._cache.maintenance.evict(
@@ -94,10 +94,10 @@ class Inspector:
         inodes: list[int] = []
         for key in keys:
             node = self._tree.find(key)
-            for place, each in enumerate(self._tree.walk(node) if node is not None else ()):
-                if place % _NODES_BETWEEN_CHECKPOINTS == 0:
+            for count, each in enumerate(self._tree.walk(node) if node is not None else ()):
+                if count % _NODES_BETWEEN_CHECKPOINTS == 0:
                     await trio.lowlevel.checkpoint()
-                # Pages of what is written here may be dirty: the kernel would wait for us to take them.
+                # Not files that are written here: dropping their dirty pages would wait for our own write handler.
                 if each.kind is Kind.FILE and each.lookups and each.version is None and not each.writers:
                     inodes.append(each.number)
                 if len(inodes) >= _NODES_BETWEEN_CHECKPOINTS:
@@ -108,22 +108,22 @@ class Inspector:
     async def check(self, path: str, progress: ScrubProgress) -> None:
         """Verify the cached blocks at or below a path, then look for keys there that no path can name.
 
-        progress: is kept up to date. Raises NotPermitted if a check is under way.
+        progress: updated while it runs. Raises NotPermitted if another check is running.
         """
         if self._checking:
-            raise NotPermitted("another check is under way: wait for it")
+            raise NotPermitted("another check is running: wait for its end, then try again")
         self._checking = True
         try:
             key = self._tree.key_of_path(path)
             damaged: set[str] = set()
             async with aclosing(
                 self._cache.maintenance.scrub(lambda each: is_at_or_below(each, key))
-            ) as pieces:
-                async for piece in pieces:
-                    progress.blocks += piece.blocks
-                    progress.bytes += piece.bytes
-                    progress.damaged_bytes += piece.damaged_bytes
-                    damaged |= {self._tree.relative(object_id.key) for object_id in piece.damaged}
+            ) as batches:
+                async for batch in batches:
+                    progress.blocks += batch.blocks
+                    progress.bytes += batch.bytes
+                    progress.damaged_bytes += batch.damaged_bytes
+                    damaged |= {self._tree.relative(object_id.key) for object_id in batch.damaged}
                     progress.damaged_files = len(damaged)
                     progress.damaged = sorted(damaged)[:NAMED]
             if not progress.blocks:
@@ -142,18 +142,13 @@ class Inspector:
                     progress.unusable.append({"key": relative, "why": why})
 
     async def _keys(self, key: str) -> AsyncIterator[str]:
-        store, prefix = self._metadata_client.store, key
+        client, prefix = self._metadata_client, key
         if key and not key.endswith("/"):
-            # Asked for by itself: its siblings with a longer name may be many.
-            for info in (await self._metadata_client.call(store.list_page, key, limit=1)).objects:
+            # Its own LIST: very many siblings may share the key as a prefix.
+            for info in (await client.call(client.store.list_page, key, limit=1)).objects:
                 if info.key == key:
                     yield key
             prefix = key + "/"
-        token: str | None = None
-        while True:
-            page = await self._metadata_client.call(store.list_page, prefix, token=token)
-            for info in page.objects:
+        async with aclosing(client.list_all(prefix)) as listed:
+            async for info in listed:
                 yield info.key
-            token = page.next_token
-            if token is None:
-                return

@@ -1,6 +1,6 @@
-"""Which cached objects stay: those whose names match the option `pin`, until they are replaced or removed.
+"""Keeps cached objects that match the option `pin` from eviction until they are replaced or removed.
 
-What this node replaces or removes is told; what other clients do is found out by a look at the bucket now and then.
+Changes of this node arrive as events. Changes of other clients are found by a LIST every _CHECK_SECONDS.
 """
 
 import logging
@@ -19,14 +19,14 @@ from fusecache.policy.name_patterns import is_at_or_below_any
 
 log = logging.getLogger(__name__)
 
-# Versions that wait to be dropped: more at once are left to the next look.
-_QUEUE = 10_000
-# One LIST for each directory, or thousand names of it, in which something pinned is cached.
-_LOOK_SECONDS = 600.0
+# Versions that wait to be forgotten; more than that are left to the next LIST.
+_QUEUE_VERSIONS = 10_000
+# Interval of the check for remote changes. It costs one LIST per thousand names of a directory with pinned objects.
+_CHECK_SECONDS = 600.0
 
 
 class PinnedObjects:
-    """Tells the cache what is pinned, and drops pinned versions that the bucket no longer shows."""
+    """Tells the cache which objects are pinned, and forgets pinned versions that the bucket no longer shows."""
 
     def __init__(
         self,
@@ -35,30 +35,30 @@ class PinnedObjects:
         patterns: tuple[str, ...],
         relative: Callable[[str], str],
     ) -> None:
-        """relative: of a key, the path below the mountpoint."""
+        """relative: returns the path below the mountpoint for a key."""
         self._cache = cache
         self._metadata_client = metadata_client
         self._patterns = patterns
         self._relative = relative
-        self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE)
+        self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE_VERSIONS)
         if patterns:
             cache.pin(lambda object_id: self._is_pinned(object_id.key))
 
     def on_gone(self, key: str, etag: str | None) -> None:
-        """This node replaced, moved or removed a version: nobody will open it again."""
+        """This node replaced, moved or removed a version: no process will open it again."""
         if etag is not None and self._patterns and self._is_pinned(key):
             try:
                 self._send.send_nowait(ObjectId(key, etag))
             except trio.WouldBlock:
-                log.debug("a pinned version stays in the cache key=%s", key)
+                log.debug("replaced pinned version stays cached until the next check key=%s", key)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Drop what is gone until cancelled."""
+        """Forget versions that are gone until cancelled."""
         task_status.started()
         if not self._patterns:
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._look_periodically, name="look at what is pinned")
+            nursery.start_soon(self._check_periodically, name="check pinned objects")
             async for object_id in self._gone:
                 await self._forget(object_id)
 
@@ -66,16 +66,16 @@ class PinnedObjects:
         if not self._cache.is_open(object_id):
             await self._cache.forget(object_id)
 
-    async def _look_periodically(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(_CHECK_SECONDS)
             try:
-                await self._look()
+                await self._check()
             except FusecacheError as exc:
-                log.debug("what is pinned could not be looked at: %s", exc)
+                log.debug("check of pinned objects failed, will retry error=%s", exc)
 
-    async def _look(self) -> None:
-        """Drop what is cached of pinned versions that other clients replaced or removed. Raises what LIST raises."""
+    async def _check(self) -> None:
+        """Forget pinned versions that other clients replaced or removed. Raises what LIST raises."""
         found = await self._cache.maintenance.cached(self._is_pinned)
         cached = sorted(found, key=lambda object_id: object_id.key)
         for folder, members in groupby(cached, key=lambda object_id: parent_prefix(object_id.key)):
@@ -86,7 +86,7 @@ class PinnedObjects:
                     await self._forget(version)
 
     async def _shown(self, folder: str, keys: list[str]) -> dict[str, str]:
-        """Return the ETags of those of `keys`, sorted, that the bucket shows, perhaps with others of their folder."""
+        """Return the ETags of those of `keys` (sorted) that the bucket shows; it may include others of their folder."""
         shown: dict[str, str] = {}
         left = deque(keys)
         after = left[0][:-1]

@@ -1,17 +1,17 @@
-"""Warm-ups: files and directories that somebody wants in the disk cache before they are read.
+"""Warm-ups: fetch files and directories into the disk cache before a job reads them.
 
-A warm-up lists what it is asked for twice, first to see whether the cache can hold it, then to bring it in; so it
-holds no list, however many objects there are. Its requests go behind those that a reader waits for.
+A warm-up lists its paths twice: first to check that they fit into the cache, then to fetch them. So it keeps no list
+in memory, however many objects there are. Its requests yield to those that a reader waits for.
 
 Invariants:
-1. Memory is bounded: by the pieces under way and, while it runs, one number for each file brought in.
-2. What is not in the bucket yet is here anyway, and is passed over; so is what no path can name.
+1. Memory is bounded: by the pieces in flight and, while it runs, one number per fetched file.
+2. Content that is not in the bucket yet is skipped, as it is local anyway; so are keys that no path can name.
 """
 
 import enum
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,19 +28,19 @@ from fusecache.model.names import unusable_name
 from fusecache.model.objects import MIB, ObjectInfo
 from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES
 
-# As many small objects as a node's connections; large pieces are bounded by the buffers too.
+# Pieces fetched at a time: as many as a node's connections. Large pieces are also bounded by the buffer pool.
 _PIECES_AT_ONCE = 32
-# Up to here a piece counts as small: 32 of them are 32 MiB.
+# A piece up to this size counts as small: 32 of them are 32 MiB.
 _SMALL_BYTES = MIB
-# What one of a hundred programs may start; each holds a task for every piece.
+# Warm-ups at a time, however many programs start one: each holds a task per piece in flight.
 _JOBS_AT_ONCE = 8
 _JOBS_REMEMBERED = 8
-# Named in answers; the rest is counted.
+# Failures listed in an answer; the rest is only counted.
 FAILURES_NAMED = 50
 
 
 class WarmupState(enum.Enum):
-    """How far a warm-up is."""
+    """The phase of a warm-up."""
 
     COUNTING = "counting"
     RUNNING = "running"
@@ -51,7 +51,7 @@ class WarmupState(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Warmup:
-    """One warm-up. Totals are known once `counted` is set; message: why it failed as a whole."""
+    """One warm-up. Totals are final once `counted` is set; message: why it failed as a whole."""
 
     paths: tuple[str, ...]
     state: WarmupState = WarmupState.COUNTING
@@ -67,7 +67,7 @@ class Warmup:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what it is and how far, as plain values of bounded size."""
+        """Return its paths, state and progress as plain values of bounded size."""
         return {
             "paths": [path or "." for path in self.paths[:FAILURES_NAMED]],
             "state": self.state.value,
@@ -81,7 +81,7 @@ class Warmup:
         }
 
     def record_failure(self, path: str, error: FusecacheError) -> None:
-        """Count a file that is not in the cache now."""
+        """Count a file that could not be fetched."""
         self.files_failed += 1
         if len(self.failures) < FAILURES_NAMED:
             self.failures.append(f"{path}: {error}")
@@ -89,7 +89,7 @@ class Warmup:
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """A file on its way into the cache. left: pieces that are not done."""
+    """A file that is being fetched. left: pieces that are not done yet."""
 
     path: str
     handle: ReadHandle
@@ -124,17 +124,17 @@ class WarmupRunner:
             await trio.sleep_forever()
 
     def jobs(self) -> list[Warmup]:
-        """Return those under way and the last few that ended, oldest first."""
+        """Return running warm-ups and the last few that ended, oldest first."""
         return list(self._jobs)
 
     def start(self, paths: Sequence[str]) -> Warmup:
-        """Begin a warm-up of files and directories. Raises NotPermitted if too many are under way."""
+        """Start a warm-up of files and directories. Raises NotPermitted if too many are running."""
         if self._nursery is None:
             raise RuntimeError("warm-ups are not running")
         if sum(not job.ended.is_set() for job in self._jobs) >= _JOBS_AT_ONCE:
-            raise NotPermitted(f"{_JOBS_AT_ONCE} warm-ups are under way: wait for one of them")
+            raise NotPermitted(f"{_JOBS_AT_ONCE} warm-ups are running: wait for one to end, then try again")
         job = Warmup(_outermost(paths))
-        # Ended ones make room; those under way are fewer than are remembered.
+        # Forget one that ended. Fewer are running than are remembered, so there is one.
         ended = [each for each in self._jobs if each.ended.is_set()]
         if len(self._jobs) == _JOBS_REMEMBERED and ended:
             self._jobs.remove(ended[0])
@@ -157,7 +157,7 @@ class WarmupRunner:
             job.ended.set()
 
     async def _warm(self, job: Warmup) -> None:
-        # Not the nodes: the tree forgets those that nobody holds.
+        # Keep keys, not nodes: the tree forgets nodes without a reference.
         targets = [self._target(path, await self._resolve(path)) for path in job.paths]
         disk_bytes = 0
         async for info in self._objects(targets):
@@ -173,18 +173,19 @@ class WarmupRunner:
                     await self._start_file(job, info, warmed, nursery)
 
     def _check_space(self, nbytes: int) -> None:
-        facts, room = self._cache.statistics(), self._cache.maintenance.free_space_bytes()
-        if nbytes > room:
+        statistics, available = self._cache.statistics(), self._cache.maintenance.free_space_bytes()
+        if nbytes > available:
+            limit, pending = size_text(statistics.limit_bytes), size_text(statistics.staging_bytes)
             raise NoSpace(
-                f"the cache cannot hold it: it needs {size_text(nbytes)}, and {size_text(room)} are there (limit "
-                f"{size_text(facts.limit_bytes)}, not uploaded yet {size_text(facts.staging_bytes)}, less what the "
-                "disk lacks); warm less, or mount with a larger --cache-size"
+                f"the cache is too small: this warm-up needs {size_text(nbytes)}, available are {size_text(available)} "
+                f"(limit {limit}, less files not uploaded yet {pending}, less space that the disk itself lacks); "
+                "warm less, or mount with a larger --cache-size"
             )
 
-    # ---- what there is
+    # ---- listing
 
     def _target(self, path: str, node: Node) -> ObjectInfo | str | None:
-        """Return the object of a file, the prefix of a directory, or None for what is in no bucket."""
+        """Return the object of a file, the prefix of a directory, or None if there is nothing to fetch."""
         if node.kind is Kind.DIRECTORY:
             key = self._tree.key_of_path(path)
             return key + "/" if path else key
@@ -192,26 +193,19 @@ class WarmupRunner:
         return None if is_here or node.object is None or not node.object.size else node.object
 
     async def _objects(self, targets: Sequence[ObjectInfo | str | None]) -> AsyncIterator[ObjectInfo]:
-        """Yield the objects of files, and of all files below directories, as the bucket lists them now."""
+        """Yield the objects of files, and of all files below directories, as LIST returns them now."""
         for target in targets:
             if not isinstance(target, str):
                 if target is not None:
                     yield target
                 continue
-            token: str | None = None
-            while True:
-                page = await self._metadata_client.call(
-                    self._metadata_client.store.list_page, target, token=token
-                )
-                for info in page.objects:
+            async with aclosing(self._metadata_client.list_all(target)) as listed:
+                async for info in listed:
                     if self._is_wanted(info):
                         yield info
-                token = page.next_token
-                if token is None:
-                    break
 
     def _is_wanted(self, info: ObjectInfo) -> bool:
-        """Say whether a listed object is a file of the mount whose bytes are in the bucket only."""
+        """Return whether a listed object is a file of the mount without local content."""
         if not info.size or any(unusable_name(part) for part in self._tree.relative(info.key).split("/")):
             return False
         if self._tree.is_hidden(info.key, trio.current_time()):
@@ -219,12 +213,12 @@ class WarmupRunner:
         node = self._tree.find(info.key)
         return node is None or (node.kind is Kind.FILE and node.version is None)
 
-    # ---- bringing it in
+    # ---- fetching
 
     async def _start_file(
         self, job: Warmup, info: ObjectInfo, warmed: set[int], nursery: trio.Nursery
     ) -> None:
-        """Start a task for each piece of a file, as soon as there is room for it."""
+        """Start a task for each piece of a file, as slots become free."""
         handle = self._cache.open(info.object_id, info.size)
         handle.entry.warming += 1
         pieces = -(-info.size // CHUNK_BYTES)
@@ -239,14 +233,14 @@ class WarmupRunner:
             self._end_pieces(job, file, pieces - started, warmed)
 
     async def _fill(self, job: Warmup, file: _File, index: int, warmed: set[int]) -> None:
-        """Bring one piece in, and let another start."""
+        """Fetch one piece, then free its slot."""
         size = min(CHUNK_BYTES, file.handle.size - index * CHUNK_BYTES)
         try:
             async with self._large if size > _SMALL_BYTES else nullcontext():
                 await self._cache.maintenance.fill(file.handle.entry, index)
             job.bytes_done += size
         except NoSpace as exc:
-            # The next piece would be fetched for nothing as well.
+            # The next piece would not fit either: stop the whole warm-up.
             file.error = exc
             job.message = f"{file.path}: {exc}"
             job.scope.cancel()
@@ -257,7 +251,7 @@ class WarmupRunner:
             self._end_pieces(job, file, 1, warmed)
 
     def _end_pieces(self, job: Warmup, file: _File, count: int, warmed: set[int]) -> None:
-        """So many pieces of a file are done, or will not be started."""
+        """`count` pieces of a file are done, or will not be started."""
         file.left -= count
         if file.left or not count:
             return

@@ -1,4 +1,4 @@
-"""Adds up what the bucket does not have yet: counts, bytes, ages, what is sent and what is stuck."""
+"""Counts what the bucket does not have yet: changes, bytes, ages, uploads in flight, and failing changes."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ import trio
 
 from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
 
-# Names in answers; more are counted.
+# Names listed in an answer; the rest is only counted.
 NAMED = 50
 
 
@@ -17,11 +17,11 @@ NAMED = 50
 class Pending:
     """What the bucket does not have yet.
 
-    files: changes, of which contents are files with their bytes, and put_off removals that wait on purpose, for
-    deferred_seconds at most; the others are of names. left_bytes: those that were not sent yet. oldest_seconds: since
-    the oldest of it was closed, what is put off apart. uploading: at most NAMED of those under way, stuck: of those
-    that an error holds up. requested_files, requested_bytes: those whose requests wait for an answer now;
-    requested_seconds: the longest of them.
+    files: queued changes. Of these, contents are files with their bytes, and deferred are removals that wait on
+    purpose, for deferred_seconds at most; the others change names. left_bytes: bytes not sent yet. oldest_seconds: age
+    of the oldest change, deferred ones not counted. uploading: at most NAMED uploads; failing: at most NAMED changes
+    that an error blocks. requested_files, requested_bytes: in requests without an answer yet; requested_seconds: age
+    of the oldest such request.
     """
 
     files: int = 0
@@ -39,10 +39,10 @@ class Pending:
 
 
 class PendingCounter:
-    """Adds up items, in one pass without detours: there may be many."""
+    """Adds up queued changes in one pass, fast enough for very long queues."""
 
     def __init__(self, deferred_seconds: Callable[[QueuedChange], float]) -> None:
-        """deferred_seconds: for how long an item waits on purpose, 0 for what does not."""
+        """deferred_seconds: for how long a change stays deferred, 0 if it is not."""
         self._deferred_seconds = deferred_seconds
         self._files = self._contents = self._bytes = self._sent = self._deferred = 0
         self._requested_files = self._requested_bytes = 0
@@ -52,7 +52,7 @@ class PendingCounter:
         self._failing: list[QueuedChange] = []
 
     def add(self, items: Iterable[QueuedChange]) -> Self:
-        """Count some more."""
+        """Add more changes."""
         for item in items:
             self._files += 1
             if isinstance(item, FileVersion):
@@ -103,7 +103,7 @@ class PendingCounter:
 
 
 def _age(item: FileVersion, now: float, wall: float) -> float:
-    """Return the seconds since content was closed, by this daemon or by the one before it."""
+    """Return the seconds since content was closed, under this daemon or an earlier one."""
     since = min(item.flushed_at, item.sealed_at)
     if item.flushed_at == float("inf") and item.record.moment:
         return max(wall - item.record.moment, now - since)

@@ -1,8 +1,8 @@
-"""fsync: ordered, or remote. Ordered waits for this node's disk alone, remote for the bucket.
+"""fsync in its two modes: `ordered` waits for the node's disk, `remote` also for the bucket.
 
-The kernel holds the file's lock meanwhile and hears of no signal: who waits here cannot be ended but by our answer.
-So a remote wait ends when its process is being killed, when the mount is about to end, and after a while without
-progress; what was written stays queued in all three cases.
+During an fsync the kernel holds the file's lock and delivers no signal: only the daemon's answer ends the call. So a
+remote fsync fails when its process is being killed, when the mount is about to end, and after STANDSTILL_SECONDS
+without progress. In all three cases the content stays queued.
 """
 
 import logging
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
-from fusecache.engine.durability.barrier import Barrier, latest_version
+from fusecache.engine.durability.sync import Barrier, latest_version
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher
@@ -25,7 +25,7 @@ from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
-# Looks at what is still owed are at least so far apart, as each costs time for each change that waits.
+# Shortest interval between two looks at the barrier, however many changes leave the queue.
 _SCAN_SECONDS = 0.1
 _PROCESSES_REMEMBERED = 1024
 
@@ -34,8 +34,8 @@ _PROCESSES_REMEMBERED = 1024
 class _FsyncWait:
     """One remote fsync.
 
-    content: what of the file must be in the bucket (None: nothing of it); all of `folder` that was ordered before
-    `last` must be, too.
+    content: the version that must be in the bucket (None: none). So must every change in `folder` with a sequence
+    below `last`.
     """
 
     path: str
@@ -46,7 +46,7 @@ class _FsyncWait:
     process: int
 
     def is_after(self, item: QueuedChange) -> bool:
-        """Return whether the file is to come after an item, and after it alone, by place and order."""
+        """Return whether a change lies in the file's directory, or below it, and comes before the file."""
         below = self.folder + "/" if self.folder else ""
         return item.sequence < self.last and any(key.startswith(below) for key in item.changed_keys())
 
@@ -74,21 +74,21 @@ class RemoteFsync:
         self._store = store
         self._is_remote = is_remote
         self._settle_seconds = settle_seconds
-        self._watch = KillDetector()
+        self._kill_detector = KillDetector()
         self._is_ending = False
-        self._known: dict[int, None] = {}
+        self._checked_processes: dict[int, None] = {}
         self._has_warned = False
 
     def end_waiting(self) -> None:
-        """The mount is about to end: who waits is told so."""
+        """The mount is about to end: every waiting fsync fails with Unavailable."""
         self._is_ending = True
         self._publisher.wake()
 
     async def fsync(self, handle: FileHandle) -> None:
         """Return when the bytes are on the disk; in remote mode, when the bucket has them.
 
-        Raises the file's first stored error; in remote mode ObjectChanged after a conflict, Interrupted for a process
-        that is being killed, Unavailable after a while without progress.
+        Raises the file's first stored error. In remote mode also ObjectChanged after a conflict, Interrupted for a
+        process that is being killed, and Unavailable after STANDSTILL_SECONDS without progress or as the mount ends.
         """
         await self._file_io.fsync(handle)
         node = handle.node
@@ -118,13 +118,13 @@ class RemoteFsync:
         return _FsyncWait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
 
     def _is_unfinished(self, node: Node) -> bool:
-        """Whether nothing may be published under this name yet: a temporary one, or a file that nobody wrote to."""
+        """Whether nothing may be published under this name yet: it is temporary, or the file is new and empty."""
         if node.object is not None:
             return False
         return node.size == 0 or self._file_io.has_temporary_name(node)
 
     def _queued(self, node: Node, key: str) -> FileVersion | None:
-        """Return the newest content of the file that waits for the bucket under a name of its own."""
+        """Return the newest queued content of the file under this key, if it may be published under it."""
         if self._is_unfinished(node):
             return None
         queued = (item for item in reversed(self._queue.for_key(key)) if item.node is node)
@@ -132,33 +132,33 @@ class RemoteFsync:
 
     async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)
-        kept_before = self._publisher.kept_as.copy()
+        conflicts_before = self._publisher.kept_as.copy()
         barrier = Barrier(self._queue, earlier if wait.content is None else [*earlier, wait.content])
-        patience = ProgressTimeout(trio.current_time())
+        timeout = ProgressTimeout(trio.current_time())
         while True:
             is_over = barrier.is_over()
             if wait.content is not None and wait.content.successor is not None:
-                # It was renamed, and only the newest that was closed went with its name.
+                # The file was renamed: only its newest closed version went to the new name.
                 wait.content.awaited -= 1
                 wait.content = latest_version(wait.content)
                 wait.content.awaited += 1
             self._check(wait)
             if is_over:
-                self._check_earlier(wait, earlier, kept_before)
+                self._check_earlier(wait, earlier, conflicts_before)
                 return
             now = trio.current_time()
-            patience.on_progress(self._progress(wait, len(barrier)), now)
-            if patience.is_over(now):
+            timeout.on_progress(self._progress(wait, len(barrier)), now)
+            if timeout.is_over(now):
                 raise Unavailable(
                     f"{wait.path}: not in the bucket after {STANDSTILL_SECONDS:.0f} s without progress "
-                    f"({self._publisher.failure or 'no answer'}); it is kept here and still queued"
+                    f"({self._publisher.failure or 'no answer'}); it is safe on this disk and still queued"
                 )
             with trio.move_on_after(KILL_LOOK_SECONDS):
                 await self._publisher.wait_progress()
                 await trio.sleep(_SCAN_SECONDS)
 
     def _earlier(self, wait: _FsyncWait) -> list[QueuedChange]:
-        """Return what was ordered before in the file's directory, and is to be in the bucket as well."""
+        """Return earlier changes in the file's directory that must be in the bucket, too; not deferred ones."""
         return [
             item
             for item in self._queue.items()
@@ -168,7 +168,7 @@ class RemoteFsync:
         ]
 
     def _progress(self, wait: _FsyncWait, left: int) -> object:
-        """Return a mark of how far it is: of the mount as a whole, unless this very file is what the bucket refuses."""
+        """Return a value that changes with progress: of the whole mount, unless this very file is failing."""
         content = wait.content
         if content is None:
             return left, self._store.statistics().bytes_written
@@ -176,61 +176,63 @@ class RemoteFsync:
         return own if content.error is not None else (own, self._store.statistics().bytes_written)
 
     def _check(self, wait: _FsyncWait) -> None:
-        """Raise why waiting ends before the bucket has it."""
+        """Raise if the wait must end before the bucket has the content."""
         content = wait.content
         if content is not None:
-            # Of a name that it had, or got since.
+            # A conflict under this name, or under one that it got since.
             if content.record.key != wait.key and content.record.key in self._publisher.kept_as.values():
                 raise ObjectChanged(
-                    f"{wait.path}: another client changed it first; ours is kept as {content.record.key}"
+                    f"{wait.path}: another client changed it first; our version is kept as {content.record.key}"
                 )
             if content.state is FileState.REJECTED and content.error is not None:
                 raise content.error
         self._check_caller(wait)
 
     def _check_earlier(
-        self, wait: _FsyncWait, earlier: list[QueuedChange], kept_before: dict[str, str]
+        self, wait: _FsyncWait, earlier: list[QueuedChange], conflicts_before: dict[str, str]
     ) -> None:
-        """Raise what keeps from the bucket, or from its name, what the file was to come after."""
+        """Raise if an earlier change that the file must come after was rejected, or ended in a conflict."""
         items = {latest_version(item) if isinstance(item, FileVersion) else item for item in earlier}
-        for refused in self._publisher.rejected:
-            # A change of names that was given up before is nothing that this file comes after.
-            is_before = refused in items or (isinstance(refused, FileVersion) and wait.is_after(refused))
-            if refused.error is not None and is_before:
-                raise refused.error
-        kept = {k: copy for k, copy in self._publisher.kept_as.items() if kept_before.get(k) != copy}
-        for key, copy in kept.items():
+        for rejected in self._publisher.rejected:
+            # An operation that was rejected before this fsync began is none of those changes.
+            is_before = rejected in items or (isinstance(rejected, FileVersion) and wait.is_after(rejected))
+            if rejected.error is not None and is_before:
+                raise rejected.error
+        new_conflicts = {
+            k: copy for k, copy in self._publisher.kept_as.items() if conflicts_before.get(k) != copy
+        }
+        for key, copy in new_conflicts.items():
             if any(item.changed_keys()[-1] == (copy or key) for item in items):
                 raise ObjectChanged(
-                    f"{wait.path}: another client changed {key} first, which was to be there before; "
-                    + (f"ours is kept as {copy}" if copy else "our change was given up")
+                    f"{wait.path}: another client changed {key} first, which must be in the bucket before this file; "
+                    + (f"our version is kept as {copy}" if copy else "our change was dropped")
                 )
 
     def _check_caller(self, wait: _FsyncWait) -> None:
         if self._is_ending:
             raise Unavailable(
-                f"{wait.path}: the mount ends; it is kept here, and uploaded before that or after"
+                f"{wait.path}: the mount ends; it is safe on this disk, and uploaded now or by the next mount"
             )
-        if wait.process and self._watch.is_dying(wait.process, trio.current_time()):
+        if wait.process and self._kill_detector.is_dying(wait.process, trio.current_time()):
             raise Interrupted(f"{wait.path}: its process is being killed")
 
     # ---- ordered
 
     def _warn_if_distributed(self, handle: FileHandle) -> None:
-        """Say once that an ordered fsync tells the ranks of other nodes nothing."""
+        """Warn once if a job of several nodes uses ordered fsync, which guarantees other nodes nothing."""
         process = handle.process
-        if self._has_warned or not process or process in self._known:
+        if self._has_warned or not process or process in self._checked_processes:
             return
-        if len(self._known) >= _PROCESSES_REMEMBERED:
-            self._known.pop(next(iter(self._known)))
-        self._known[process] = None
+        if len(self._checked_processes) >= _PROCESSES_REMEMBERED:
+            self._checked_processes.pop(next(iter(self._checked_processes)))
+        self._checked_processes[process] = None
         variables = environment(process)
         world, local = variables.get("WORLD_SIZE", ""), variables.get("LOCAL_WORLD_SIZE", "")
         if world.isdigit() and local.isdigit() and int(world) > int(local):
             self._has_warned = True
             log.warning(
-                "fsync does not wait for the bucket, and a job of several nodes writes here (WORLD_SIZE=%s, "
-                "LOCAL_WORLD_SIZE=%s): if its ranks fsync their files before one of them says that all are there, as "
-                "DCP and Megatron do, mount with --fsync remote on every node",
+                "fsync does not wait for the bucket, but a job of several nodes writes here (WORLD_SIZE=%s, "
+                "LOCAL_WORLD_SIZE=%s): if one rank writes a commit marker after the others called fsync, as in DCP and "
+                "Megatron, mount with --fsync remote on every node",
                 world, local,
             )  # fmt: skip

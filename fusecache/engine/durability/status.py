@@ -1,15 +1,16 @@
-"""What a person sees of what the bucket does not have yet: the queue, its pace, one path; and waiting for it.
+"""Status of the write-back queue, for the whole mount and for one path.
 
-Invariant: however much waits, no look at it holds the loop: what is long is counted with checkpoints.
+It changes nothing and waits for nothing: the publisher sends, `sync.py` waits, `quarantine.py` restores or deletes.
+
+Invariant: counting never blocks the loop, however long the queue is: long queues are counted with checkpoints.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import trio
 
-from fusecache.engine.durability.barrier import Barrier
 from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.tree import Tree
@@ -25,28 +26,20 @@ from fusecache.model.states import FileState
 from fusecache.policy.rate_meter import RateMeter, seconds_left
 from fusecache.remote.store import Store
 
-# Items looked at between two checkpoints: a millisecond or two.
-_AT_ONCE = 1000
+# Changes counted between two checkpoints: 1 or 2 ms.
+_BATCH_CHANGES = 1000
 _SAMPLE_SECONDS = 1.0
 _FRESH_SAMPLE_SECONDS = 0.25
-# Less says that nothing moves: the last bytes of a request that waits for its answer.
-_LEAST_PACE = 1024.0
-# A queue that is too long to be counted whenever somebody asks for its numbers is counted so often.
+# Bytes a second. Below this nothing moves: these are the last bytes of a request that waits for its answer.
+_RATE_FLOOR_BYTES_PER_SECOND = 1024.0
+# A queue longer than _BATCH_CHANGES is not counted for each status request, but at this interval.
 _COUNT_SECONDS = 5.0
 
 _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
 
 
-@dataclass(frozen=True, slots=True)
-class Durability:
-    """How waiting ended: `durable`, `timeout`, `error` or `conflict`, and why."""
-
-    result: str
-    message: str = ""
-
-
 class QueueStatus:
-    """Looks at the queue, and at what is behind it."""
+    """Reports what is pending, dirty, failing, in conflict and local-only."""
 
     def __init__(
         self,
@@ -60,7 +53,7 @@ class QueueStatus:
         *,
         keys_from: str = "",
     ) -> None:
-        """keys_from: where the keys of who writes are read from, as `causes.renewal_text` takes it."""
+        """keys_from: where the write credentials are read from, as `error_text.renewal_text` takes it."""
         self._tree = tree
         self._keys_from = keys_from
         self._queue = queue
@@ -74,12 +67,12 @@ class QueueStatus:
         self._counted = Pending()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch the pace until cancelled."""
+        """Sample the upload rate until cancelled, and count a long queue every _COUNT_SECONDS."""
         task_status.started()
         counted = float("-inf")
         while True:
             self._sample(now := trio.current_time())
-            if len(self._queue) > _AT_ONCE and now >= counted + _COUNT_SECONDS:
+            if len(self._queue) > _BATCH_CHANGES and now >= counted + _COUNT_SECONDS:
                 counted = now
                 self._counted = await self.count()
             await trio.sleep(_SAMPLE_SECONDS)
@@ -87,32 +80,32 @@ class QueueStatus:
     def _sample(self, now: float) -> None:
         sent, is_still = self._store.statistics().bytes_sent, self._rate.per_second() == 0
         if is_still and sent <= self._sent:
-            self._rate.reset(now, sent)  # a rest before it begins says nothing of the pace
+            self._rate.reset(now, sent)  # idle time before an upload is no part of its rate
         else:
             self._rate.record(now, sent)
         self._sampled, self._sent = now, sent
 
     def _rate_of(self) -> float:
-        """Return the bytes a second of now, also of what has just begun; 0 if nothing waits, or moves."""
+        """Return the upload rate now in bytes a second, fresh for uploads that just began; 0 if nothing moves."""
         if (now := trio.current_time()) >= self._sampled + _FRESH_SAMPLE_SECONDS:
             self._sample(now)
         pace = self._rate.per_second()
-        return pace if pace >= _LEAST_PACE else 0.0
+        return pace if pace >= _RATE_FLOOR_BYTES_PER_SECOND else 0.0
 
     # ---- the queue
 
     def pending(self) -> Pending:
-        """Return what the whole mount owes, without waiting; of a long queue as it was some seconds ago."""
-        if len(self._queue) <= _AT_ONCE:
+        """Return what is pending in the whole mount, without waiting; for a long queue some seconds old."""
+        if len(self._queue) <= _BATCH_CHANGES:
             return self._counter().add(self._queue.unordered()).pending()
         return replace(self._counted, files=len(self._queue))
 
     async def count(self, path: str = "") -> Pending:
-        """Return what is owed at or below a path."""
-        tally = self._counter()
+        """Return what is pending at or below a path."""
+        counter = self._counter()
         async for items in self._batches_at(path):
-            tally.add(items)
-        return tally.pending()
+            counter.add(items)
+        return counter.pending()
 
     def _counter(self) -> PendingCounter:
         return PendingCounter(self._publisher.deferred_seconds)
@@ -121,8 +114,8 @@ class QueueStatus:
         """Return the numbers of the whole mount as plain values."""
         dirty = self._dirty("")
         dirty_bytes = sum(version.size for version in dirty)
-        refused = self._publisher.rejected
-        refused_bytes = sum(item.size for item in refused if isinstance(item, FileVersion))
+        rejected = self._publisher.rejected
+        rejected_bytes = sum(item.size for item in rejected if isinstance(item, FileVersion))
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflict_log.open())
@@ -132,31 +125,31 @@ class QueueStatus:
             **self._details(pending),
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
-            # What only this node holds, whatever the reason; what lies aside is counted apart.
-            "exposed_bytes": pending.bytes + dirty_bytes + refused_bytes + local_bytes,
+            # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.
+            "exposed_bytes": pending.bytes + dirty_bytes + rejected_bytes + local_bytes,
             "upload_bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
             "local_only_files": len(local),
             "local_only_bytes": local_bytes,
             "local_only": [self._tree.relative(each.record.key) for each in local[:NAMED]],
             "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
-            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in refused[-NAMED:]],
-            "rejected_files": len(refused),
+            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
+            "rejected_files": len(rejected),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
             "shortages": self._file_io.enospc_log.facts(),
         }
 
     def progress(self, pending: Pending) -> dict[str, Any]:
-        """Return one report to somebody who waits for `pending`."""
-        # To be told to ask less often is no news to who waits: that is done, and the rest goes on.
+        """Return one progress report for a caller that waits for `pending`."""
+        # Throttling is not reported: the publisher slows down, and the rest goes on.
         errors = (item.error for item in pending.failing if not isinstance(item.error, Throttled))
-        stuck = next(errors, self._publisher.failure)
-        left = None if stuck is not None else seconds_left(pending.left_bytes, self._rate_of())
+        failing = next(errors, self._publisher.failure)
+        left = None if failing is not None else seconds_left(pending.left_bytes, self._rate_of())
         return {
             **_counts(pending),
             "seconds_left": left,
-            "waiting_for": str(stuck) if stuck is not None and pending.files else "",
+            "waiting_for": str(failing) if failing is not None and pending.files else "",
             "uploading": [
                 f"{self._name_of(item)} {item.moved_bytes}/{item.size}" for item in pending.uploading
             ],
@@ -172,24 +165,24 @@ class QueueStatus:
         left = seconds_left(pending.left_bytes, rate)
         pace = f", {size_text(rate)}/s" if rate else ""
         pace += left_text(left) if failure is None else ""
-        put_off = f"{count_text(pending.deferred, 'removal')} put off" if pending.deferred else ""
+        deferred = f"{count_text(pending.deferred, 'removal')} deferred" if pending.deferred else ""
         if pending.files == pending.deferred:
-            return put_off
+            return deferred
         return (
             f"{changes_text(pending.files - pending.deferred, pending.contents, pending.bytes)} not in the bucket yet, "
-            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(put_off)}{put_off}"
+            f"oldest {seconds_text(pending.oldest_seconds)}{pace}{waiting}{', and ' * bool(deferred)}{deferred}"
         )
 
     # ---- one path
 
     async def path_status(self, path: str) -> dict[str, Any]:
-        """Return the state of a file or directory, in one word, and what is behind it. Raises NotFound.
+        """Return the state of a file or directory in one word, with its details. Raises NotFound.
 
         The word: `clean`, `dirty`, `queued`, `uploading:<sent>/<size>`, `error:<code>`, `conflict`, or `local-only`
-        for a file that is never published; of a directory the gravest of what is in it.
+        for a file that is never published. A directory has the most severe state of what it contains.
         """
         key = self._tree.key_of_path(path)
-        conflicts = [record for record in self._conflict_log.open() if _key_is_at(record.key, key)]
+        conflicts = self.conflicts_at(key)
         shortages = self._file_io.enospc_log.facts(path)
         node = None
         if not any(record.key.rstrip("/") == key for record in conflicts):
@@ -203,10 +196,10 @@ class QueueStatus:
         pending = await self.count(path)
         local = self._local_at(key)
         dirty = self._dirty(path)
-        failed = [*self._refused_at(key), *(item for item in dirty if item.error is not None)]
+        failed = [*self.rejected_at(key), *(item for item in dirty if item.error is not None)]
         state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
-            state = "error:no-space"  # what was written found no room, and nothing else has that name
+            state = "error:no-space"  # a write failed with ENOSPC, and nothing else has that name
         link = {"link_to": node.target} if node is not None and node.kind is Kind.SYMLINK else {}
         return {
             "path": path,
@@ -241,9 +234,9 @@ class QueueStatus:
             return "conflict"
         errors = [item.error for item in (*failed, *pending.failing) if item.error is not None]
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
-        hindrance = self._publisher.blocking_error if pending.files > pending.deferred else None
-        if not code and not failed and hindrance is not None and code_of(hindrance) in PERSONS:
-            code = code_of(hindrance)  # it holds up all, also what was not tried yet
+        blocking = self._publisher.blocking_error if pending.files > pending.deferred else None
+        if not code and not failed and blocking is not None and code_of(blocking) in PERSONS:
+            code = code_of(blocking)  # it blocks every change, also one that was not tried yet
         if code or failed:
             return f"error:{code or 'failed'}"
         if dirty:
@@ -275,111 +268,39 @@ class QueueStatus:
 
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
         error = item.error
-        words = "" if error is None else remedy(error, self._keys_from)
-        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": words}
+        text = "" if error is None else remedy(error, self._keys_from)
+        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": text}
 
     def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:
         return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
 
-    # ---- waiting
+    # ---- what is at a path
 
-    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
-        """Return when the bucket has everything that was closed at or below a path before the call.
-
-        Also what was renamed since. Not waited for, but named: removals that are put off on purpose.
-        """
-        key = self._tree.key_of_path(path)
-        items = [item for item in await self._items_at(path) if not self._publisher.is_deferred(item)]
-        # Of what was refused, too: what is kept back until something else is there is queued again by the end of that.
-        barrier = Barrier(self._queue, [*items, *self._refused_at(key)])
-        with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
-            while not barrier.is_over():
-                await self._publisher.wait_progress()
-        if scope.cancelled_caught:
-            return Durability("timeout", await self._reason_for_waiting(path))
-        rejected = set(self._publisher.rejected)
-        refused = [*self._refused_at(key), *(item for item in barrier.unpublished if item in rejected)]
-        if refused:
-            return Durability("error", f"{self._path_of(refused[0])}: {refused[0].error}")
-        # Also one of before the call: the name does not show what was written here, and nobody has seen to it.
-        conflicts = [each for each in self._conflict_log.open() if _key_is_at(each.key, key)]
-        if conflicts:
-            conflicts.sort(key=lambda record: record.key)
-            return Durability("conflict", self._conflicts_message(conflicts))
-        return Durability("durable", await self._not_covered(path))
-
-    async def _not_covered(self, path: str) -> str:
-        """Return what the bucket does not have, or has still, although nobody waits for that; "" if there is none."""
-        still_open = [self._tree.path(node) for node in self._written_at(path)]
-        put_off = [item for item in await self._items_at(path) if self._publisher.is_deferred(item)]
-        removed = [self._path_of(item) for item in put_off]
-        said = []
-        if still_open:
-            said.append(f"not covered, as it is still open: {', '.join(still_open[:3])}")
-        if removed:
-            said.append(
-                "not removed yet, because of delete_delay or as somebody here has it open: "
-                f"{', '.join(removed[:3])}"
-            )
-        return "; ".join(said)
-
-    async def _reason_for_waiting(self, path: str) -> str:
-        if self._publisher.failure is not None:
-            return str(self._publisher.failure)
-        items = await self._items_at(path)
-        temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
-        if temporary is not None:
-            return f"{self._path_of(temporary)} has a temporary name: it is published 60 s after its close"
-        return "uploads are still under way"
-
-    def _conflicts_message(self, records: list[ConflictRecord]) -> str:
-        words, more = self._conflict_message(records[0]), len(records) - 1
-        if not more:
-            return words
-        names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
-            ", …" if more > 3 else ""
-        )
-        return f"{words}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
-
-    def _conflict_message(self, record: ConflictRecord) -> str:
-        name = self._tree.relative(record.key)
-        if not record.kept_as:
-            return (
-                f"{name}: another client changed it first; this change was given up: make it again, "
-                f"or take it off the list with `fusecache recover --delete {record.number} --yes`"
-            )
-        kept = self._tree.relative(record.kept_as)
-        return (
-            f"{name}: another client changed it first; our version is kept as {kept}: "
-            "compare them, then remove or rename the copy"
-        )
-
-    # ---- inside
-
-    async def _items_at(self, path: str) -> list[QueuedChange]:
+    async def items_at(self, path: str) -> list[QueuedChange]:
+        """Return the queued changes at or below a path."""
         return [item async for items in self._batches_at(path) for item in items]
 
     async def _batches_at(self, path: str) -> AsyncIterator[list[QueuedChange]]:
-        """Yield the items at or below a path, some at a time, letting others run in between."""
+        """Yield the changes at or below a path in batches, with a checkpoint after each."""
         items = self._queue.unordered()
         key = self._tree.key_of_path(path)
         below = key + "/"
-        # What is sent already keeps its key, and is renamed in the bucket after that: it counts where it will be.
+        # A version in flight keeps its key and is renamed in the bucket after that: count it where it will be.
         arriving: set[Node] = set()
-        for start in range(0, len(items), _AT_ONCE):
-            some = items[start : start + _AT_ONCE]
+        for start in range(0, len(items), _BATCH_CHANGES):
+            batch = items[start : start + _BATCH_CHANGES]
             if path:
-                some = [item for item in some if _is_at(item, key, below)]
-                arriving |= {item.node for item in some if item.node is not None and is_rename(item)}
-            yield some
+                batch = [item for item in batch if _is_at(item, key, below)]
+                arriving |= {item.node for item in batch if item.node is not None and is_rename(item)}
+            yield batch
             await trio.lowlevel.checkpoint()
-        for start in range(0, len(items) if arriving else 0, _AT_ONCE):
-            some = items[start : start + _AT_ONCE]
-            yield [item for item in some if item.node in arriving and not _is_at(item, key, below)]
+        for start in range(0, len(items) if arriving else 0, _BATCH_CHANGES):
+            batch = items[start : start + _BATCH_CHANGES]
+            yield [item for item in batch if item.node in arriving and not _is_at(item, key, below)]
             await trio.lowlevel.checkpoint()
 
-    def _written_at(self, path: str) -> list[Node]:
-        """Return the files at or below a path that somebody has open for writing."""
+    def written_at(self, path: str) -> list[Node]:
+        """Return the files at or below a path that are open for writing."""
         key = self._tree.key_of_path(path)
         linked = (
             node
@@ -389,32 +310,38 @@ class QueueStatus:
         return [node for node in linked if _key_is_at(self._tree.key(node), key)]
 
     def _dirty(self, path: str) -> list[FileVersion]:
-        """Return the content at or below a path that somebody writes, and has not closed since."""
-        contents = (node.version for node in self._written_at(path))
+        """Return the content at or below a path that was written and not closed since."""
+        contents = (node.version for node in self.written_at(path))
         return [each for each in contents if each is not None and each.state in _BEING_WRITTEN]
 
     def _local_at(self, key: str) -> list[FileVersion]:
-        """Return the content at or below a key that is never published, also while it is written."""
+        """Return the content at or below a key that is never published, also while it is being written."""
         written = (node.version for node in self._file_io.writing if self._file_io.is_local(node))
         found = {*self._file_io.local, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
 
-    def _refused_at(self, key: str) -> list[QueuedChange]:
+    def rejected_at(self, key: str) -> list[QueuedChange]:
+        """Return the rejected changes at or below a key."""
         return [
             item
             for item in self._publisher.rejected
             if any(_key_is_at(changed, key) for changed in item.changed_keys())
         ]
 
-    def _path_of(self, item: QueuedChange) -> str:
+    def conflicts_at(self, key: str) -> list[ConflictRecord]:
+        """Return the conflicts at or below a key that no person has resolved."""
+        return [record for record in self._conflict_log.open() if _key_is_at(record.key, key)]
+
+    def path_of(self, item: QueuedChange) -> str:
+        """Return the path that a change will have once it is published."""
         return self._tree.relative(item.changed_keys()[-1])
 
     def _name_of(self, item: QueuedChange) -> str:
-        """Return the path that an item's content has by now: in the bucket it may come to that by a rename."""
+        """Return the path that a change's file has now: in the bucket a queued rename may still bring it there."""
         node = item.node
         if isinstance(item, FileVersion) and node is not None and self._tree.is_linked(node):
             return self._tree.path(node)
-        return self._path_of(item)
+        return self.path_of(item)
 
 
 def _counts(pending: Pending) -> dict[str, Any]:
@@ -429,8 +356,8 @@ def _counts(pending: Pending) -> dict[str, Any]:
 
 
 def _is_at(item: QueuedChange, key: str, below: str) -> bool:
-    """Say whether an item changes a key, or one below it. key: without a slash at its end; below: with it."""
-    for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() costs thrice as much, and there are many
+    """Return whether a change concerns a key, or one below it. key: without a slash at its end; below: with it."""
+    for changed in item.changed_keys():  # noqa: SIM110  # a loop: any() is three times slower, and queues are long
         if changed == key or changed.startswith(below):
             return True
     return False

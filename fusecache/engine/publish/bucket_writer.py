@@ -1,7 +1,9 @@
-"""The publishing requests themselves: blocking, run in a thread, safe to repeat after an answer was lost.
+"""Sends the requests that publish one change: blocking, run in a thread, idempotent after a lost answer.
 
-Every object that is written carries a uuid of ours in its metadata. A request whose condition fails is settled by
-looking: if the object there carries our uuid, an earlier attempt took effect.
+It decides neither when to send nor when to retry: `publisher.py` does.
+
+Every object that it writes carries a uuid of ours in its metadata. When a precondition fails, a HEAD decides: if the
+object there carries our uuid, an earlier attempt took effect.
 """
 
 import hashlib
@@ -15,12 +17,15 @@ from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.remote.store import Condition, FileSlice, Sent, Store
 
+# Operations after which the bucket shows nothing under `key`, and operations that bring an object to their last key.
+REMOVES = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
+CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What the bucket shows after an operation: the etag (None: nothing) per key, and the node's version, if any."""
+    """What the bucket shows after an operation: the ETag per key (None: no object), and the node's version, if any."""
 
     shows: dict[str, str | None]
     version: ObjectInfo | None = None
@@ -34,9 +39,9 @@ class BucketWriter:
         self._empty_file = empty_file
 
     def publish_file(self, record: FileRecord, path: str, sent: Sent | None = None) -> ObjectInfo:
-        """Make a file's content visible under its key; return the version. sent: told how far it is.
+        """Make a file's content visible under its key; return the version. sent: records the request's progress.
 
-        Raises ObjectChanged if the key shows something that is neither the base nor ours, and the store's errors.
+        Raises ObjectChanged if the key shows neither the base nor our own object, and the store's errors.
         """
         metadata = content_metadata(record.uuid, record.attributes)
         condition = Condition(record.base_etag)
@@ -55,12 +60,12 @@ class BucketWriter:
         return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
 
     def current_etag(self, key: str) -> str | None:
-        """Return the ETag of what the bucket shows under a key now; None: nothing."""
-        there = self._look(key)
+        """Return the ETag that the bucket shows under a key now; None: no object."""
+        there = self._head(key)
         return None if there is None else there.etag
 
     def publish_operation(self, record: OperationRecord) -> PublishResult:
-        """Carry out one change. Raises ObjectChanged if another client changed what it is about."""
+        """Carry out one operation. Raises ObjectChanged if another client changed its object first."""
         match record.kind:
             case OperationKind.DELETE:
                 return self._delete(record)
@@ -68,7 +73,7 @@ class BucketWriter:
                 self._store.delete(record.key)
                 return PublishResult({record.key: None})
             case OperationKind.MKDIR:
-                etag = self._store.put(record.key, self._nothing(), metadata={GENERATION: record.uuid})
+                etag = self._store.put(record.key, self._empty_body(), metadata={GENERATION: record.uuid})
                 return PublishResult({record.key: etag})
             case OperationKind.SYMLINK:
                 return self._symlink(record)
@@ -79,29 +84,30 @@ class BucketWriter:
         try:
             return publish()
         except (ObjectChanged, UploadLost, Refused) as exc:
-            # An upload is also unknown once it is complete; what is refused now may have been taken before.
-            there = self._look(record.key)
+            # An upload is also unknown after it was completed. A request that is refused now may have succeeded
+            # in an earlier attempt.
+            there = self._head(record.key)
             if there is None:
                 raise
             is_ours = _uuid(there) == record.uuid
             if not is_ours and (isinstance(exc, Refused) or not self._is_same_content(there, record, path)):
                 raise
             if record.upload_id:
-                # Success too if it is unknown, as it is complete.
+                # Also succeeds if the upload is unknown because it was completed.
                 self._store.abort_multipart(record.key, record.upload_id)
             return there.etag
 
     def _check_base(self, key: str, base_etag: str | None) -> None:
-        """Look before completing: a condition that fails at Complete throws all parts away."""
-        there = self._look(key)
+        """HEAD before Complete: a precondition that fails at Complete would discard all parts."""
+        there = self._head(key)
         if (there.etag if there is not None else None) != base_etag:
             raise ObjectChanged(f"{key}: another client changed it while this node uploaded")
 
     def _is_same_content(self, there: ObjectInfo, record: FileRecord, path: str) -> bool:
-        """Return whether the object holds the file's very bytes, as far as its ETag tells.
+        """Return whether the object holds exactly the file's bytes, judged by its ETag.
 
-        One without '-' is the MD5 of the content; one with it, of the parts' MD5s, which we know if both were
-        cut alike.
+        Without '-' an ETag is the MD5 of the content. With '-' it is the MD5 of the parts' MD5s, so it matches only
+        if both were cut into the same parts.
         """
         if there.size != record.size:
             return False
@@ -116,8 +122,8 @@ class BucketWriter:
             raise LocalDiskError(f"{path}: {exc.strerror or exc}") from exc
 
     def _delete(self, record: OperationRecord) -> PublishResult:
-        # DELETE takes no condition: look first, so that another client's newer object survives.
-        there = self._look(record.key)
+        # DELETE takes no precondition: HEAD first, so that another client's newer object survives.
+        there = self._head(record.key)
         if there is not None:
             if there.etag != record.base_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
@@ -128,18 +134,18 @@ class BucketWriter:
         metadata = symlink_metadata(record.uuid, record.target, record.attributes or _DEFAULT)
         try:
             etag = self._store.put(
-                record.key, self._nothing(), metadata=metadata, condition=Condition(record.base_etag)
+                record.key, self._empty_body(), metadata=metadata, condition=Condition(record.base_etag)
             )
         except (ObjectChanged, Refused):
-            there = self._look(record.key)
+            there = self._head(record.key)
             if there is None or _uuid(there) != record.uuid:
                 raise
             etag = there.etag
         return PublishResult({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
 
     def _rename(self, record: OperationRecord) -> PublishResult:
-        """Copy, then delete: never neither."""
-        source, there = self._look(record.key), self._look(record.target)
+        """Copy, then delete: at every moment at least one of the two keys has the object."""
+        source, there = self._head(record.key), self._head(record.target)
         if there is None or _uuid(there) != record.uuid:
             if source is None:
                 raise ObjectChanged(f"{record.key}: another client removed it before it was renamed")
@@ -156,16 +162,16 @@ class BucketWriter:
         if source is not None and record.source_etag in {"", source.etag}:
             self._store.delete(record.key)
             source = None
-        shown = source.etag if source is not None else None  # another client's by now: it stays
+        shown = source.etag if source is not None else None  # replaced by another client since: it stays
         return PublishResult({record.key: shown, record.target: there.etag}, there)
 
-    def _look(self, key: str) -> ObjectInfo | None:
+    def _head(self, key: str) -> ObjectInfo | None:
         try:
             return self._store.head(key)
         except ObjectMissing:
             return None
 
-    def _nothing(self) -> FileSlice:
+    def _empty_body(self) -> FileSlice:
         return FileSlice(self._empty_file, 0, 0)
 
 

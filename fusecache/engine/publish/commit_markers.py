@@ -1,9 +1,11 @@
-"""Files whose names say that all the rest is there (`order_last`): kept back while the bucket refuses some of the rest.
+"""Holds a commit marker (`order_last`: `_SUCCESS`, `latest`, …) while the bucket rejects a file that it announces.
+
+The order among accepted changes is not its business: `policy/writeback/publish_order.py` has that.
 
 Invariants:
-1. Such a file is not published while what was to be there since its version before, below its directory, is refused.
-2. It is offered again as soon as that is settled: published, replaced by what is published, or removed.
-3. While it is kept back, nothing that the bucket's older version may name is removed for what came after it.
+1. A marker is held while a change below its directory, queued since the marker's previous version, is rejected.
+2. It is queued again as soon as that change is resolved: published, replaced by published content, or removed.
+3. While it is held, no later removal below its directory is sent: the bucket's older marker may name that object.
 """
 
 from collections.abc import Callable
@@ -12,50 +14,50 @@ from typing import TypeGuard
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.records import OperationKind, Reason
+from fusecache.model.records import Reason
 from fusecache.model.states import FileState
 
-# Of so many of them the version before is known.
+# Markers whose previous version's sequence is remembered.
 _REMEMBERED = 4096
-_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
-_OVER = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
+_RESOLVED = frozenset({FileState.STORED, FileState.DROPPED, FileState.ORPHAN})
 
 
 class CommitMarkers:
-    """Decides what is kept back, and until when. What is returned is to be journaled with what asked for it."""
+    """Decides which markers are held, and until when. Callers journal the returned changes with their own."""
 
     def __init__(
         self, tree: Tree, queue: WritebackQueue, file_io: FileIO, rejected: Callable[[], list[QueuedChange]]
     ) -> None:
-        """rejected: what the bucket refused for good, by now."""
+        """rejected: the changes that the bucket has rejected by now."""
         self._tree = tree
         self._queue = queue
         self._file_io = file_io
         self._rejected = rejected
-        # The place of the last version of each.
+        # Per marker key, the sequence of its last version.
         self._last_sequence: dict[str, int] = {}
-        # Those that are kept back, by what they wait for.
+        # Held markers, by the rejected change that each waits for.
         self._waiting: dict[QueuedChange, dict[FileVersion, None]] = {}
-        # What was queued before this start has places up to that; what was refused by then.
+        # Highest sequence that an earlier daemon queued, and the changes that were rejected by then.
         self._start = 0
         self._known_at_start: set[QueuedChange] = set()
         file_io.on_settled, file_io.on_returned = self.on_resolved, self._requeue_returned
 
     def restore(self, items: list[QueuedChange]) -> None:
-        """Find what each of those waits for that the daemon before kept back. items: what was refused."""
+        """Find what each marker that an earlier daemon held waits for. items: the rejected changes."""
         for each in items:
             if _is_held(each):
                 self._wait(each, next((other for other in items if _depends_on(other, each)), None))
 
     def on_start(self, highest: int) -> list[Change]:
-        """Offer again what the daemon before kept back if all that it tells of is settled. highest: place in the queue.
+        """Queue markers that an earlier daemon held and that nothing blocks now. highest: its last sequence.
 
-        What was refused before now was told, and does not keep back what is closed from now on.
+        Changes rejected before this start were reported: they hold no marker that is first closed from now on.
         """
         self._start, self._known_at_start = highest, set(self._rejected())
         changes: list[Change] = []
@@ -65,9 +67,9 @@ class CommitMarkers:
         return changes
 
     def check(self, version: FileVersion) -> None:
-        """Raise Refused for one that says that something is there which the bucket refused.
+        """Raise Refused for a marker that announces something that the bucket rejected.
 
-        Of what is below its directory that counts which was to be there since the version before it.
+        That is a rejected change below its directory, queued since the marker's previous version.
         """
         key = version.record.key
         if version.is_forced or version.in_flight or not self._queue.is_commit_marker(key):
@@ -78,25 +80,25 @@ class CommitMarkers:
         self._last_sequence[key] = version.sequence
         if len(self._last_sequence) > _REMEMBERED:
             del self._last_sequence[next(iter(self._last_sequence))]
-        refused = (each for each in self._rejected() if each not in known)
-        self._wait(version, next((each for each in refused if _depends_on(each, version)), None))
+        rejected = (each for each in self._rejected() if each not in known)
+        self._wait(version, next((each for each in rejected if _depends_on(each, version)), None))
         if version.missing is not None:
             missing = version.missing.changed_keys()[-1]
             version.record = replace(version.record, reason=Reason.INCOMPLETE)
             raise Refused(
-                f"{self._tree.relative(key)}: {self._tree.relative(missing)} was to be there before it, and the "
-                f"bucket refused that ({version.missing.error}); it follows when that is there, or removed"
+                f"{self._tree.relative(key)}: held, as the bucket rejected {self._tree.relative(missing)}, which must "
+                f"come first ({version.missing.error}); write that file again, or remove it, to publish this one"
             )
 
     def on_resolved(self, item: QueuedChange) -> list[Change]:
-        """What was refused is so no longer: offer again what was kept back for it, now or once its heir is there."""
+        """A change is rejected no longer: queue the markers held for it, now or once its successor is resolved."""
         changes: list[Change] = []
-        heir = item.successor if isinstance(item, FileVersion) else None
+        successor = item.successor if isinstance(item, FileVersion) else None
         for each in self._waiting.pop(item, ()):
             if each.missing is not item:
                 continue
-            if heir is not None and heir is not each and heir.state not in _OVER:
-                self._wait(each, heir)
+            if successor is not None and successor is not each and successor.state not in _RESOLVED:
+                self._wait(each, successor)
             else:
                 self._last_sequence[each.record.key] = each.reported_before
                 changes += self._requeue(each)
@@ -108,28 +110,28 @@ class CommitMarkers:
             self._waiting.setdefault(missing, {})[version] = None
 
     def marker_blocking(self, removal: Operation) -> FileVersion | None:
-        """Return what is kept back, and below whose directory a removal is, which came after it.
+        """Return a held marker that is older than a removal below its directory.
 
-        The bucket shows an older version of that, which may name what is to be removed.
+        The bucket shows an older version of that marker, which may name the object to be removed.
         """
-        refused = self._rejected()
-        if not refused or self._queue.for_key(removal.record.key)[-1] is not removal:
+        rejected = self._rejected()
+        if not rejected or self._queue.for_key(removal.record.key)[-1] is not removal:
             return None
-        return next((each for each in refused if self._is_before(each, removal)), None)
+        return next((each for each in rejected if self._is_before(each, removal)), None)
 
-    def _is_before(self, refused: QueuedChange, removal: Operation) -> TypeGuard[FileVersion]:
+    def _is_before(self, rejected: QueuedChange, removal: Operation) -> TypeGuard[FileVersion]:
         if (
-            not isinstance(refused, FileVersion)
-            or refused.record.reason is Reason.NONE
-            or refused.node is None
+            not isinstance(rejected, FileVersion)
+            or rejected.record.reason is Reason.NONE
+            or rejected.node is None
         ):
             return False
-        place = refused.record.refused_at or refused.sequence
-        is_below = removal.record.key.startswith(parent_prefix(refused.record.key))
-        return is_below and place < removal.sequence and self._tree.is_linked(refused.node)
+        sequence = rejected.record.refused_at or rejected.sequence
+        is_below = removal.record.key.startswith(parent_prefix(rejected.record.key))
+        return is_below and sequence < removal.sequence and self._tree.is_linked(rejected.node)
 
     def _requeue_returned(self, version: FileVersion) -> list[Change]:
-        """It has its name again, as what was written there since failed."""
+        """A version has its name again, as newer content there failed: queue it if it is a held marker."""
         return self._requeue(version) if _is_held(version) and version.missing is None else []
 
     def _requeue(self, version: FileVersion) -> list[Change]:
@@ -145,17 +147,17 @@ def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:
     return isinstance(item, FileVersion) and item.record.reason is Reason.INCOMPLETE
 
 
-def _depends_on(refused: QueuedChange, marker: FileVersion) -> bool:
-    """Return whether a file says that something is there which the bucket refused."""
-    if isinstance(refused, Operation):
-        if refused.record.kind not in _BRINGS:
+def _depends_on(rejected: QueuedChange, marker: FileVersion) -> bool:
+    """Return whether a marker announces a change that the bucket rejected."""
+    if isinstance(rejected, Operation):
+        if rejected.record.kind not in CREATES:
             return False
-        place = refused.sequence
+        sequence = rejected.sequence
     else:
-        place = refused.record.refused_at or refused.sequence
-    there, key = refused.changed_keys()[-1], marker.record.key
+        sequence = rejected.record.refused_at or rejected.sequence
+    rejected_key, key = rejected.changed_keys()[-1], marker.record.key
     return (
-        there != key
-        and there.startswith(parent_prefix(key))
-        and marker.reported_before < place < marker.sequence
+        rejected_key != key
+        and rejected_key.startswith(parent_prefix(key))
+        and marker.reported_before < sequence < marker.sequence
     )

@@ -1,6 +1,7 @@
-"""What may happen to sealed content before its turn to be published: sync and checksums, and the parts of large files.
+"""Prepares file versions ahead of their publish slot: fsync and checksums, and the parts of large files.
 
-Small files are synced many at once: one crossing to a thread, one sync of the folder, and no task for each.
+It makes nothing visible in the bucket. Small files are synced in batches: one thread call and one sync of the folder,
+without a task for each.
 """
 
 import logging
@@ -26,17 +27,17 @@ from fusecache.policy.writeback.multipart import choose_part_bytes, part_extents
 
 log = logging.getLogger(__name__)
 
-# So many files are looked after in advance; so many of them are read back at once.
+# Files in preparation at a time, and how many of them are synced and read back concurrently.
 FILES_AHEAD = 256
 FILES_AT_ONCE = 8
-# Files up to this size are synced together: so many, and those that come within so long.
+# Files up to this size are synced in batches: at most this many, and those that arrive within _BATCH_SECONDS.
 _SMALL_BYTES = MIB
-_SMALL_AT_ONCE = 16
-_GATHER_SECONDS = 0.02
+_BATCH_FILES = 16
+_BATCH_SECONDS = 0.02
 
 
 class Preparer:
-    """Prepares generations in the background, in the order of the queue."""
+    """Prepares file versions in the background, in the order in which they are given."""
 
     def __init__(
         self, uploader: MultipartUploader, cache: BlockCache, journal: JournalWriter, offload: Offload
@@ -49,7 +50,7 @@ class Preparer:
         self._running = 0
         self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
         self._small = Batcher(
-            self._prepare_small, seconds=_GATHER_SECONDS, most=_SMALL_AT_ONCE, name="prepare small"
+            self._prepare_small, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="prepare small"
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -61,13 +62,13 @@ class Preparer:
             try:
                 await trio.sleep_forever()
             finally:
-                # Handlers of the mount's last moments still come here.
+                # FUSE handlers still call this while the mount ends.
                 self._nursery = self._uploader.nursery = None
 
     def begin(self, items: list[QueuedChange], is_settled: Callable[[FileVersion], bool]) -> None:
-        """Start preparing the first generations that are not prepared yet: the settled ones, and the large ones.
+        """Start preparing the first unprepared file versions: those that have settled, and large ones once sealed.
 
-        Settling puts off only what publishes.
+        The settle delay defers publishing only, not the parts of large files.
         """
         for item in items:
             if self._running >= FILES_AHEAD:
@@ -78,28 +79,28 @@ class Preparer:
                 self._start(item)
 
     async def wait(self, version: FileVersion) -> None:
-        """Return when the generation can be published. Raises what prevents it."""
+        """Return when the file version can be published. Raises what prevents it."""
         while version.state in OWED:
             if self._nursery is None:
-                await trio.sleep_forever()  # the mount ends: so does who waits here
+                await trio.sleep_forever()  # the mount is about to end, and cancels the caller
             prepared = version.prepared
             if prepared is None or not is_prepared_or_failed_locally(version):
                 prepared = self._start(version)
             if not prepared.done.is_set():
                 await prepared.done.wait()
             if version.prepared is not prepared:
-                continue  # begun anew meanwhile: the key is another
+                continue  # restarted while waiting: the key changed, or the upload was lost
             if prepared.failure is not None:
                 raise prepared.failure
             return
 
     def restart(self, version: FileVersion) -> None:
-        """Forget parts that were sent: the upload is lost, or the key is another."""
+        """Forget parts that were sent: the upload is lost or useless, or the key changed."""
         self._stop(version)
         version.prepared = None
 
     def dropped(self, version: FileVersion) -> None:
-        """Clean up after content that nobody needs any more: parts, reservation, file."""
+        """Clean up after obsolete content: parts, reservation, file."""
         self._stop(version)
         if self._nursery is not None:
             self._nursery.start_soon(self._discard, version, name=f"discard {version.record.key}")
@@ -120,7 +121,7 @@ class Preparer:
         return prepared
 
     def _stop(self, version: FileVersion) -> None:
-        """Nobody needs the preparation any more. A thread that works on it goes on, but changes nothing here."""
+        """Cancel a preparation. A thread that works on it runs to its end, but its result is ignored."""
         if version.prepared is not None:
             version.prepared.scope.cancel()
         self._uploader.drop(version)
@@ -128,7 +129,7 @@ class Preparer:
     async def _prepare(self, version: FileVersion, prepared: Preparation) -> None:
         try:
             with prepared.scope, unwrap_single_error():
-                # Not wanted any more since it was started: no upload must begin that nobody would end.
+                # Cancelled before it ran: it must not begin an upload, which nothing would abort.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 failure: FusecacheError | None = None
                 async with trio.open_nursery() as nursery:
@@ -136,7 +137,7 @@ class Preparer:
                     if choose_part_bytes(version.size):
                         failure = await self._finish(version)
                     else:
-                        self._uploader.drop(version)  # cut since: it is one PUT now
+                        self._uploader.drop(version)  # truncated since: one PutObject now
                 prepared.failure = failure
         except FusecacheError as exc:
             prepared.failure = exc
@@ -145,7 +146,7 @@ class Preparer:
             prepared.done.set()
 
     async def _finish(self, version: FileVersion) -> RemoteError | Damaged | None:
-        """Return what the bucket has against it: on this disk it is to be safe all the same."""
+        """Return the upload's error, and do not raise it: the concurrent sync to the local disk must finish."""
         try:
             await self._uploader.finish(version)
         except (RemoteError, Damaged) as exc:
@@ -180,7 +181,7 @@ class Preparer:
                 prepared.done.set()
 
     async def _sync(self, version: FileVersion, prepared: Preparation) -> None:
-        """Bring the bytes to the disk for good, and journal what they are."""
+        """Sync the bytes to the disk, and journal their checksum."""
         file = version.file
         if version.record.synced:
             _close_unused(version)
@@ -202,9 +203,9 @@ class Preparer:
         self._journal.submit_lazily(PutFile(version.record))
 
     async def _checksums(self, version: FileVersion) -> bytes:
-        """Return the checksums of all granules; those of parts that are sent are mostly known."""
+        """Return the checksums of all granules; those of parts that were digested for sending are known."""
         upload = version.upload
-        if upload is None:  # forgotten while the bytes were synced
+        if upload is None:  # dropped while the bytes were synced
             return await self._offload.disk(version.file.checksums)
         parts = []
         for index, (offset, size) in enumerate(part_extents(version.size, upload.parts.part_bytes)):
@@ -226,40 +227,40 @@ class Preparer:
         try:
             await self._offload.disk(version.file.delete)
         except FusecacheError as exc:
-            # It holds its room until the next mount finds it.
-            log.warning("a file that nobody needs any more cannot be removed error=%s", exc)
+            # Its space stays reserved until the next mount removes it.
+            log.warning("obsolete staging file not removed, the next mount retries error=%s", exc)
             return
         self._cache.release_staging(version.reserved)
         version.reserved = 0
-        with suppress(ReadOnly):  # of a journal that failed: the next mount finds the row, and ends this
+        with suppress(ReadOnly):  # the journal failed: the next mount finds the row, and drops it
             self._journal.submit_lazily(DropFile(version.record.generation))
 
 
 def is_prepared_or_failed_locally(version: FileVersion) -> bool:
-    """Return whether nothing is to be tried (again) to prepare a generation.
+    """Return whether a file version needs no preparation, or must get no second one.
 
-    What the bucket did not take may be sent again. What the disk did not take must not be asked for again: after a
-    failed fsync the kernel calls the pages clean that it has lost, and another one succeeds (fsync(2)).
+    A request that failed may be sent again. A local fsync that failed must not be retried: the kernel marks the pages
+    that it lost as clean, and the next fsync succeeds (fsync(2)).
     """
     prepared = version.prepared
     return prepared is not None and not isinstance(prepared.failure, RemoteError)
 
 
 async def wait_unused(version: FileVersion) -> None:
-    """Return when no thread works on a generation's file."""
+    """Return when no thread works on a file version's staging file."""
     while version.readers:
         version.unread = trio.Event()
         await version.unread.wait()
 
 
 def _is_small(version: FileVersion) -> bool:
-    """Return whether one sync and one PUT are all that it takes."""
+    """Return whether one sync and one PutObject are enough."""
     has_parts = version.upload is not None or version.record.upload_id or choose_part_bytes(version.size)
     return version.size <= _SMALL_BYTES and not has_parts
 
 
 def _close_unused(version: FileVersion) -> None:
-    """Who only waits for the bucket needs no descriptor."""
+    """Close the staging file if nothing reads it: a file that only waits for the bucket needs no descriptor."""
     if version.readers == 0:
         version.file.close()
 
@@ -268,11 +269,11 @@ def _sync(file: StagingFile) -> None:
     try:
         file.sync()
     except NoSpace as exc:
-        # The disk did not take the bytes that it had accepted: what is in the file now is not what was written.
+        # The disk lost bytes that it had accepted (delayed allocation): the file is not what was written.
         raise LocalDiskError(str(exc)) from exc
 
 
 def _sync_and_sum(file: StagingFile) -> bytes:
-    """Bring the bytes to the disk, and return the checksums of all granules."""
+    """Sync the bytes to the disk, and return the checksums of all granules."""
     _sync(file)
     return file.checksums()

@@ -1,14 +1,14 @@
-"""Publishes queued changes: many requests in flight, each one sent when its order and its time allow.
+"""The publisher sends queued changes to the bucket: many requests in flight, each when its order and time allow.
 
-`policy/writeback/publish_order.py` decides the order, `schedule.py` the times; `results.py` applies what the bucket
-answered.
+It decides neither the order (`policy/writeback/publish_order.py`) nor the times (`schedule.py`). `results.py` and
+`rejections.py` apply the bucket's answers.
 
 Invariants:
-1. The journal says PUBLISHING before the request that publishes, STORED after it, and only then do local bytes go.
-2. Nothing is given up: a failing request is sent again without end. What the bucket refuses for good is kept,
-   reported, and no longer holds the others up.
-3. A request whose answer was lost is settled by what the bucket shows: is the uuid in its metadata ours?
-4. From PUBLISHING on nothing can be taken back: whatever happens to the name is queued behind it.
+1. The journal says PUBLISHING before the request is sent, and STORED after the answer. Only then are local bytes freed.
+2. The publisher retries a failing request without end. A change that the bucket rejects permanently is kept and
+   reported, and blocks no other change.
+3. After a lost answer the bucket decides: a request took effect if the object there carries our uuid in its metadata.
+4. A change in state PUBLISHING cannot be revoked: later changes of the same name are queued behind it.
 """
 
 import logging
@@ -16,20 +16,22 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import TypeVar
 
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
-from fusecache.engine.publish.preparer import Preparer, is_prepared_or_failed_locally
+from fusecache.engine.publish.events import PublishEvents
+from fusecache.engine.publish.prepare_ahead import PrepareAhead
+from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
-from fusecache.engine.publish.schedule import LIGHT_BYTES, Failures, PublishSchedule
+from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_light
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -37,9 +39,7 @@ from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
-    AccessDenied,
-    BucketMissing,
-    CredentialsMissing,
+    TRANSIENT,
     FusecacheError,
     NoSpace,
     ObjectChanged,
@@ -53,45 +53,38 @@ from fusecache.model.errors import (
 )
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
-from fusecache.policy.backoff import LONGEST_SECONDS, Outage, RequestLimit, backoff_seconds
-from fusecache.policy.writeback.multipart import choose_part_bytes
+from fusecache.policy.backoff import Outage, RequestLimit, backoff_seconds
 from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Items under way at once. Of a request's 100 ms to a distant bucket the node works one or two: 64 keep it busy. Of the
-# heavy ones many may wait for their parts. Those that failed before leave half of it to others.
+# Changes in flight at once. A request to a distant bucket takes 100 ms, of which the node works 1 or 2 ms: 64 keep it
+# busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half of each limit.
 LIGHT_AT_ONCE = 64
 HEAVY_AT_ONCE = 64
-# Of those that send many bytes themselves; parts are counted apart.
+# Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
 SENDING_AT_ONCE = 16
-# So many items are looked at in advance, not more often than this.
-_AHEAD = 512
-_RESTING = 16
-_AHEAD_SECONDS = 0.02
-# What failed of it is tried again so often.
-_RETRY_SECONDS = LONGEST_SECONDS
-# After a pause of the loop, what lies unread in the kernel is heard of within this time.
-_UNSURE_SECONDS = 0.05
-# Each file wakes the loop several times: what comes within this time is looked at in one pass.
+# After a pause of the loop, closes that lie unread in the kernel arrive within this time.
+_UNREAD_CLOSE_SECONDS = 0.05
+# Each file wakes the loop several times: events within this time share one pass.
 _PASS_SECONDS = 0.005
-# While so many items are under way a place more or less empty for a moment matters little: passes, and rows of the
-# journal, gather for longer.
-_CROWD = 8
-_CROWD_PASS_SECONDS = 0.02
-# Files are looked at so often at least while anything is owed: they settle without telling.
-_LOOK_SECONDS = 1.0
-# Causes that pass, or that a person can mend while we wait. What is missing was removed just now: looking again tells.
-_WORTH_WAITING = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing, ObjectMissing)
-# So often the parts of a file are sent again that the bucket does not want as it has them.
-_RESTARTS_MAX = 4
-# The journal cannot be written: nothing can be published, as nobody could tell afterwards what was.
+# From this many light changes in flight on, a slot that stays empty for a moment costs little: passes and journal rows
+# are batched for longer.
+_BUSY_CHANGES = 8
+_BUSY_PASS_SECONDS = 0.02
+# Longest pause between two passes while anything is queued: that a file has settled sends no event.
+_POLL_SECONDS = 1.0
+# ObjectMissing: another client removed the object during the request, and the retry looks again.
+_RETRIED = (*TRANSIENT, ObjectMissing)
+# Maximum retries after InvalidPart, per file.
+_INVALID_PART_RETRIES = 4
+# The journal cannot be written. Publishing stops: a restarted daemon could not tell what was published.
 _STOPPED = (NoSpace, StateError, ReadOnly)
 
 
 class Publisher:
-    """Takes items from the queue as their turn comes, and makes the bucket show them."""
+    """Takes changes from the schedule when they are due, and makes the bucket show them."""
 
     def __init__(
         self,
@@ -112,9 +105,10 @@ class Publisher:
         last_wins: bool = False,
         on_taken: Callable[[], None] = lambda: None,
     ) -> None:
-        """limit: shared with the reads, so that a bucket that asks for fewer requests gets fewer of all kinds.
+        """limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
 
-        last_wins: what another client changed meanwhile is replaced. on_taken: told whenever the bucket took something.
+        last_wins: replace a version that another client wrote concurrently. on_taken: called after each request that
+        the bucket accepted.
         """
         self._file_io = file_io
         self._queue = queue
@@ -127,72 +121,65 @@ class Publisher:
         self._schedule = PublishSchedule(
             queue, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
+        self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(cache, journal, offload)
-        self._results = outcomes = PublishResults(
-            tree, lookup, file_io, queue, journal, preparer, self._retirement
+        self.events = PublishEvents()
+        self._rejections = Rejections(tree, lookup, file_io, queue, journal, preparer, self.events)
+        self._results = PublishResults(
+            tree, lookup, file_io, queue, journal, self._retirement, self._rejections
         )
         self._draining = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
-        # Of those under way: whether they are light, and failed before.
-        self._under_way: dict[QueuedChange, tuple[bool, bool]] = {}
+        # Changes in flight: whether each is light, and whether it failed before.
+        self._in_flight: dict[QueuedChange, tuple[bool, bool]] = {}
         self._light = 0
         self._failed_before: Counter[bool] = Counter()
-        self._tried: QueuedChange | None = None
+        self._probe: QueuedChange | None = None
         self._sends = 0
         self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
         self._sending = trio.CapacityLimiter(SENDING_AT_ONCE)
-        self._unprepared: dict[FileVersion, None] = {}
-        self._prepared_at = self._retry_prepare_at = float("-inf")
         self._outage = Outage()
         self._failing: dict[QueuedChange, FusecacheError] = {}
         self._stopped: FusecacheError | None = None
-        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
-        self.on_published: Callable[[str], None] = lambda _key: None
         self._on_taken = on_taken
         self._last_wins = last_wins
-        outcomes.on_name_lost = lambda parent, name: self.on_name_lost(parent, name)
-        outcomes.on_conflict = lambda *facts: self.on_conflict(*facts)
-        outcomes.on_published = lambda key: self.on_published(key)
-        self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
-        outcomes.on_gone = lambda key, etag: self.on_gone(key, etag)
         file_io.on_sealed = self.wake
         queue.is_deferred = lambda item: self._schedule.is_deferred(item, trio.current_time())
         queue.on_added, queue.on_removed = self._on_added, self._on_removed
         queue.on_change = self._on_change
 
-    # ---- for others
+    # ---- status and events
 
     @property
     def rejected(self) -> list[QueuedChange]:
-        """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
-        return self._results.rejected
+        """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
+        return self._rejections.rejected
 
     @rejected.setter
     def rejected(self, items: list[QueuedChange]) -> None:
-        self._results.rejected = items
+        self._rejections.rejected = items
 
     def on_start(self, highest: int) -> None:
-        """What the daemon before left has places up to `highest`; what it kept back may go on."""
-        self._results.on_start(highest)
+        """The earlier daemon's changes have sequences up to `highest`; its held commit markers may be due now."""
+        self._rejections.on_start(highest)
 
     @property
     def conflicts(self) -> list[str]:
-        """The newest keys that another client was quicker with."""
-        return list(self._results.conflicts)
+        """The newest keys in conflict: another client changed them first."""
+        return list(self._rejections.conflicts)
 
     @property
     def kept_as(self) -> dict[str, str]:
-        """Where our version of such a key is kept, "" if the change was given up."""
-        return self._results.conflicts
+        """Where the local version of each key in conflict is kept; "" if the change was dropped."""
+        return self._rejections.conflicts
 
     @property
     def failure(self) -> FusecacheError | None:
-        """Why something is not published, if an error is the reason: one that a person can mend first."""
+        """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
         if self._stopped is not None:
             return self._stopped
-        # One that is asked to slow down does so, and goes on; three in a row are an outage.
+        # Throttling alone is no failure: the publisher slows down and goes on, unless the circuit is open.
         is_on = self._outage.is_on
         errors = [each for each in self._failing.values() if is_on or not isinstance(each, Throttled)]
         mendable = (error for error in errors if not isinstance(error, Unavailable))
@@ -200,7 +187,10 @@ class Publisher:
 
     @property
     def blocking_error(self) -> FusecacheError | None:
-        """Why nothing at all is published, as far as can be told: nothing was since such an error was first seen."""
+        """The error that seems to block all publishing: no request has succeeded since it was first seen.
+
+        Only a kind that a person can fix.
+        """
         if self._stopped is not None:
             return self._stopped
         last = self._outage.last_success
@@ -208,17 +198,17 @@ class Publisher:
         return next((error for error in errors if not isinstance(error, Unavailable)), None)
 
     def wake(self) -> None:
-        """Look at the queue again."""
+        """Have the loop look at the queue again."""
         self._wake.set()
 
     def end_pauses(self) -> None:
-        """Whatever made requests fail may be over: try again now what pauses."""
+        """The cause of failures may be gone: retry now, without waiting for back-off."""
         self._outage.try_now()
         self._end_pauses(trio.current_time())
 
     @contextmanager
     def draining(self) -> Iterator[None]:
-        """Publish without waiting for files to settle: the mount is about to end."""
+        """While the body runs, publish without settle delay: the mount is about to end."""
         self._draining += 1
         self._schedule.recompute(trio.current_time(), is_draining=True)
         self.wake()
@@ -229,28 +219,28 @@ class Publisher:
             self._schedule.recompute(trio.current_time(), is_draining=self._draining > 0)
 
     async def wait_progress(self) -> None:
-        """Return when an item was published, given up, or taken back. Raises what stopped publishing for good."""
+        """Return when a change joins or leaves the queue. Raises what stopped publishing."""
         if self._stopped is not None:
             raise self._stopped
         await self._progress.wait()
 
     async def wait_retired(self) -> None:
-        """Return when the staged bytes of all that was published are cache."""
+        """Return when the staged bytes of every published file were handed over to the cache."""
         await self._retirement.wait_idle()
 
     def is_temporary(self, item: QueuedChange) -> bool:
-        """Whether the item waits because of its temporary name."""
+        """Whether the change is deferred because of its temporary name."""
         return self._schedule.is_temporary(item, trio.current_time())
 
     def is_deferred(self, item: QueuedChange) -> bool:
-        """Whether the item is a removal that waits on purpose: for its delay, or for those who have the file open.
+        """Whether the change is a deferred removal: `delete_delay` is not over, or a process here has the file open.
 
-        So does that of a directory which held the file.
+        The removal of a directory that held such a file is deferred with it.
         """
         return self.deferred_seconds(item) > 0
 
     def deferred_seconds(self, item: QueuedChange) -> float:
-        """For how long at most the item is a removal that waits on purpose; 0: it is none."""
+        """For how long at most the change stays a deferred removal; 0: it is none."""
         if not isinstance(item, Operation):
             return 0.0
         now, left = trio.current_time(), self._queue.order.left_below(item.sequence)
@@ -258,12 +248,12 @@ class Publisher:
         return max(self._schedule.deferred_seconds(each, now) for each in operations)
 
     def on_failing(self, item: QueuedChange, error: FusecacheError) -> Failures:
-        """A request for an item failed in a way that may pass: if others succeed meanwhile it holds fewer of them back.
+        """A request for a change failed in a way that may pass. If others succeed since, it blocks fewer of them.
 
-        Also told of items whose parts are sent before their turn.
+        The uploader also calls this, for parts that it sends ahead of the change's slot.
         """
         if item not in self._queue:
-            return Failures()  # written on, removed, or not closed yet
+            return Failures()  # written again, removed, or not closed yet
         failures = self._schedule.on_failed(item, trio.current_time())
         self._failing[item] = item.error = error
         if self._outage.last_success > failures.first:
@@ -271,7 +261,7 @@ class Publisher:
         return failures
 
     def on_success(self, item: QueuedChange) -> None:
-        """The bucket took a part of an item: what failed goes on."""
+        """The bucket accepted a part of a change: its failures are over."""
         self._on_response(trio.current_time())
         if item not in self._queue:
             return
@@ -291,7 +281,9 @@ class Publisher:
                     nursery.start_soon(self._retirement.run, name="retire stored files")
                     await self._dispatch(nursery)
         except _STOPPED as exc:
-            log.exception("publishing stopped; what is not in the bucket waits for the next mount")
+            log.exception(
+                "publishing stopped; pending changes stay in the journal: fix the cache disk, then remount"
+            )
             self._stopped = exc
             self._announce()
             await trio.sleep_forever()
@@ -301,12 +293,12 @@ class Publisher:
             self._wake = trio.Event()
             self._journal.check_writable()
             now = trio.current_time()
-            next_look = self._look_ahead(now)
+            next_scan = self._prepare_ahead(now)
             while (item := self._next_item(now)) is not None:
-                if item in self._under_way:
-                    continue  # renamed, or in conflict, meanwhile: it gets its turn when that attempt ends
-                light, failed = _is_light(item), self._schedule.failures_of(item) > 0
-                self._under_way[item] = light, failed
+                if item in self._in_flight:
+                    continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
+                light, failed = is_light(item), self._schedule.failures_of(item) > 0
+                self._in_flight[item] = light, failed
                 self._light += light
                 self._failed_before[light] += failed
                 nursery.start_soon(self._publish, item, name=f"publish {item.changed_keys()[-1]}")
@@ -314,66 +306,51 @@ class Publisher:
                 deadline = self._schedule.next_time()
                 if self._outage.is_on:
                     deadline = max(deadline, self._outage.quiet_until)
-                # Files settle, and are brought to the disk, also while the bucket does not answer.
-                deadline = min(deadline, now + _LOOK_SECONDS, next_look)
+                # Files settle, and are synced to the disk, also while the bucket does not answer.
+                deadline = min(deadline, now + _POLL_SECONDS, next_scan)
             else:
                 deadline = float("inf")
             if not self._wake.is_set():
                 with trio.move_on_at(deadline):
                     await self._wake.wait()
-            await trio.sleep_until(now + (_PASS_SECONDS if self._light < _CROWD else _CROWD_PASS_SECONDS))
+            await trio.sleep_until(
+                now + (_PASS_SECONDS if self._light < _BUSY_CHANGES else _BUSY_PASS_SECONDS)
+            )
 
     def _next_item(self, now: float) -> QueuedChange | None:
-        """Return what is to be published now, if there is room for it."""
+        """Return the change to publish now, if one is due and a slot is free. An open circuit allows one probe."""
         if self._outage.is_on:
-            is_trying = self._light or self._sends or self._tried in self._under_way
-            if is_trying or now < self._outage.quiet_until:
+            is_probing = self._light or self._sends or self._probe in self._in_flight
+            if is_probing or now < self._outage.quiet_until:
                 return None
-            self._tried = self._schedule.next_probe(now)
-            return self._tried
+            self._probe = self._schedule.next_probe(now)
+            return self._probe
         for light, most in ((True, LIGHT_AT_ONCE), (False, HEAVY_AT_ONCE)):
-            if (self._light if light else len(self._under_way) - self._light) < most:
+            if (self._light if light else len(self._in_flight) - self._light) < most:
                 failed = self._failed_before[light] < most // 2
                 item = self._schedule.next(now, light=light, failed=failed)
                 if item is not None:
                     return item
         return None
 
-    def _look_ahead(self, now: float) -> float:
-        """Prepare what settles, also while it waits for its turn; return when to look again."""
-        if now < self._prepared_at + _AHEAD_SECONDS:
-            return self._prepared_at + _AHEAD_SECONDS
-        self._prepared_at = now
-        self._retry_prepare(now)
-        is_unsure = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
-        first: list[FileVersion] = []
-        resting = 0
-        for item in islice(self._unprepared, _AHEAD):
-            if self._schedule.is_settled(item, now) or item.size > LIGHT_BYTES:
-                first.append(item)
-            else:
-                resting += 1  # and those behind it, which came later, will most likely, too
-                if resting > _RESTING:
-                    break
-        self._preparer.begin([*first], lambda version: self._schedule.is_settled(version, now))
-        for version in first:
-            if is_prepared_or_failed_locally(version):
-                del self._unprepared[version]
-        return now + _UNSURE_SECONDS if is_unsure else float("inf")
+    def _prepare_ahead(self, now: float) -> float:
+        """Start preparing files ahead of their slots; return when to do so again at the latest."""
+        if now < self._ahead.next_scan():
+            return self._ahead.next_scan()
+        if not self._outage.is_on:
+            self._ahead.retry(self._failing, now)
+        is_undecided = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
+        self._ahead.scan(now)
+        return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 
     def _on_added(self, item: QueuedChange) -> None:
         self._schedule.on_added(item, trio.current_time())
-        # Of what is aside no part is sent: it may get another name.
-        if isinstance(item, FileVersion) and not (
-            choose_part_bytes(item.size) and self._schedule.is_deferred(item, trio.current_time())
-        ):
-            self._unprepared[item] = None
+        self._ahead.add(item, trio.current_time())
 
     def _on_removed(self, item: QueuedChange) -> None:
         self._schedule.on_removed(item)
         self._failing.pop(item, None)
-        if isinstance(item, FileVersion):
-            self._unprepared.pop(item, None)
+        self._ahead.discard(item)
 
     def _on_change(self) -> None:
         self.wake()
@@ -384,12 +361,12 @@ class Publisher:
             self._progress.set()
             self._progress = trio.Event()
 
-    # ---- one item
+    # ---- one change
 
     async def _publish(self, item: QueuedChange) -> None:
         try:
             await self._attempt(item)
-        except _WORTH_WAITING as exc:
+        except _RETRIED as exc:
             self._retry_later(item, exc)
         except _STOPPED:
             raise
@@ -397,21 +374,21 @@ class Publisher:
             if isinstance(exc, PartsRefused) and self._is_restarted(item, exc):
                 return
             if not isinstance(exc, FusecacheError):
-                # A mistake of ours: it must not keep everything else from the bucket.
+                # A bug of ours must not block all other changes.
                 log.exception("unexpected failure key=%s", item.changed_keys()[-1])
             if self._last_wins and isinstance(exc, ObjectChanged) and isinstance(item, FileVersion):
-                await self._replace_theirs(item)
+                await self._replace_remote(item)
             elif item in self._queue:
-                await self._results.handle_error(item, exc)
+                await self._rejections.handle_error(item, exc)
         finally:
-            light, failed = self._under_way.pop(item)
+            light, failed = self._in_flight.pop(item)
             self._light -= light
             self._failed_before[light] -= failed
             self._schedule.requeue(item, trio.current_time())
             self.wake()
 
     def _retry_later(self, item: QueuedChange, error: FusecacheError) -> None:
-        """An attempt failed: the item pauses."""
+        """An attempt failed: retry the change after a back-off."""
         if item not in self._queue:
             return
         now = trio.current_time()
@@ -421,16 +398,16 @@ class Publisher:
         failures.pause_until = now + pause
         self._outage.on_failure(id(item), now, random.random())
         log.warning(
-            "publishing waits key=%s attempt=%d seconds=%.1f error=%s",
+            "publish failed, will retry key=%s attempt=%d retry_in_seconds=%.1f error=%s",
             item.changed_keys()[-1], failures.count, pause, error,
         )  # fmt: skip
 
     def _is_restarted(self, item: QueuedChange, error: PartsRefused) -> bool:
-        """The bucket has the parts, and does not want them so: send them again, a few times."""
+        """The bucket rejected the parts that it holds (InvalidPart): return whether they are sent again."""
         if item not in self._queue:
             return True
         failures = self._schedule.on_failed(item, trio.current_time())
-        if failures.restarts >= _RESTARTS_MAX:
+        if failures.restarts >= _INVALID_PART_RETRIES:
             return False
         failures.restarts += 1
         if isinstance(item, FileVersion):
@@ -438,26 +415,26 @@ class Publisher:
         self._retry_later(item, error)
         return True
 
-    async def _replace_theirs(self, item: FileVersion) -> None:
-        """Another client's version came between: ours is to replace that, at its next turn."""
+    async def _replace_remote(self, item: FileVersion) -> None:
+        """Another client changed the key first: have the next attempt replace that version."""
         try:
-            theirs = await self._offload.publish(self._bucket_writer.current_etag, item.record.key)
-        except _WORTH_WAITING as exc:
+            etag = await self._offload.publish(self._bucket_writer.current_etag, item.record.key)
+        except _RETRIED as exc:
             self._retry_later(item, exc)
         except FusecacheError as exc:
             if item in self._queue:
-                await self._results.handle_error(item, exc)
+                await self._rejections.handle_error(item, exc)
         else:
             if item in self._queue:
-                await self._results.replace_theirs(item, theirs)
+                await self._rejections.replace_remote(item, etag)
 
     async def _attempt(self, item: QueuedChange) -> None:
         if isinstance(item, FileVersion):
             await self._preparer.wait(item)
             if not self._schedule.may_go(item, trio.current_time()):
-                return  # dropped, or under another key and so in another place, while its bytes were sent
-            self._results.commit_markers.check(item)
-            submit = self._journal.submit if self._light < _CROWD else self._journal.submit_batched
+                return  # dropped, or renamed and so at another place in the order, while its bytes were sent
+            self._rejections.commit_markers.check(item)
+            submit = self._journal.submit if self._light < _BUSY_CHANGES else self._journal.submit_batched
             await submit(PutFile(item.transition_to(FileState.PUBLISHING))).wait()
             version = await self._send(item, self._bucket_writer.publish_file, item.record, item.file.path)
             self._results.stored(item, version)
@@ -466,22 +443,22 @@ class Publisher:
             return
         if (
             item.record.kind is OperationKind.DELETE
-            and (keeper := self._results.commit_markers.marker_blocking(item)) is not None
+            and (marker := self._rejections.commit_markers.marker_blocking(item)) is not None
         ):
-            await self._results.defer_behind(item, keeper)
+            await self._rejections.defer_behind(item, marker)
             return
         item.in_flight = True
-        await self._journal.wait_committed()  # its row must be on the disk before its effect
-        outcome = await self._send(item, self._bucket_writer.publish_operation, item.record)
-        await self._results.done(item, outcome)
+        await self._journal.wait_committed()  # the row must be on disk before the bucket can change
+        result = await self._send(item, self._bucket_writer.publish_operation, item.record)
+        await self._results.done(item, result)
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
-        """Send a publishing request when the bucket lets us; have it heard if it says to slow down."""
+        """Send a publishing request once back-off and limits allow; pass throttling on to the shared limit."""
         quiet_until = self._outage.quiet_until if self._outage.is_on else float("-inf")
         quiet_until = max(quiet_until, self._limit.silent_until)
         if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
             await trio.sleep_until(quiet_until)
-        sends_bytes = isinstance(item, FileVersion) and not _is_light(item) and not item.record.upload_id
+        sends_bytes = isinstance(item, FileVersion) and not is_light(item) and not item.record.upload_id
         slots, most = (self._sending, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
         slots.total_tokens = min(most, self._limit.limit)
         async with slots:
@@ -517,23 +494,5 @@ class Publisher:
     def _end_pauses(self, now: float) -> None:
         self._schedule.end_pauses()
         self._schedule.recompute(now, is_draining=self._draining > 0)
-        self._retry_prepare_at = now
+        self._ahead.retry_soon(now)
         self.wake()
-
-    def _retry_prepare(self, now: float) -> None:
-        """Have parts sent again that failed before their turn: nobody else does, before that."""
-        if now < self._retry_prepare_at or self._outage.is_on:
-            return
-        self._retry_prepare_at = now + _RETRY_SECONDS
-        for item in self._failing:
-            if (
-                isinstance(item, FileVersion)
-                and not is_prepared_or_failed_locally(item)
-                and not self._schedule.failures_of(item)
-            ):
-                self._unprepared[item] = None
-
-
-def _is_light(item: QueuedChange) -> bool:
-    """Whether an item has few bytes."""
-    return not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES

@@ -1,52 +1,29 @@
-"""What the bucket's answer to a publishing request changes on the node: in the tree, the queue and the journal.
+"""Applies the bucket's success answers: to the tree, the queue and the journal.
 
-Invariants:
-1. Tree and queue change at once, with each other; the journal follows, and only then do local bytes go.
-2. What the bucket refuses for good, or another client was quicker with, is kept and reported; it holds nobody up.
+It sends nothing; what the bucket does not accept goes to `rejections.py`.
+
+Invariant: tree and queue change together, without a checkpoint in between. The journal follows; only then are local
+bytes freed.
 """
 
-import logging
-import socket
-from itertools import islice
-from typing import TYPE_CHECKING, TypeGuard
-
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import (
-    FileVersion,
-    Node,
-    Operation,
-    QueuedChange,
-    attributes_of,
-    dropped_row,
-)
+from fusecache.engine.namespace.nodes import FileVersion, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.bucket_writer import PublishResult
-from fusecache.engine.publish.commit_markers import CommitMarkers
-from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.publish.base_etags import rejected_before
+from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
+from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile, PutOperation
-from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
-from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
+from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import ANOTHERS, OperationKind
+from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-from dataclasses import replace
-
-log = logging.getLogger(__name__)
-
-# Of conflicts so many are remembered here; the journal has all that nobody has dealt with.
-CONFLICTS_REMEMBERED = 1000
-_TAKES_AWAY = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 
 
 class PublishResults:
-    """Carries out what follows from an answer."""
+    """Applies answers. Each method journals what it changes."""
 
     def __init__(
         self,
@@ -55,102 +32,68 @@ class PublishResults:
         file_io: FileIO,
         queue: WritebackQueue,
         journal: JournalWriter,
-        preparer: Preparer,
         retirement: Retirement,
+        rejections: Rejections,
     ) -> None:
         self._tree = tree
         self._lookup = lookup
         self._file_io = file_io
         self._queue = queue
         self._journal = journal
-        self._preparer = preparer
         self._retirement = retirement
-        # As a dict, to be taken out of by item.
-        self._rejected: dict[QueuedChange, None] = {}
-        # The newest conflicts: where our version of a key is kept, "" if the change was given up.
-        self.conflicts: dict[str, str] = {}
-        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
-        self.on_published: Callable[[str], None] = lambda _key: None
-        # A version (key, ETag) is no longer there.
-        self.on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
-        queue.on_rebased = self._journal_rebased
-        self.commit_markers = CommitMarkers(tree, queue, file_io, lambda: self.rejected)
+        self._rejections = rejections
+        self._base_etags = rejections.base_etags
+        self._events = rejections.events
 
-    @property
-    def rejected(self) -> list[QueuedChange]:
-        """What the bucket refused for good, or could not be read back, unless it was removed or replaced since."""
-        gone = [
-            item
-            for item in self._rejected
-            if isinstance(item, FileVersion) and item.state is not FileState.REJECTED
-        ]  # changes of names leave as another one of their name is taken
-        for item in gone:
-            del self._rejected[item]
-        return list(self._rejected)
+    def stored(self, version: FileVersion, published: ObjectInfo) -> None:
+        """The bucket has the content: show its version under the name, journal that, then free the local bytes.
 
-    @rejected.setter
-    def rejected(self, items: list[QueuedChange]) -> None:
-        self._rejected = dict.fromkeys(items)
-        self.commit_markers.restore(items)
-
-    def on_start(self, highest: int) -> None:
-        """What the daemon before left has places up to `highest`: offer again what nothing keeps back any more."""
-        changes = self.commit_markers.on_start(highest)
-        if changes:
-            self._journal.submit(*changes)
-
-    # ---- success
-
-    def stored(self, generation: FileVersion, version: ObjectInfo) -> None:
-        """The bucket has it: let the name show the bucket's version, say so in the journal, then let the bytes go.
-
-        The tree changes at once, with the queue: whoever writes or removes the file next must know its base. The row
-        stands before those of all that comes after; nobody waits for it but the bytes.
+        Tree and queue change together at once, as the file's next write or removal needs the base ETag. The row comes
+        before all later rows; only freeing the bytes waits for its commit.
         """
-        record = generation.transition_to(FileState.STORED)
-        self._queue.remove(generation, published=True)
-        self.on_published(version.key)
-        self.on_gone(version.key, record.base_etag)
+        record = version.transition_to(FileState.STORED)
+        self._queue.remove(version, published=True)
+        self._events.on_published(published.key)
+        self._events.on_gone(published.key, record.base_etag)
         changes = [
             PutFile(record),
-            PutAttributes(version.key, version.etag, record.attributes),
-            *self._rebase(version.key, version.etag),
-            *self._file_io.drop_replaced(generation),
-            *self._file_io.placement.queue_deletes(version.key),
-            *self._forget_rejected((version.key,)),
-            *self.commit_markers.on_resolved(generation),
+            PutAttributes(published.key, published.etag, record.attributes),
+            *self._base_etags.update(published.key, published.etag),
+            *self._file_io.drop_replaced(version),
+            *self._file_io.placement.queue_deletes(published.key),
+            *self._rejections.forget((published.key,)),
+            *self._rejections.commit_markers.on_resolved(version),
         ]
-        node = generation.node
+        node = version.node
         if node is not None:
-            node.object = version
+            node.object = published
             if self._tree.is_linked(node):
-                if self._tree.key(node) == version.key:  # else a rename is queued behind it
+                if self._tree.key(node) == published.key:  # else a rename is queued behind it
                     self._lookup.on_published(node)
             else:
-                self._lookup.on_removed(version)
-            if node.version is generation and (self._tree.is_linked(node) or node.handles == 0):
+                self._lookup.on_removed(published)
+            if node.version is version and (self._tree.is_linked(node) or node.handles == 0):
                 node.version = None
             self._tree.release_local(node)
-        self._retirement.add(generation, version, self._journal.submit_batched(*changes))
+        self._retirement.add(version, published, self._journal.submit_batched(*changes))
 
     async def done(self, item: Operation, result: PublishResult) -> None:
-        """The bucket has taken a change of names."""
+        """The bucket carried out an operation: a delete, a rename, a directory marker or a symlink."""
         self._queue.remove(item, published=True)
-        forgotten = self._forget_rejected(item.changed_keys())
+        forgotten = self._rejections.forget(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]
         for key, etag in result.shows.items():
-            changes += self._rebase(key, etag)
-            self.on_published(key)
-            if _refused_before(self._tree.find(key)) is None:
+            changes += self._base_etags.update(key, etag)
+            self._events.on_published(key)
+            if rejected_before(self._tree.find(key)) is None:
                 changes += self._file_io.placement.queue_deletes(key)
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
-        if record.kind in _TAKES_AWAY:
+        if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
-            self.on_gone(record.key, record.source_etag or record.base_etag)
+            self._events.on_gone(record.key, record.source_etag or record.base_etag)
         if node is not None:
             if result.version is not None:
                 node.object = result.version
@@ -160,243 +103,3 @@ class PublishResults:
                 self._lookup.on_removed(result.version)
             self._tree.release_local(node)
         await self._journal.submit_batched(*changes).wait()
-
-    def _forget_rejected(self, keys: tuple[str, ...]) -> list[Change]:
-        """The bucket took a change of these names: what it refused of them before is no news any more."""
-        changes: list[Change] = []
-        for item in [each for each in self._rejected if isinstance(each, Operation)]:
-            if item.changed_keys()[-1] in keys:
-                del self._rejected[item]
-                changes += self.commit_markers.on_resolved(item)
-        return changes
-
-    def _rebase(self, key: str, etag: str | None) -> list[Change]:
-        follower = self._queue.rebase(key, etag)
-        changes: list[Change] = [] if follower is None else [_row(follower)]
-        node = self._tree.find(key)
-        is_its_own = follower is None or (isinstance(follower, FileVersion) and follower.node is node)
-        if node is not None and node.version is not None and is_its_own:
-            # What is being written under this name, or waits behind this, was begun before the bucket showed this.
-            node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
-            refused = _refused_before(node)
-            if refused is not None:
-                refused.record = replace(refused.record, base_etag=etag)
-                changes.append(PutFile(refused.record))
-        return changes
-
-    def _journal_rebased(self, item: QueuedChange) -> None:
-        self._journal.submit(_row(item))
-
-    async def defer_behind(self, removal: Operation, keeper: FileVersion) -> None:
-        """Have a removal wait until something is published under the name of what is kept back, or that is removed."""
-        await self._journal.commit(*self._file_io.placement.defer(removal, keeper.record.key))
-
-    # ---- what waiting does not mend
-
-    async def handle_error(self, item: QueuedChange, error: Exception) -> None:
-        """Do what an error asks for that waiting does not mend."""
-        if isinstance(error, UploadLost):
-            if isinstance(item, FileVersion):
-                log.warning("upload expired, sending it again key=%s", item.record.key)
-                self._preparer.restart(item)
-        elif isinstance(error, ObjectChanged):
-            await self._conflict(item, error)
-        elif isinstance(error, FusecacheError):
-            await self._reject(item, error)
-        else:
-            await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
-
-    async def replace_theirs(self, item: FileVersion, etag: str | None) -> None:
-        """Have content replace what another client put under its key (None: that removed it), whatever it was."""
-        key = item.record.key
-        log.warning("another client changed key=%s first: ours replaces that (conflict = last-wins)", key)
-        item.transition_to(FileState.SEALED)
-        await self._journal.commit(*self._rebase(key, etag))
-
-    async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
-        """Another client changed the key meanwhile: both versions are kept."""
-        node = item.node
-        parent, name = (node.parent, node.name) if node is not None else (None, "")
-        if isinstance(item, FileVersion):
-            key = item.record.key
-            copy_key = self._free_conflict_key(key, item.sequence)
-            self._record_conflict(key, copy_key, item.size, error, item.sequence)
-            self._queue.remove(item, published=True)
-            self._preparer.restart(item)
-            record = item.transition_to(FileState.SEALED, key=copy_key, base_etag=None)
-            self._queue.add(item)
-            if node is not None and parent is not None and self._tree.key(node) == key:
-                # The name shows the other client's version from now on; ours, and what writers still add to it, has
-                # a name of its own.
-                folder = parent
-                for _ in range(key.count("/") - copy_key.count("/")):
-                    folder = folder.parent or folder
-                self._tree.move(node, folder, copy_key.rpartition("/")[2])
-                self.on_name_lost(parent, name)
-            rows = [*self._rebase(key, None), *self._file_io.placement.retarget(key, copy_key)]
-            follower = next(iter(self._queue.for_key(key)), None)
-            if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
-                # A rename of ours moves nothing of theirs.
-                follower.record = replace(follower.record, source_etag=ANOTHERS)
-                rows.append(_row(follower))
-            await self._journal.commit(PutFile(record), *rows)
-            return
-        self._record_conflict(item.changed_keys()[-1], "", 0, error)
-        await self._give_up(item)
-        if node is not None and parent is not None and node.parent is parent and node.version is None:
-            self._tree.detach(node)
-            self.on_name_lost(parent, name)
-
-    def _free_conflict_key(self, key: str, sequence: int) -> str:
-        """Return where ours goes. Another node, or cache directory, of the same host name may have kept a copy so."""
-        path = self._tree.relative(key)
-        prefix = key.removesuffix(path)
-        copy_key, count = _conflict_key(prefix, path, f"{sequence}"), 1
-        while self._tree.find(copy_key) is not None:
-            count += 1
-            copy_key = _conflict_key(prefix, path, f"{sequence}-{count}")
-        return copy_key
-
-    def _record_conflict(
-        self, key: str, copy_key: str, size: int, error: FusecacheError, number: int = 0
-    ) -> None:
-        if copy_key:
-            log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
-        else:
-            log.error("conflict, change given up key=%s error=%s", key, error)
-        self.conflicts.pop(key, None)
-        self.conflicts[key] = copy_key
-        for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
-            del self.conflicts[oldest]
-        self.on_conflict(key, copy_key, size, str(error), number)
-
-    async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
-        """The bucket refuses this for good, or its bytes cannot be read: keep it, and go on with the others."""
-        log.error("refused for good key=%s error=%s", item.changed_keys()[-1], error)
-        item.error = error
-        if isinstance(item, Operation):
-            self._rejected[item] = None
-            await self._give_up(item)
-            return
-        item.record = replace(item.record, refused_at=item.sequence)
-        self._queue.remove(item)
-        self._preparer.restart(item)  # parts of what is refused are no use
-        key, node = item.record.key, item.node
-        item.transition_to(FileState.REJECTED, error=str(error))
-        changes = self._file_io.drop_replaced(item)
-        if node is not None:
-            changes += self._drop_renames(node, key)
-        if node is not None and self._tree.is_linked(node):
-            self._rejected[item] = None
-            changes += self._keep_rejected(item, node)
-        elif node is not None and node.handles and node.version is item:
-            changes.append(dropped_row(item))  # unlinked; ends with its last handle
-        else:
-            changes += self._file_io.drop(item)
-        await self._journal.commit(*changes)
-
-    def _drop_renames(self, node: Node, key: str) -> list[Change]:
-        """Renames of what was refused move nothing, if nothing of ours was published under the name before.
-
-        Their targets, as far as the bucket had something there, stay as they are.
-        """
-        changes: list[Change] = []
-        first = next(iter(self._queue.for_key(key)), None)
-        moves_nothing = isinstance(first, Operation) and not first.record.source_etag
-        while moves_nothing and isinstance(first, Operation) and _renames(first, node, key):
-            self._queue.remove(first)
-            self._tree.clear_tombstone(key, gone=False)
-            self._tree.release_local(node)
-            changes.append(DropOperation(first.sequence))
-            key, shown = first.record.target, first.record.base_etag
-            node.object = None if shown is None else ObjectInfo(key, shown, 0, 0.0)
-            first = next(iter(self._queue.for_key(key)), None)
-        return changes
-
-    def _keep_rejected(self, item: FileVersion, node: Node) -> list[Change]:
-        """Keep refused content under the name that it has by now; newer content of that stands before it."""
-        key, key_now = item.record.key, self._tree.key(node)
-        if key_now != key:
-            # As new as the rename, and what the bucket shows there is known when that has its turn.
-            base = self._queue.base_for(key_now, node.published_etag(key_now))
-            item.record = replace(
-                item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
-            )
-            self._file_io.on_key_changed(item)
-        elif item.record.base_etag is not None and node.published_etag(key) is None:
-            # It took the place of a removal: from now on only the node knows what the bucket shows.
-            node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
-        newer = next((each for each in self._queue.for_key(key_now) if _is_content(each, node)), None)
-        if newer is None:
-            newer = node.version if node.version is not item else None
-        changes: list[Change] = []
-        if newer is not None:
-            changes = self._file_io.drop_replaced(newer)
-            newer.replaces = item
-        if newer is None or newer not in self._queue:
-            changes += self._file_io.placement.deferred_deletes(key, key_now)
-        return [*changes, PutFile(item.record)]
-
-    async def _give_up(self, item: Operation) -> None:
-        self._queue.remove(item)
-        changes: list[Change] = [DropOperation(item.sequence), *self._keep_from_moving(item)]
-        if item.record.kind in _TAKES_AWAY:
-            self._tree.clear_tombstone(item.record.key, gone=False)
-            self._show_again(item.record.key)
-        if item.node is not None:
-            self._tree.release_local(item.node)
-            item.node.verified = float("-inf")
-        await self._journal.commit(*changes)
-
-    def _keep_from_moving(self, item: Operation) -> list[Change]:
-        """What was to come under a name by a change that is given up is not there: no rename moves what is."""
-        key = item.changed_keys()[-1]
-        follower = next(iter(self._queue.for_key(key)), None)
-        if item.node is None or not isinstance(follower, Operation) or not _renames(follower, item.node, key):
-            return []
-        follower.record = replace(follower.record, source_etag=ANOTHERS)
-        return [PutOperation(follower.record)]
-
-    def _show_again(self, key: str) -> None:
-        """The bucket keeps what was to leave: whoever was told that nothing is there has to ask anew."""
-        folder, name = self._lookup.on_unknown(key)
-        if folder is not None:
-            self.on_name_lost(folder, name)
-
-
-def _renames(item: Operation, node: Node, key: str) -> bool:
-    record = item.record
-    return record.kind is OperationKind.RENAME and item.node is node and record.key == key
-
-
-def _is_content(item: QueuedChange, node: Node) -> TypeGuard[FileVersion]:
-    return isinstance(item, FileVersion) and item.node is node
-
-
-def _refused_before(node: Node | None) -> FileVersion | None:
-    """Return the refused content that a node shows instead of the bucket's, or that what is written there replaces."""
-    content = node.version if node is not None else None
-    if content is None or content.state is FileState.REJECTED:
-        return content
-    replaced = content.replaces
-    return replaced if replaced is not None and replaced.state is FileState.REJECTED else None
-
-
-def _row(item: QueuedChange) -> PutFile | PutOperation:
-    return PutFile(item.record) if isinstance(item, FileVersion) else PutOperation(item.record)
-
-
-def _conflict_key(prefix: str, path: str, number: str) -> str:
-    """Return where our version of a path goes that another client wrote too: of a long name the end makes way.
-
-    Where the key of its directory leaves no room for any of the name, it goes to the nearest one above that does.
-    """
-    folder, slash, name = path.rpartition("/")
-    mark = f".conflict-{socket.gethostname()[:60]}-{number}"
-    while True:
-        place = prefix + folder + slash
-        room = min(NAME_BYTES_MAX, KEY_BYTES_MAX - len(place.encode())) - len(mark.encode())
-        start = name.encode()[: max(0, room)].decode(errors="ignore")
-        if start or not folder:
-            return place + start + mark
-        folder, slash, _ = folder.rpartition("/")

@@ -1,6 +1,6 @@
-"""What happens to staged bytes that the bucket has: they become cache, so that what was just written is warm.
+"""Hands the staged bytes of published files over to the cache, so that a file just written is warm.
 
-Invariant: bytes go only after the row that lets them go is on the disk.
+Invariant: a staging file leaves only after its STORED row is on disk.
 """
 
 import logging
@@ -22,41 +22,41 @@ from fusecache.model.objects import MIB, ObjectInfo
 
 log = logging.getLogger(__name__)
 
-# Nobody waits for it; but who reads such a file before that, and not from the kernel's pages, asks the bucket.
-_GATHER_SECONDS = 0.04
-_AT_ONCE = 64
-# The room of larger ones may be waited for.
+# No caller waits for the handover. But until it is done, a read that the page cache cannot serve goes to the bucket.
+_BATCH_SECONDS = 0.04
+_BATCH_FILES = 64
+# A larger file is handed over at once: a writer may wait for its space.
 _SMALL_BYTES = MIB
 
 
 class Retirement:
-    """Takes generations that are stored, many in one crossing to a thread."""
+    """Hands over stored file versions, many in one thread call."""
 
     def __init__(self, cache: BlockCache, journal: JournalWriter, offload: Offload) -> None:
         self._cache = cache
         self._journal = journal
         self._offload = offload
-        self._batches = Batcher(self._retire, seconds=_GATHER_SECONDS, most=_AT_ONCE, name="retire")
-        self._left = 0
-        self._is_over = False
+        self._batches = Batcher(self._retire, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="retire")
+        self._pending = 0
+        self._has_ended = False
         self._ended = trio.Event()
 
     async def run(self) -> None:
-        """Retire until cancelled; what is left then is deleted by the next mount."""
+        """Hand over until cancelled; the next mount deletes staging files that are left then."""
         try:
             await self._batches.run()
         finally:
-            self._is_over = True
+            self._has_ended = True
             self._ended.set()
 
-    def add(self, generation: FileVersion, version: ObjectInfo, row: CommitTicket) -> None:
-        """The bucket has a generation as `version`: its bytes become cache when its row, which says so, is durable."""
-        self._left += 1
-        self._batches.add((generation, version, row), at_once=generation.size > _SMALL_BYTES)
+    def add(self, version: FileVersion, published: ObjectInfo, row: CommitTicket) -> None:
+        """The bucket shows a file as `published`: hand its bytes over once `row`, which says so, is on disk."""
+        self._pending += 1
+        self._batches.add((version, published, row), at_once=version.size > _SMALL_BYTES)
 
     async def wait_idle(self) -> None:
-        """Return when nothing is left to be retired, or nothing is retired any more."""
-        while self._left and not self._is_over:
+        """Return when every handover is done, or `run` has ended."""
+        while self._pending and not self._has_ended:
             self._batches.flush_now()
             await self._ended.wait()
 
@@ -64,39 +64,39 @@ class Retirement:
         try:
             await self._release(batch)
         except FusecacheError as exc:
-            # The journal failed, and the publisher says so; or a file cannot be removed. The next mount goes on.
-            log.warning("files that are in the bucket are left where they are error=%s", exc)
+            # The journal failed, which the publisher reports, or a file cannot be removed.
+            log.warning("published files stay in staging until the next mount error=%s", exc)
         finally:
-            self._left -= len(batch)
+            self._pending -= len(batch)
             self._ended.set()
             self._ended = trio.Event()
 
     async def _release(self, batch: list[tuple[FileVersion, ObjectInfo, CommitTicket]]) -> None:
         staged: list[StagedObject] = []
-        needless: list[StagingFile] = []
-        gone: list[DropFile] = []
-        for generation, version, row in batch:
+        uncacheable: list[StagingFile] = []
+        rows: list[DropFile] = []
+        for version, published, row in batch:
             await row.wait()
-            if generation.node is not None and generation.node.version is generation:
-                continue  # unlinked, and still open: it goes with its last handle
-            if generation.node is None:
-                continue  # it went so meanwhile
-            await wait_unused(generation)
-            generation.file.close()
-            gone.append(DropFile(generation.record.generation))
-            size, checksums = generation.size, generation.granule_checksums
-            keeps = bool(size and checksums)
-            self._cache.release_staging(generation.reserved - (size if keeps else 0))
-            generation.reserved = 0
-            if keeps:
-                staged.append(StagedObject(version.object_id, size, generation.file.path, checksums))
+            if version.node is not None and version.node.version is version:
+                continue  # unlinked, and still open: its last close disposes of it
+            if version.node is None:
+                continue  # unlinked, and disposed of by its last close
+            await wait_unused(version)
+            version.file.close()
+            rows.append(DropFile(version.record.generation))
+            size, checksums = version.size, version.granule_checksums
+            is_cacheable = bool(size and checksums)
+            self._cache.release_staging(version.reserved - (size if is_cacheable else 0))
+            version.reserved = 0
+            if is_cacheable:
+                staged.append(StagedObject(published.object_id, size, version.file.path, checksums))
             else:
-                needless.append(generation.file)
+                uncacheable.append(version.file)
         if staged:
             await self._cache.adopt(staged)
-        if needless:
-            await self._offload.disk(_delete_all, needless)
-        self._journal.submit_lazily(*gone)
+        if uncacheable:
+            await self._offload.disk(_delete_all, uncacheable)
+        self._journal.submit_lazily(*rows)
 
 
 def _delete_all(files: Sequence[StagingFile]) -> None:

@@ -1,6 +1,9 @@
-"""When each queued item may be published: its turn in the order, its rest, its key's pace, its pause after a failure.
+"""When each queued change may be published: order, settle delay, one write a second per key, back-off, deferral.
 
-Time is an argument: nothing here waits. Times are the loop's, in seconds.
+It sends nothing (`publisher.py` does) and never waits: time is an argument. Times are the loop's, in seconds.
+
+A change moves through these sets: deferred (not for now, whatever the order) -> waiting in the order -> delayed (first
+in the order, but not yet) -> ready.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,6 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
+from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.names import parent_path
 from fusecache.model.objects import MIB
@@ -19,24 +23,23 @@ from fusecache.policy.name_patterns import matches_any
 
 # Cloudflare R2 answers 429 above one write a second to a key.
 KEY_INTERVAL_SECONDS = 1.1
-# A file under a temporary name that stays closed so long is meant to stay.
+# A file that stays closed this long under a temporary name is published under it: no rename is likely.
 TEMPORARY_SECONDS = 60.0
-# So long at most a removed object stays in the bucket for those who have it open.
+# Longest time that a removed object stays in the bucket because processes here have it open.
 READERS_SECONDS = 600.0
-# So long if something waits for that.
+# The same if a later write waits for the removal.
 DEPENDENT_WRITE_SECONDS = 10.0
-# Whether its readers are gone is looked at so often.
-_LOOK_SECONDS = 1.0
-# Items that send more than this do not stand before those that send less.
+# Interval at which a deferred removal is checked for open handles: their close sends no event.
+_HANDLE_POLL_SECONDS = 1.0
+# Changes that send more than this have a queue of their own, and never block the others.
 LIGHT_BYTES = 4 * MIB
-# Keys remembered for their pace, before those are forgotten whose time is over.
+# Keys whose last write is remembered before entries older than KEY_INTERVAL_SECONDS are dropped.
 _KEYS_REMEMBERED = 4096
 _NEVER = float("inf")
-_BRINGS = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 
 
 class _Ready(NamedTuple):
-    """An item whose turn it is; failures: how many of its attempts failed."""
+    """A change that is due. failures: number of its failed attempts."""
 
     failures: int
     sequence: int
@@ -46,9 +49,9 @@ class _Ready(NamedTuple):
 
 @dataclass(slots=True)
 class Failures:
-    """An item's failed attempts: how many, when the first was, and before when there is no other.
+    """The failed attempts of a change. first: time of the first one; pause_until: no retry before this time.
 
-    begun_anew: how often its parts were sent again.
+    restarts: how often its parts were sent again from the start.
     """
 
     count: int = 0
@@ -58,7 +61,7 @@ class Failures:
 
 
 class PublishSchedule:
-    """Gives out the items of the queue, each when its time has come, oldest first."""
+    """Hands out queued changes, each when it is due, oldest first."""
 
     def __init__(
         self,
@@ -74,88 +77,88 @@ class PublishSchedule:
         self._delete_delay = delete_delay
         self._is_draining = False
         self._ties = count()
-        # Set aside until a time; free in the order, but not before a time; and to be published now: whether it is
-        # light, and whether it failed before.
+        # Heaps by time: deferred until then; or free in the order, but not due before then.
         self._deferred: list[tuple[float, int, QueuedChange]] = []
         self._delayed: list[tuple[float, int, QueuedChange]] = []
-        # Removals aside of names that say that all the rest is there, by directory.
-        self._held_markers: dict[str, dict[Operation, None]] = {}
+        # Deferred removals of commit markers, by directory.
+        self._marker_deletes: dict[str, dict[Operation, None]] = {}
+        # Due now, by (light, failed before).
         self._ready: dict[tuple[bool, bool], list[_Ready]] = {
             (light, failed): [] for light in (True, False) for failed in (False, True)
         }
         self._last_write: dict[str, float] = {}
         self._failures: dict[QueuedChange, Failures] = {}
 
-    # ---- what happens
+    # ---- events
 
     def on_added(self, item: QueuedChange, now: float) -> None:
-        """An item was queued."""
+        """A change was queued."""
         until = self._deferred_until(item, now)
         if until > now:
             heappush(self._deferred, (until, next(self._ties), item))
             if is_removal(item) and self._queue.is_commit_marker(item.record.key):
-                self._held_markers.setdefault(parent_path(item.record.key), {})[item] = None
-        self._on_dependent_write(item, now, is_aside=until > now)
+                self._marker_deletes.setdefault(parent_path(item.record.key), {})[item] = None
+        self._on_dependent_write(item, now, is_deferred=until > now)
 
-    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_aside: bool) -> None:
-        """Something is to come under a name: removals are put off no longer that it must wait for."""
-        if isinstance(item, Operation) and item.record.kind not in _BRINGS:
+    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
+        """A change brings a name: removals that it must wait for are no longer deferred for long."""
+        if isinstance(item, Operation) and item.record.kind not in CREATES:
             return
         key = item.changed_keys()[-1]
-        followed = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
-        if not is_aside:
-            kept = self._held_markers.get(parent_path(key), {})
-            followed += [each for each in kept if each.record.key != key]
-        for removal in followed:
+        waited_for = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
+        if not is_deferred:
+            deferred = self._marker_deletes.get(parent_path(key), {})
+            waited_for += [each for each in deferred if each.record.key != key]
+        for removal in waited_for:
             if removal.sequence < item.sequence and not removal.has_dependent_write:
                 removal.has_dependent_write = True
                 heappush(self._deferred, (now, next(self._ties), removal))
-                self._forget_held(removal)
+                self._forget_marker_delete(removal)
 
-    def _forget_held(self, removal: Operation) -> None:
+    def _forget_marker_delete(self, removal: Operation) -> None:
         folder = parent_path(removal.record.key)
-        kept = self._held_markers.get(folder, {})
-        kept.pop(removal, None)
-        if not kept:
-            self._held_markers.pop(folder, None)
+        deferred = self._marker_deletes.get(folder, {})
+        deferred.pop(removal, None)
+        if not deferred:
+            self._marker_deletes.pop(folder, None)
 
     def on_removed(self, item: QueuedChange) -> None:
-        """An item is no longer owed."""
+        """A change left the queue."""
         self._failures.pop(item, None)
         if is_removal(item):
-            self._forget_held(item)
+            self._forget_marker_delete(item)
 
     def on_written(self, item: QueuedChange, now: float) -> None:
-        """The request that publishes it is sent now, or is answered."""
+        """The request that publishes a change is sent, or was answered, now."""
         if len(self._last_write) > _KEYS_REMEMBERED:
             recent = now - KEY_INTERVAL_SECONDS
             self._last_write = {key: moment for key, moment in self._last_write.items() if moment > recent}
         self._last_write[item.changed_keys()[-1]] = now
 
     def on_failed(self, item: QueuedChange, now: float) -> Failures:
-        """A request for an item failed; return the item's failures, to be counted and given a pause."""
+        """A request failed; return the change's failures. The caller counts this one and sets the pause."""
         failures = self._failures.setdefault(item, Failures())
         failures.first = min(failures.first, now)
         return failures
 
     def failures_of(self, item: QueuedChange) -> int:
-        """Return how many attempts of an item failed since something of it went well."""
+        """Return how many attempts failed since the last request for this change that succeeded."""
         failures = self._failures.get(item)
         return 0 if failures is None else failures.count
 
     def on_success(self, item: QueuedChange) -> None:
-        """What failed goes on."""
+        """A request for the change succeeded: its failures are over."""
         failures = self._failures.get(item)
         if failures is not None:
             failures.first, failures.count = _NEVER, 0
 
     def end_pauses(self) -> None:
-        """Whatever made items fail is over, as far as can be told."""
+        """The cause of failures seems to be gone: no change pauses any longer."""
         for failures in self._failures.values():
             failures.pause_until = float("-inf")
 
     def recompute(self, now: float, *, is_draining: bool) -> None:
-        """Look at all times again. is_draining: nothing rests, and nothing is aside."""
+        """Compute all times again. is_draining: no settle delay, and nothing is deferred."""
         self._is_draining = is_draining
         self._delayed = [(now, tie, item) for _, tie, item in self._delayed]
         heapify(self._delayed)
@@ -163,23 +166,23 @@ class PublishSchedule:
             self._deferred = [(now, tie, item) for _, tie, item in self._deferred]
             heapify(self._deferred)
 
-    # ---- what is to be done
+    # ---- what is due
 
     def next(self, now: float, *, light: bool, failed: bool) -> QueuedChange | None:
-        """Return the oldest item whose turn it is, None if there is none now. light: one that sends few bytes.
+        """Return the oldest change that is due, None if there is none. light: one that sends few bytes.
 
-        failed: whether it may be one that failed before; of those the one that did so least often is the first. It is
-        given once: whoever does not publish it gives it back by `again`.
+        failed: whether it may be one that failed before; among these the one with the fewest failures comes first.
+        Each change is handed out once: a caller that does not publish it returns it with `requeue`.
         """
         kinds = [(light, False), (light, True)] if failed else [(light, False)]
         return self._take(now, kinds, lambda first: first.sequence)
 
     def next_probe(self, now: float) -> QueuedChange | None:
-        """Return, as `next` does, an item that failed least often: most likely it tells how the bucket is."""
+        """Return, as `next` does, the change with the fewest failures: the best half-open probe of the bucket."""
         return self._take(now, self._ready, lambda first: first[:2])
 
     def requeue(self, item: QueuedChange, now: float) -> None:
-        """An item that was given out was not published: it gets another turn."""
+        """A change was handed out but not published, or was queued again: hand it out again later."""
         if item not in self._queue:
             return
         if self._queue.order.is_free(item.sequence):
@@ -188,7 +191,7 @@ class PublishSchedule:
             self._queue.order.give_back(item.sequence)
 
     def may_go(self, item: QueuedChange, now: float) -> bool:
-        """Return whether an item may be published at this moment."""
+        """Return whether a change may be published at this moment."""
         return (
             item in self._queue and self._queue.order.is_free(item.sequence) and self._delay(item, now) <= 0
         )
@@ -199,21 +202,21 @@ class PublishSchedule:
         return min(times, default=_NEVER)
 
     def is_settled(self, version: FileVersion, now: float) -> bool:
-        """Return whether nobody is expected to change it any more."""
+        """Return whether the settle delay after the close is over: no more changes are expected."""
         if version.state not in {FileState.SEALED, FileState.PUBLISHING}:
             return False
         return self._is_draining or now >= version.sealed_at + self._settle_seconds
 
     def is_deferred(self, item: QueuedChange, now: float) -> bool:
-        """Return whether an item is not to be published for now, whatever its place in the order."""
+        """Return whether a change is not to be published for now, whatever its place in the order."""
         return self._deferred_until(item, now) > now
 
     def is_temporary(self, item: QueuedChange, now: float) -> bool:
-        """Return whether it is about to be renamed, by its name."""
+        """Return whether a file is deferred because its name says that a rename follows."""
         return isinstance(item, FileVersion) and self.is_deferred(item, now)
 
     def deferred_seconds(self, item: Operation, now: float) -> float:
-        """Return for how long at most a removal waits on purpose, 0 if it does not."""
+        """Return for how long at most a removal stays deferred, 0 if it is not."""
         if not self.is_deferred(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0
@@ -222,7 +225,7 @@ class PublishSchedule:
         return item.queued_at + max(delay, readers if is_read else 0.0) - now
 
     def failing_since(self, item: QueuedChange) -> float:
-        """Return when the first of the item's failed attempts was; infinity if there is none."""
+        """Return when the first of the change's failed attempts was; infinity if there is none."""
         failures = self._failures.get(item)
         return _NEVER if failures is None else failures.first
 
@@ -247,7 +250,7 @@ class PublishSchedule:
         return None
 
     def _advance(self, now: float) -> None:
-        """Move on what time, or the order, has set free."""
+        """Move changes on that time, or the order, has freed."""
         while self._deferred and self._deferred[0][0] <= now:
             _, tie, item = heappop(self._deferred)
             if item not in self._queue:
@@ -257,7 +260,7 @@ class PublishSchedule:
                 heappush(self._deferred, (until, tie, item))
             else:
                 self._queue.order.undefer(item.sequence)
-                self._on_dependent_write(item, now, is_aside=False)
+                self._on_dependent_write(item, now, is_deferred=False)
         while (sequence := self._queue.order.next_free()) is not None:
             free = self._queue.get(sequence)
             if free is not None:
@@ -272,21 +275,20 @@ class PublishSchedule:
         if delay > 0:
             heappush(self._delayed, (now + delay, next(self._ties), item))
         else:
-            light = not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES
             failures = self.failures_of(item)
             entry = _Ready(failures, item.sequence, next(self._ties), item)
-            heappush(self._ready[light, failures > 0], entry)
+            heappush(self._ready[is_light(item), failures > 0], entry)
 
     def _delay(self, item: QueuedChange, now: float) -> float:
-        """Return the seconds until the item may be published; 0: now."""
+        """Return the seconds until the change may be published; 0: now."""
         settle = 0.0 if self._is_draining else self._settle_seconds
         if isinstance(item, FileVersion):
             if item.state is FileState.FLUSHED:
-                # Its writer's release comes at once, or the close was another process's and the promise is taken back.
+                # Either the writer's release follows at once, or another process still writes: the close is revoked.
                 return max(0.05, item.flushed_at + self._settle_seconds - now)
             ready = item.sealed_at + settle
         else:
-            # Removed names settle too: the file that takes the place may come a moment later.
+            # Removals settle too: the file that replaces the name may follow a moment later.
             ready = item.queued_at + settle
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
@@ -304,10 +306,15 @@ class PublishSchedule:
         return self._held_until(item, now) if item.record.kind is OperationKind.DELETE else float("-inf")
 
     def _held_until(self, item: Operation, now: float) -> float:
-        """Return until when a removed object stays."""
+        """Return until when a removed object stays in the bucket."""
         is_delayed = self._delete_delay and not item.has_dependent_write
         until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
         if item.readers is not None and item.readers.handles:
-            most = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
-            until = max(until, min(now + _LOOK_SECONDS, item.queued_at + most))
+            limit = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
+            until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + limit))
         return until
+
+
+def is_light(item: QueuedChange) -> bool:
+    """Return whether a change sends few bytes."""
+    return not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES

@@ -78,7 +78,8 @@ class Quarantine:
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
         file_io.on_quarantined = self._on_quarantined
         namespace_ops.on_removed, namespace_ops.on_moved = conflict_log.removed, conflict_log.moved
-        publisher.on_conflict, publisher.on_published = conflict_log.record, conflict_log.published
+        publisher.events.on_conflict = conflict_log.record
+        publisher.events.on_published = conflict_log.published
 
     def restore_rows(self, found: ReplayResult) -> None:
         """Take over what the start found aside."""

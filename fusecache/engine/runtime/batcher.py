@@ -1,4 +1,4 @@
-"""Small pieces of work done together: what comes in quick succession crosses to a thread once, not once each."""
+"""Batches small pieces of work: items that arrive in quick succession share one thread call."""
 
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 class Batcher(Generic[T]):
-    """Gathers items; a batch begins at most once in `seconds`, the first after a pause at once, of at most `most`.
+    """Gathers items and calls `work` with at most `most` of them, at most once in `seconds`.
 
-    Batches do not wait for each other. `work` handles what may fail in it: an error ends the task that runs this.
+    The first item after a pause starts a batch at once. Batches run concurrently. `work` must handle its own errors:
+    one that escapes ends the task that runs `run`.
     """
 
     def __init__(
@@ -26,18 +27,18 @@ class Batcher(Generic[T]):
         self._nap = trio.CancelScope()
 
     def add(self, item: T, *, at_once: bool = False) -> None:
-        """Have it worked on soon; at once: with what has gathered by now."""
+        """Add an item to the next batch. at_once: start that batch now."""
         self._items.append(item)
         self._wake.set()
         if at_once:
             self.flush_now()
 
     def flush_now(self) -> None:
-        """Do not gather for now."""
+        """Start the next batch without waiting for more items."""
         self._nap.cancel()
 
     async def run(self) -> None:
-        """Begin batches until cancelled."""
+        """Start batches until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._wake.wait()

@@ -1,4 +1,4 @@
-"""Out of the exception groups that nurseries raise: the one error that a caller should hear."""
+"""Unwraps the exception groups that trio's nurseries raise, so that callers can catch a single error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from fusecache.model.errors import FusecacheError
 
 @contextmanager
 def unwrap_single_error() -> Iterator[None]:
-    """Raise the first model error of a group by itself; a group without one, or an unexpected error, as it is."""
+    """Raise the first FusecacheError of a group by itself; a group with any other error is raised unchanged."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,12 +1,11 @@
-"""One task writes the journal: changes submitted meanwhile share its next synced commit.
+"""Group commit for the journal: one task writes it, and changes submitted during a commit share the next one.
 
-A commit costs some milliseconds however much is in it: what nobody waits for goes with the next one that somebody does,
-and what only requests to the bucket wait for gathers for a moment.
+A synced commit costs some milliseconds, however many changes it has. Changes that no caller waits for join the next
+commit that one does. Changes that only requests to the bucket wait for are batched for GATHER_SECONDS.
 
 Invariants:
 1. Changes reach the disk in the order in which they were submitted.
-2. After a failed commit nothing is journaled any more and every change is refused: memory and disk would
-disagree.
+2. After a failed commit nothing more is journaled, and every submit raises ReadOnly: memory and disk would disagree.
 """
 
 from typing import TYPE_CHECKING
@@ -21,23 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# What nobody waits for is on the disk so soon at the latest.
+# A change that no caller waits for is on disk after this time at the latest.
 LAZY_SECONDS = 0.5
-# What only the bucket waits for goes at once if the last commit began so long ago, and with the next one otherwise: a
-# tenth of what a distant bucket takes to answer, in which 200 small files a second leave four.
+# Shortest interval between the starts of two commits that only requests to the bucket wait for. It is a tenth of a
+# distant bucket's response time; at 200 small files a second four of them share a commit.
 GATHER_SECONDS = 0.02
 
 
 class JournalWriter:
-    """Gives out numbers, and makes changes durable."""
+    """Gives out numbers (file versions, sequences), and makes journal changes durable."""
 
     def __init__(self, journal: Journal, offload: Offload, *, highest_in_use: int = 0) -> None:
-        """highest_in_use: number of a file whose row may not have reached the disk; none is given out twice."""
+        """highest_in_use: highest number of a staging file, whose row may be missing; no number is given out twice."""
         self.journal = journal
         self._offload = offload
         self._highest = max(journal.highest_number(), highest_in_use)
         self._committing = False
-        self._is_awaited = False  # whether anybody waits for what is in `_waiting`
+        self._is_awaited = False  # whether a caller waits for a change in `_waiting`
         self._waiting: list[tuple[Sequence[Change], CommitTicket]] = []
         self._wake = trio.Event()
         self._nap = trio.CancelScope()
@@ -50,19 +49,19 @@ class JournalWriter:
         return self._highest
 
     def next_number(self) -> int:
-        """Return a number above all given out before: for a generation or a sequence."""
+        """Return a number above all given out before: for a file version or a sequence."""
         self._highest += 1
         return self._highest
 
     def check_writable(self) -> None:
-        """Raise ReadOnly if the journal failed: then nothing can be promised any more."""
+        """Raise ReadOnly if the journal failed: no write can be acknowledged any more."""
         if self._failure is not None:
             raise ReadOnly(
-                f"writing stopped, as the journal failed ({self._failure}); mount again when the cache disk is well"
+                f"mount is read-only, the journal could not be written ({self._failure}); fix the cache disk, remount"
             )
 
     def submit(self, *changes: Change) -> "CommitTicket":
-        """Queue changes for the next commit, as one; the ticket tells when they are durable."""
+        """Queue changes for the next commit, all or none; the ticket's `wait` returns when they are durable."""
         self.check_writable()
         ticket = CommitTicket()
         self._waiting.append((changes, ticket))
@@ -71,7 +70,7 @@ class JournalWriter:
         return ticket
 
     def submit_batched(self, *changes: Change) -> "CommitTicket":
-        """Queue changes that no process waits for: they go within GATHER_SECONDS, with others if there are others."""
+        """Queue changes that no process waits for: they are batched, and committed within GATHER_SECONDS."""
         self.check_writable()
         ticket = CommitTicket()
         self._waiting.append((changes, ticket))
@@ -80,7 +79,7 @@ class JournalWriter:
         return ticket
 
     def submit_lazily(self, *changes: Change) -> None:
-        """Queue changes that nobody waits for: they go with the next commit, within LAZY_SECONDS."""
+        """Queue changes that no caller waits for: they join the next commit, within LAZY_SECONDS."""
         self.check_writable()
         self._waiting.append((changes, CommitTicket()))
         self._nap_until(trio.current_time() + LAZY_SECONDS)
@@ -90,7 +89,7 @@ class JournalWriter:
             self._nap.deadline = deadline
 
     async def wait_committed(self) -> None:
-        """Return when everything that was submitted, lazily apart, is on disk. Raises ReadOnly if it cannot be."""
+        """Return when all submitted changes, except lazy ones, are on disk. Raises ReadOnly if the journal failed."""
         self.check_writable()
         if self._is_awaited or self._committing:
             await self.commit()
@@ -100,7 +99,7 @@ class JournalWriter:
         await self.submit(*changes).wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit batches until cancelled, then what is left."""
+        """Commit batches until cancelled, then commit the rest."""
         task_status.started()
         try:
             while True:
@@ -120,10 +119,10 @@ class JournalWriter:
         self._began = trio.current_time()
         changes = [change for group, _ in batch for change in group]
         try:
-            if self._failure is not None:  # these came before anyone knew of it
+            if self._failure is not None:  # submitted before the failure was known
                 raise self._failure
             self._committing = True
-            with trio.CancelScope(shield=True):  # a batch that was taken must not be lost
+            with trio.CancelScope(shield=True):  # a cancelled commit must not lose its batch
                 await self._offload.rows(self.journal.apply, changes)
         except FusecacheError as exc:
             self._failure = exc
@@ -137,7 +136,7 @@ class JournalWriter:
 
 
 class CommitTicket:
-    """Tells when submitted changes are on disk."""
+    """Lets a caller wait until its submitted changes are on disk."""
 
     def __init__(self) -> None:
         self._done = trio.Event()

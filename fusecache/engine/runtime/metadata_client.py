@@ -1,7 +1,10 @@
-"""Requests for names and facts (LIST, HEAD), retried for a bounded time."""
+"""The client for LIST and HEAD: bounded retries, deadlines, detection of an unresponsive bucket and refused keys.
+
+"Keys" are the access keys, not object names. It neither reads nor changes content, and caches nothing.
+"""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,56 +22,57 @@ from fusecache.model.errors import (
     RemoteError,
     Unavailable,
 )
+from fusecache.model.objects import ObjectInfo
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.remote.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A reader of names waits so long for an unreachable bucket before it gets EIO.
+# Deadline of a lookup or readdir while the bucket is unreachable; after it the caller gets EIO.
 UNREACHABLE_SECONDS = 60.0
-# One request waits so long for its answer, as its connection may be dead: another one has the rest of the time.
+# Timeout of one request, as its connection may be dead. A retry gets the rest of the deadline.
 ANSWER_SECONDS = 40.0
-# A bucket that has not answered for so long does not answer: what is known must do.
+# A bucket without an answer for this long counts as unresponsive: serve stale.
 SILENT_SECONDS = 10.0
-# Permissions of a new key take up to a minute to arrive; a LOOKUP holds the directory's lock, so wait less. Keys that
-# have been refused for so long are refused at once.
+# Deadline while the keys are refused. A new key's permissions take up to a minute to propagate, but a LOOKUP holds the
+# directory's lock. Once the keys have been refused for longer, calls fail at once.
 DENIED_SECONDS = 10.0
-# Refused keys are tried so often at most, whatever is asked for.
-KEYS_AGAIN_SECONDS = 1.0
-# One wrong 404 must not hide a file: what was listed is gone when so many more answers say so too.
-DENIALS_CHECKED = 2
+# Refused keys are tested at most once in this time, however many requests wait.
+CREDENTIALS_RETRY_SECONDS = 1.0
+# A single wrong 404 must not hide a file: a 404 (or 412) counts only after this many more.
+MISSING_RETRIES = 2
 
 
 @dataclass(eq=False, slots=True)
 class SharedRequest:
-    """A question to the bucket whose answer several may wait for. failure: why there is none."""
+    """A request in flight whose answer several callers may wait for. failure: why there is no answer."""
 
     done: bool = False
     failure: FusecacheError | None = None
     _event: trio.Event = field(default_factory=trio.Event)
 
     def announce(self) -> None:
-        """Wake those who wait: there is more to see."""
+        """Wake all waiting callers: there is more to see."""
         self._event.set()
         self._event = trio.Event()
 
     def end(self) -> None:
-        """Wake those who wait: there is nothing more to come."""
+        """Wake all waiting callers: nothing more will come."""
         self.done = True
         self.announce()
 
     async def wait(self) -> None:
-        """Return at the next announcement; ask for `done` before."""
+        """Return at the next announcement; check `done` first."""
         await self._event.wait()
 
 
 class MetadataClient:
-    """Asks the bucket from the loop.
+    """Sends LIST and HEAD requests from the loop.
 
-    A request that is refused may be one that the keys do not allow, or the keys are refused for all. What tells is a
-    LIST of the mount's own prefix, which was granted when it was mounted: where that is refused too, the bucket counts
-    as one that does not answer, and what is known does.
+    A refused request means that the keys do not allow this one, or that they are refused for everything. A LIST of the
+    mount's own prefix decides, as it was allowed at mount time. If that is refused, too, the bucket counts as
+    unresponsive: serve stale.
     """
 
     def __init__(
@@ -80,9 +84,9 @@ class MetadataClient:
         prefix: str = "",
         writes_by_other_keys: bool = False,
     ) -> None:
-        """limit: shared with the reads; as many requests for names may be in flight beside them.
+        """limit: shared with the reads; as many metadata requests may be in flight beside them.
 
-        prefix: the mount's, of every key. writes_by_other_keys: than those that read.
+        prefix: the mount's, of every object key. writes_by_other_keys: writes use other credentials than reads.
         """
         self._writes_by_other_keys = writes_by_other_keys
         self.store = store
@@ -90,53 +94,54 @@ class MetadataClient:
         self._offload = offload
         self._limit = limit
         self._slots = trio.CapacityLimiter(limit.limit)
-        # Who waits for the bucket goes on doing so while it answers others.
-        self._deadline_seconds: set[trio.CancelScope] = set()
+        # Scopes of callers that wait: each answer to any request extends their deadlines.
+        self._deadline_scopes: set[trio.CancelScope] = set()
         self._unresponsive_since: float | None = None
         self._refused_since: float | None = None
         self._refusal: RemoteError | None = None
-        self._keys_tried = float("-inf")
-        self._trying_keys = trio.Lock()
+        self._credentials_checked_at = float("-inf")
+        self._credentials_lock = trio.Lock()
         self.on_unresponsive: Callable[[], None] = lambda: None
-        # Told when keys that were refused are granted something: what else waits for that need wait no longer. Not so
-        # after an outage: a bucket that comes back has enough to do.
+        # Called when refused keys are accepted again: everything else that backs off may retry now. Not called after an
+        # outage: a bucket that comes back is busy enough.
         self.on_granted: Callable[[], None] = lambda: None
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the bucket did not answer when it was last asked, or does not answer now."""
+        """Whether the last request got no answer, or one is overdue now."""
         return self._unresponsive_since is not None
 
     @property
     def unresponsive_seconds(self) -> float:
-        """How long that has been so; 0 if it is not."""
+        """How long the bucket has been unresponsive; 0 if it is not."""
         return 0.0 if self._unresponsive_since is None else trio.current_time() - self._unresponsive_since
 
     @property
     def refused_seconds(self) -> float:
-        """How long the keys have been refused, whatever was asked; 0 if they are not."""
+        """How long the keys have been refused for every request; 0 if they are not."""
         return 0.0 if self._refused_since is None else trio.current_time() - self._refused_since
 
-    async def wait_for(self, asked: SharedRequest) -> None:
-        """Return when there is more to see of a question, or when the bucket has been silent for too long."""
-        with trio.move_on_after(SILENT_SECONDS) as patience:
-            await asked.wait()
-        if patience.cancelled_caught:
+    async def wait_for(self, request: SharedRequest) -> None:
+        """Return at a request's next announcement, or after SILENT_SECONDS without one."""
+        with trio.move_on_after(SILENT_SECONDS) as scope:
+            await request.wait()
+        if scope.cancelled_caught:
             self._on_unresponsive(SILENT_SECONDS)
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
-        """Let the body wait so long for the bucket. Raises Unavailable, or how it refuses the keys, if that is over.
+        """Give the body a deadline. After it, raises Unavailable, or the refusal if the keys are refused.
 
-        A full minute is one in which the bucket answers nobody: it begins anew with each answer.
+        A deadline of UNREACHABLE_SECONDS or more restarts with each answer to any caller: it is over only when the
+        bucket answered no request for that long.
         """
         with trio.move_on_after(seconds) as scope:
             if seconds >= UNREACHABLE_SECONDS:
-                self._deadline_seconds.add(scope)
+                self._deadline_scopes.add(scope)
             try:
                 yield
             finally:
-                self._deadline_seconds.discard(scope)
+                self._deadline_scopes.discard(scope)
         if scope.cancelled_caught:
             self._on_unresponsive(seconds)
             if self._refusal is not None:
@@ -155,9 +160,9 @@ class MetadataClient:
             self.on_granted()
 
     def on_write_accepted(self) -> None:
-        """The bucket took a write: by the keys that read, if those are the same.
+        """The bucket accepted a write. If writes use the same keys, these are no longer refused.
 
-        That it is silent when it is asked for names may go on all the same.
+        It says nothing about unanswered LIST and HEAD requests: without a refusal, nothing changes.
         """
         if self._refusal is not None and not self._writes_by_other_keys:
             self._on_success()
@@ -165,13 +170,13 @@ class MetadataClient:
     async def call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys).
 
-        call: fills no memory of ours and changes nothing; it may still run in its thread when nobody waits for it.
+        call: must not fill the caller's memory nor change anything: its thread may outlive a cancelled caller.
         """
         with self.deadline(UNREACHABLE_SECONDS):
             return await self._retry_call(partial(call, *args, **kwargs))
 
     async def _retry_call(self, call: Callable[[], T]) -> T:
-        """Ask until there is an answer, or an error that does not pass."""
+        """Retry until there is an answer, or a permanent error."""
         if (
             self._refusal is not None
             and self._are_credentials_checked()
@@ -179,15 +184,15 @@ class MetadataClient:
         ):
             raise self._refused(self._refusal)
         began = trio.current_time()
-        attempt = denials = 0
+        attempt = missing = 0
         while True:
             try:
                 answer = await self._call_once(call)
                 self._on_success()
                 return answer
             except (ObjectChanged, ObjectMissing):
-                denials += 1
-                if denials > DENIALS_CHECKED:
+                missing += 1
+                if missing > MISSING_RETRIES:
                     raise
             except (Unavailable, AccessDenied, CredentialsMissing) as exc:
                 attempt += 1
@@ -203,17 +208,17 @@ class MetadataClient:
                 await trio.sleep(pause)
 
     def _are_credentials_checked(self) -> bool:
-        """Whether the keys were tried just now."""
-        return trio.current_time() < self._keys_tried + KEYS_AGAIN_SECONDS
+        """Whether the keys were tested within CREDENTIALS_RETRY_SECONDS."""
+        return trio.current_time() < self._credentials_checked_at + CREDENTIALS_RETRY_SECONDS
 
     async def _check_credentials(self) -> None:
-        """Try the keys, unless that was done just now; who wants to know meanwhile waits for the same answer."""
-        async with self._trying_keys:
+        """Test the keys unless that was done just now; concurrent callers share the answer."""
+        async with self._credentials_lock:
             if not self._are_credentials_checked():
                 await self.try_credentials()
 
     async def try_credentials(self) -> None:
-        """Ask for what the keys must allow, and note whether they are refused."""
+        """LIST the mount's prefix, which the keys must allow, and record whether they are refused."""
         try:
             await self._call_once(partial(self.store.list_page, self._prefix, limit=1))
         except (AccessDenied, CredentialsMissing) as exc:
@@ -225,20 +230,20 @@ class MetadataClient:
             self._on_unresponsive()
         else:
             self._on_success()
-        self._keys_tried = trio.current_time()
+        self._credentials_checked_at = trio.current_time()
 
     def _refused(self, refusal: RemoteError) -> RemoteError:
-        """Return an error of our own that says how the keys were refused last."""
-        words = f"the bucket has refused the keys for {self.refused_seconds:.0f} s, at last: {refusal}"
-        return type(refusal)(words)
+        """Return a new error of the same type that says for how long the keys have been refused."""
+        message = f"the bucket has refused the keys for {self.refused_seconds:.0f} s, last error: {refusal}"
+        return type(refusal)(message)
 
     async def _call_once(self, call: Callable[[], T]) -> T:
-        """Ask when the bucket lets us; have it heard if it says to slow down."""
+        """Send one request once the shared limit allows; report success or throttling to it."""
         silence_seconds = self._limit.silent_until - trio.current_time()
         if silence_seconds > 0:
             await trio.sleep(silence_seconds)
         self._slots.total_tokens = self._limit.limit
-        request = object()  # which holds its slot as long as its thread runs
+        request = object()  # holds its slot as long as its thread runs
         await self._slots.acquire_on_behalf_of(request)
         try:
             with self.deadline(ANSWER_SECONDS):
@@ -255,9 +260,23 @@ class MetadataClient:
     def _on_response(self) -> None:
         now = trio.current_time()
         self._limit.on_success(now)
-        for scope in self._deadline_seconds:
+        for scope in self._deadline_scopes:
             scope.deadline = max(scope.deadline, now + UNREACHABLE_SECONDS)
 
+    async def list_all(self, prefix: str) -> AsyncGenerator[ObjectInfo, None]:
+        """Yield every object whose key starts with `prefix`, in the bucket's order. One page is in memory at a time.
+
+        Raises what `call` raises. Iterate under `contextlib.aclosing`.
+        """
+        token: str | None = None
+        while True:
+            page = await self.call(self.store.list_page, prefix, token=token)
+            for info in page.objects:
+                yield info
+            token = page.next_token
+            if token is None:
+                return
+
     async def rows(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what reads or writes many rows of listings."""
+        """Run a call that reads or writes many listing rows, in the LMDB threads."""
         return await self._offload.rows(partial(call, *args, **kwargs))

@@ -1,10 +1,11 @@
-"""The one place where the engine crosses from the loop to threads.
+"""Runs blocking calls in worker threads: the only place where the engine leaves the event loop.
 
 Invariants:
-1. Every call has a bound: each kind of work has its own limiter, so that slow uploads never starve reads.
-2. A call in a thread cannot be cancelled: a cancelled caller waits until the thread is done (so that the
-memory and files which the thread uses stay its own), but of `ask`, and at the process's end; every remote call ends
-by its own time-out.
+1. Each kind of work has its own limiter, so that slow uploads never starve reads. Callers of `metadata` bring their
+   own limit.
+2. A call in a thread cannot be cancelled. A cancelled caller waits until the thread is done, so that the memory and
+   the files that it uses stay its own. The exceptions are `metadata`, and the end of the process.
+3. Every remote call ends by its own timeout.
 """
 
 import logging
@@ -21,7 +22,7 @@ from fusecache.disk.direct_reads import REFUSED, DirectReads
 
 log = logging.getLogger(__name__)
 
-# More than the fetcher ever has under way.
+# Concurrent direct reads; the fetcher never has more in flight.
 _DIRECT_READS = 64
 
 P = ParamSpec("P")
@@ -36,9 +37,9 @@ class Offload(Protocol):
         ...
 
     async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
-        """Run a request for names and facts, which fills no memory of ours: a cancelled caller leaves it behind.
+        """Run a LIST or HEAD, which fills no memory of the caller: a cancelled caller abandons its thread.
 
-        ended: called on the loop once it has ended, or is not begun.
+        ended: called on the loop once the call has ended, or if it never began.
         """
         ...
 
@@ -55,9 +56,9 @@ class Offload(Protocol):
         ...
 
     async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
-        """Fill a little page-aligned memory by direct I/O without a thread; return the bytes that were there.
+        """Fill a small page-aligned buffer by direct I/O without a thread; return the bytes read.
 
-        None: it did not work, or would have waited; nothing is said of why. `disk` is to try again.
+        None: it failed, or would have blocked. The caller repeats the read with `disk`, which raises the cause.
         """
         ...
 
@@ -71,17 +72,17 @@ class Offload(Protocol):
 
 
 class ThreadOffload:
-    """The real thing: trio's worker threads behind one limiter a kind of work."""
+    """The production Offload: trio's worker threads, with one limiter per kind of work."""
 
     def __init__(self, *, network_threads: int, upload_threads: int, publish_threads: int = 4) -> None:
         self._network = trio.CapacityLimiter(network_threads)
         self._upload = trio.CapacityLimiter(upload_threads)
         self._publish = trio.CapacityLimiter(publish_threads)
-        # 8 in flight saturate a local disk by direct I/O (1.6 GB/s there); more only wait in the kernel.
+        # 8 direct I/O calls in flight saturate a local disk (1.6 GB/s); more only wait in the kernel.
         self._disk = trio.CapacityLimiter(16)
-        # LMDB has one writer at a time; the others are readers.
+        # LMDB has one writer at a time; the other threads read.
         self._rows = trio.CapacityLimiter(4)
-        # Who asks has slots of his own.
+        # No limit here: MetadataClient has its own slots.
         self._metadata = trio.CapacityLimiter(math.inf)
         self._token = trio.lowlevel.current_trio_token()
         self._reads: set[trio.CancelScope] = set()
@@ -102,23 +103,23 @@ class ThreadOffload:
         call: Callable[..., T],
         *args: object,
     ) -> T:
-        """Run what can be left behind at the process's end, and not before."""
+        """Run a call that may be abandoned at the end of the process, and not before."""
         with trio.CancelScope(shield=True) as scope:
             scopes.add(scope)
             try:
                 return await trio.to_thread.run_sync(call, *args, limiter=limiter, abandon_on_cancel=True)
             finally:
                 scopes.discard(scope)
-        await trio.sleep_forever()  # abandoned: our own cancellation is about to come
+        await trio.sleep_forever()  # abandoned: the caller's own cancellation follows
 
     async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
-        """Run a request for names and facts."""
+        """Run a LIST or HEAD."""
 
         def run() -> T:
             try:
                 return call()
             finally:
-                with suppress(trio.RunFinishedError):  # nobody is left who could wait for it
+                with suppress(trio.RunFinishedError):  # the loop has ended: no caller waits
                     self._token.run_sync_soon(ended)
 
         try:
@@ -129,18 +130,18 @@ class ThreadOffload:
         return await trio.to_thread.run_sync(run, limiter=self._metadata, abandon_on_cancel=True)
 
     def abandon_reads(self) -> None:
-        """At the process's end: do not wait for answers that nobody wants any more, and ask for none.
+        """At the end of the process: abandon running reads, and start none.
 
-        What is read ahead, or asked again on another connection, is cancelled only when the mount is gone.
+        Read-aheads and hedged GETs still run at that time: they are cancelled only when the mount is gone.
         """
         self._reads_end = True
         for scope in self._reads:
             scope.cancel()
 
     def abandon_writes(self) -> None:
-        """At the process's end: do not wait for what changes the bucket either, and begin nothing of the kind.
+        """At the end of the process: abandon requests that change the bucket, too, and start none.
 
-        Every such request has its record in the journal, or does no harm done twice.
+        Each of them has a row in the journal, or is idempotent.
         """
         self._writes_end = True
         for scope in self._writes:
@@ -178,21 +179,21 @@ class ThreadOffload:
 
 @dataclass(eq=False, slots=True)
 class _DirectRead:
-    """A read under way: who waits for it, and what came of it."""
+    """A read in flight: the waiting task, and the result (bytes, or a negative errno)."""
 
     task: trio.lowlevel.Task
     result: int = 0
 
 
 class _DirectReader:
-    """Reads that the kernel does while the loop goes on; begun with the first one, over with the loop."""
+    """Reads by the kernel's asynchronous I/O. It is set up by the first read, and closed with the loop."""
 
     def __init__(self) -> None:
         self._reads: DirectReads | None = None
         self._is_tried = False
 
     async def read(self, path: bytes, offset: int, memory: memoryview) -> int | None:
-        """Fill memory; return the bytes that were there, None if a thread is to do it."""
+        """Fill memory; return the bytes read, None if a thread must do it."""
         read = _DirectRead(trio.lowlevel.current_task())
         try:
             if not self._is_tried:
@@ -200,24 +201,26 @@ class _DirectReader:
             if self._reads is None or not self._reads.begin(path, offset, memory, read):
                 return None
         except OSError as exc:
-            log.info("small reads of the cache go through threads: %s", exc)
+            log.info("asynchronous direct reads unavailable, using threads error=%s", exc)
             self._reads = None
             return None
-        # As with a thread, the memory is the kernel's until it is done, whoever is cancelled.
+        # As with a thread, the memory is the kernel's until the read is done, even if the caller is cancelled.
         await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         if -read.result in REFUSED and self._reads is not None:
-            log.info("small reads of the cache go through threads: %s", os.strerror(-read.result))
+            log.info(
+                "asynchronous direct reads unavailable, using threads error=%s", os.strerror(-read.result)
+            )
             self._reads = None
         return None if read.result < 0 else read.result
 
     def _begin(self) -> None:
         self._is_tried = True
         self._reads = DirectReads(_DIRECT_READS)
-        # The loop ends it after all other tasks: nobody waits for a read then.
+        # The loop ends system tasks after all others: no task waits for a read then.
         trio.lowlevel.spawn_system_task(self._wake, self._reads, name="direct-reads")
 
     async def _wake(self, reads: DirectReads) -> None:
-        """Wake those whose reads have ended."""
+        """Wake tasks whose reads have ended."""
         try:
             while True:
                 await trio.lowlevel.wait_readable(reads.events)
@@ -228,33 +231,3 @@ class _DirectReader:
         finally:
             self._reads = None
             reads.close()
-
-
-class InlineOffload:
-    """For tests under a virtual clock, which does not see threads: runs each call inline, with one checkpoint."""
-
-    async def network(self, call: Callable[..., T], *args: object) -> T:
-        """Run the call inline."""
-        await trio.lowlevel.checkpoint()
-        return call(*args)
-
-    upload = disk = rows = network
-
-    async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
-        """Run the call as any other that reads from the bucket."""
-        try:
-            return await self.network(call)
-        finally:
-            ended()
-
-    async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
-        """Leave it to `disk`: the kernel's end of a read is not seen by a virtual clock either."""
-        return None
-
-    async def publish(self, call: Callable[..., T], *args: object) -> T:
-        """Run the call inline, as any other that changes the bucket."""
-        return await self.upload(call, *args)
-
-    def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Run the call now."""
-        call(*args)

@@ -1,4 +1,4 @@
-"""What /proc tells of the processes that write: whether one is being killed, and what its environment says."""
+"""Reads /proc: the process of a thread, whether it is being killed, and its environment."""
 
 import os
 import signal
@@ -8,19 +8,19 @@ from pathlib import Path
 
 # Set by the kernel on a task that a fatal signal ends (include/linux/sched.h).
 _PF_SIGNALED = 0x400
-# So often who waits is looked at: nobody tells that a process is being killed.
+# Interval at which a waiting process is checked: no event says that it is being killed.
 KILL_LOOK_SECONDS = 0.5
 _PROCESSES_REMEMBERED = 1024
-# The process of a thread is believed for so long: numbers go round, 32 768 of them at least, before one comes again.
-_GROUP_SECONDS = 0.5
+# TTL of a thread's cached process. The kernel uses up at least 32 768 pids before it reuses one.
+_GROUP_TTL_SECONDS = 0.5
 _groups: dict[int, tuple[float, int]] = {}
 
 
 def thread_group(pid: int) -> int:
-    """Return the process of a thread, or 0 if it cannot be seen."""
+    """Return the process of a thread, or 0 if it is not visible here (another pid namespace, or ended)."""
     now = time.monotonic()
     seen, group = _groups.get(pid, (float("-inf"), 0))
-    if now - seen < _GROUP_SECONDS:
+    if now - seen < _GROUP_TTL_SECONDS:
         return group
     status = _read(f"/proc/{pid}/status")
     at = status.find(b"\nTgid:")
@@ -35,30 +35,30 @@ def thread_group(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as it was seen once. started: as the kernel counts (proc(5)), as numbers of processes come again."""
+    """One process. started: its start time in the kernel's ticks (proc(5)), as the kernel reuses pids."""
 
     number: int
     started: int
 
     def has_ended(self) -> bool:
-        """Return whether it is there no more; what waits to be reaped has ended."""
+        """Return whether it is gone; a zombie counts as ended."""
         fields = _fields(self.number)
         return not fields or int(fields[19]) != self.started or fields[0] in (b"Z", b"X")
 
 
 def process_of(pid: int) -> Process | None:
-    """Return the process of a thread, None if it cannot be seen from here."""
+    """Return the process of a thread, None if it is not visible here."""
     number = thread_group(pid) if pid else 0
     fields = _fields(number) if number else []
     return Process(number, int(fields[19])) if fields else None
 
 
 def is_being_killed(process: int) -> bool:
-    """Return whether a process is being ended by a signal. Unseen counts as alive.
+    """Return whether a signal is ending a process. A process that is not visible counts as alive.
 
-    All its threads must say so: at a normal exit(2) the kernel ends the other threads by a signal, too.
+    The flag must be set on all its threads: at a normal exit(2) the kernel ends the other threads by a signal, too.
     """
-    if not _is_signaled(process):  # the first of them
+    if not _is_signaled(process):  # the main thread
         return False
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
@@ -73,14 +73,14 @@ def _is_signaled(pid: int) -> bool:
 
 
 def _fields(pid: int) -> list[bytes]:
-    """Return what /proc/PID/stat says behind the command's name (proc(5)): its state comes first, flags seventh."""
+    """Return the fields of /proc/PID/stat behind the command's name (proc(5)): state is the first, flags the 7th."""
     stat = _read(f"/proc/{pid}/stat")
     # The name, in parentheses, may hold anything.
     return stat[stat.rindex(b")") + 2 :].split() if stat else []
 
 
 def _read(path: str) -> bytes:
-    """Return the start of a file in /proc, which is all of the small ones; empty if it cannot be seen."""
+    """Return the first 4 KiB of a file in /proc, which is all of a small one; empty if it is not visible."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -94,7 +94,7 @@ def _read(path: str) -> bytes:
 
 
 class KillDetector:
-    """Looks whether processes are being killed; of one process not more often than its many waiting threads need."""
+    """Checks whether processes are being killed, at most once per KILL_LOOK_SECONDS for all threads of a process."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[float, bool]] = {}
@@ -112,10 +112,10 @@ class KillDetector:
 
 
 def kill_pending(process: int) -> bool:
-    """Return whether a fatal signal waits for a process, or has reached it. Unseen counts as alive.
+    """Return whether a fatal signal is pending for a process, or has reached it. Not visible counts as alive.
 
-    Who waits in the kernel for our answer dies only with it: SIGKILL stays pending meanwhile (proc(5), SigPnd, ShdPnd).
-    The kernel adds it to each thread for other fatal signals too.
+    A thread that waits in the kernel for the daemon's answer dies only after it: until then SIGKILL stays pending
+    (proc(5), SigPnd, ShdPnd). The kernel adds SIGKILL to each thread for other fatal signals, too.
     """
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
@@ -134,7 +134,7 @@ def _has_kill_pending(thread: int) -> bool:
 
 
 def environment(process: int) -> dict[str, str]:
-    """Return the environment with which a process was started, empty if it cannot be seen."""
+    """Return the environment with which a process was started, empty if it is not visible."""
     try:
         raw = Path(f"/proc/{process}/environ").read_bytes()
     except OSError:

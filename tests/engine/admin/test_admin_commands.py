@@ -1,4 +1,4 @@
-"""Warming, evicting and checking by path; what a person sees of it, and of what the bucket does not have yet."""
+"""warm, evict and check by path: their progress and results, and the status of pending changes."""
 
 import json
 import time
@@ -406,7 +406,7 @@ async def test_the_age_of_what_waits_counts_from_its_close_also_after_a_restart(
 async def test_a_long_queue_is_counted_in_pieces_and_right(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_AT_ONCE", 10)
+    monkeypatch.setattr(status, "_BATCH_CHANGES", 10)
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         for index in range(100):
@@ -448,7 +448,7 @@ async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_n
         still_open = await user.open("d/open")
         await user.fs.file_io.write(still_open, 0, b"1")
         answer = await user.fs.wait_durable("d", 300)
-        assert (answer.result, answer.message) == ("durable", "not covered, as it is still open: d/open")
+        assert (answer.result, answer.message) == ("durable", "not covered, still open for writing: d/open")
         shown = bucket.shows()
         assert {f"d/{index}": b"%d" % index for index in range(100)}.items() <= shown.items()
         assert "elsewhere" not in shown

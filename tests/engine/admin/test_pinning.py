@@ -1,4 +1,4 @@
-"""What is pinned stays in the cache, whatever is read or written beside it, while it is the version that is there."""
+"""A pinned object stays in the cache, whatever else is read or written, while it is the current version."""
 
 from pathlib import Path
 

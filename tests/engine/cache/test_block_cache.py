@@ -9,7 +9,6 @@ import trio
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.cache.disk_tier import StagedObject
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import (
@@ -22,6 +21,7 @@ from tests.support.block_caches import (
     stop_ticks,
     until,
 )
+from tests.support.inline_offload import InlineOffload
 
 
 async def test_reading_through_returns_the_bytes_and_fetches_each_granule_once(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import CacheOptions
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, ObjectChanged, Throttled, Unavailable
 from fusecache.model.objects import KIB, MIB, Extent
 from tests.support.block_caches import new_bucket, running_cache, some_bytes
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 
 
 async def test_a_failure_that_passes_is_not_seen_by_the_reader(

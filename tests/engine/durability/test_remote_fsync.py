@@ -1,4 +1,4 @@
-"""fsync = "remote" returns when the bucket has the file, and everything of its directory that was ordered before."""
+"""fsync = "remote" returns when the bucket has the file, and all earlier changes of its directory."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

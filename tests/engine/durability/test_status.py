@@ -1,4 +1,4 @@
-"""What `status` and `sync` say of the queue: counted where it will be, with its cause, and no longer than it is so."""
+"""What `status` and `sync` report: each change under the path that it will have, with its cause, while it is true."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ async def test_changes_of_names_are_told_from_files_and_removals_that_are_put_of
             assert (said["pending_files"], said["deferred_files"], said["pending_contents"]) == (2, 2, 0)
             assert 530 <= said["deferred_seconds"] <= 541
             assert said["oldest_pending_seconds"] == 0
-        assert user.fs.status.line(user.fs.pending()) == "2 removals put off"
+        assert user.fs.status.line(user.fs.pending()) == "2 removals deferred"
         bucket.takes_nothing = True
         await user.mkdir("new")
         await user.write("new/file", bytes(5))

@@ -1,4 +1,4 @@
-"""Nothing that is asked on the control socket ends a mount, and a mount that must end does end."""
+"""No request on the control socket ends a mount by accident, and a mount that must end does end."""
 
 import json
 import os

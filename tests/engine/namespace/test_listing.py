@@ -12,11 +12,11 @@ from trio.testing import MockClock
 from fusecache.engine.namespace import list_page, reconciler
 from fusecache.engine.namespace.nodes import DirectoryHandle, ListedName, Node, Shown
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.objects import ObjectInfo
 from fusecache.policy.backoff import RequestLimit
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, running_node
 
 PAGE = 10

@@ -12,10 +12,10 @@ from trio.testing import MockClock
 
 from fusecache.engine.namespace import list_page
 from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound
 from fusecache.policy.name_patterns import LISTS_PER_SECOND
 from tests.engine.namespace.test_listing import FarOffload, fill, lists, read_all
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, running_node
 
 FRESH = 1.0

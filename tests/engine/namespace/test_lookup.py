@@ -9,13 +9,13 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, attributes_of
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import (
     AccessDenied,
     FusecacheError,
     NotFound,
 )
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, files_in, files_of, running_node
 
 

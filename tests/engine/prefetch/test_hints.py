@@ -12,12 +12,12 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.cache import range_cache
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound, ObjectMissing, RemoteError, Throttled, Unavailable
 from fusecache.model.hints import TO_THE_END, HintError, encode_cursor, encode_plan
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from fusecache.policy.cache.prefetch_horizon import SILENT_SECONDS
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, running_node
 from tests.support.threads import stay
 

@@ -1,4 +1,4 @@
-"""Changes of names that the bucket does not take: what came after them moves nothing of others, and no alarm stays."""
+"""Operations that the bucket rejects: later renames move no other client's object, and no report of them stays."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Files whose names say that all the rest is there (`.metadata`, `latest`): not in the bucket before the rest is.
+"""Commit markers (`.metadata`, `latest`) reach the bucket only after the files that they announce.
 
-Whatever is refused, lost in a power cut, removed or renamed meanwhile.
+That holds whatever is rejected, lost in a power cut, removed or renamed in between.
 """
 
 from dataclasses import replace
@@ -11,11 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NoSpace, Refused
 from fusecache.model.objects import MIB
 from tests.engine.recovery.test_journal_replay import change_rows
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, files_in, photograph, running_node
 
 
@@ -42,7 +42,7 @@ async def test_it_is_kept_back_with_what_the_bucket_refuses_of_the_rest(
         assert set(files_in(bucket.shows())) == {"run/1/a", "other/a", "other/.metadata"}
         assert user.fs.statistics()["rejected_files"] == 3
         told = (await user.fs.status.path_status("run/1/.metadata"))["failed"][0]["cause"]
-        assert "run/1/b was to be there before it" in told
+        assert "the bucket rejected run/1/b, which must come first" in told
         assert "locked" in told
         assert await user.read("run/1/.metadata") == b"1"
 

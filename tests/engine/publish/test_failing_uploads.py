@@ -1,4 +1,4 @@
-"""Many files of one directory that the bucket does not take, for now or ever: the rest of the mount goes on."""
+"""Many files of one directory fail, for now or permanently: the rest of the mount is still published."""
 
 from pathlib import Path
 

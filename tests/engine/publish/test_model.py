@@ -1,8 +1,7 @@
-"""Random programs and crashes against a dict: the bucket ends as the tree, and what it shows meanwhile keeps the order.
+"""Random programs and crashes against a dict: the bucket ends up equal to the tree, and keeps the order on the way.
 
-Each name only shows what it held, never something older than before; what replaces or removes something, and a name
-that says that all the rest is there, comes after everything older in its directory's subtree; a removal after every
-older write.
+A name shows only content that it held, and never goes back to an older one. A replacement, a removal and a commit
+marker come after all older changes in their directory's subtree; a removal comes after every older write.
 """
 
 import tempfile

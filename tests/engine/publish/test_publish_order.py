@@ -1,4 +1,4 @@
-"""The order in which a bucket gets what was closed: many at once where order says nothing, never before its turn."""
+"""The order in which closed files are published: concurrently where the order allows it, never too early."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.publish import multipart_uploader
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
 LARGE = 5 * MIB  # two parts here

@@ -1,4 +1,4 @@
-"""What is closed on a node reaches the bucket: all of it, once, in order, whatever the bucket answers meanwhile."""
+"""Closed files reach the bucket: all of them, once, in order, whatever the bucket answers."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Keys that expired or were revoked: what is known of names does, saves go on, and nothing waits too long."""
+"""Access keys that expired or were revoked: names are served stale, saves go on, and no call waits too long."""
 
 from pathlib import Path
 

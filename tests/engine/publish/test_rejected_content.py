@@ -1,4 +1,4 @@
-"""Content that the bucket refuses for good while its name goes on: written again, renamed, removed, or at a restart."""
+"""Content that the bucket rejects permanently while its name lives on: rewritten, renamed, removed, or at a restart."""
 
 from collections.abc import Callable
 from pathlib import Path

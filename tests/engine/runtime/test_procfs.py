@@ -1,4 +1,4 @@
-"""What /proc says of writers."""
+"""What /proc says about a writing process."""
 
 import os
 import signal

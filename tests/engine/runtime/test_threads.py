@@ -1,4 +1,4 @@
-"""What runs in threads cannot be called back: whatever happens meanwhile, the mount goes on and keeps its promises."""
+"""A call in a thread cannot be cancelled: whatever happens during it, the mount goes on and loses nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from fusecache.disk.staging import StagingFile
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound
 from fusecache.model.objects import MIB
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 from tests.support.threads import stay
 

@@ -10,11 +10,11 @@ from trio.testing import MockClock
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import GATHER_SECONDS, JournalWriter
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.index.journal import Change, DropFile, Journal
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.states import FileState
 from tests.engine.write.test_writing import SlowUploads
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, running_node
 
 FILES = 200

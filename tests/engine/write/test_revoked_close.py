@@ -10,11 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileHandle
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.objects import MIB
 from tests.engine.publish.test_multipart_uploader import PART, body, write
 from tests.engine.recovery.test_journal_replay import change_rows
 from tests.engine.write.test_writing import SlowUploads
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
 

@@ -14,10 +14,10 @@ from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile, digests
 from fusecache.engine.namespace.nodes import FileHandle, attributes_of
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NoSpace, NotFound, Refused, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
 LARGE = 5 * MIB  # two parts

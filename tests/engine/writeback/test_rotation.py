@@ -8,9 +8,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.objects import MIB
 from fusecache.remote.store import FileSlice
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, files_in, photograph, running_node
 
 ROUNDS = 14

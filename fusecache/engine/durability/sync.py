@@ -1,0 +1,150 @@
+"""Waits until the bucket has a set of queued changes: `sync`, and the barrier that remote fsync uses as well.
+
+It sends nothing and speeds nothing up: the publisher works through the queue anyway.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import trio
+
+from fusecache.engine.durability.status import QueueStatus
+from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.model.format_text import count_text
+from fusecache.model.records import ConflictRecord
+from fusecache.model.states import FileState
+
+
+class Barrier:
+    """A set of queued changes; it is over when none of them, and no successor, is queued any more.
+
+    A change stays the same under another name and at another place of the queue. For content that newer content of its
+    file replaced, or whose close was revoked and repeated, the barrier waits for the successor.
+    """
+
+    def __init__(self, queue: WritebackQueue, items: Iterable[QueuedChange]) -> None:
+        self._queue = queue
+        self._left = deque(items)
+        # Content that left the queue without being published.
+        self.unpublished: list[FileVersion] = []
+
+    def __len__(self) -> int:
+        """Return how many changes were left at the last `is_over`."""
+        return len(self._left)
+
+    def is_over(self) -> bool:
+        """Return whether nothing is left. The total cost is constant per change, however often this is called."""
+        while self._left and self._left[0] not in self._queue:
+            item = self._left.popleft()
+            if isinstance(item, FileVersion) and item.state is not FileState.STORED:
+                self.unpublished.append(item)
+        if not self._left:
+            successors = list(dict.fromkeys(map(latest_version, self.unpublished)))
+            self._left.extend(each for each in successors if each in self._queue)
+            self.unpublished = [each for each in successors if each not in self._queue]
+        return not self._left
+
+
+def latest_version(version: FileVersion) -> FileVersion:
+    """Return the newest successor of a version; the version itself if nothing replaced it."""
+    while version.successor is not None:
+        version = version.successor
+    return version
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """How `sync` ended: `durable`, `timeout`, `error` or `conflict`, and why."""
+
+    result: str
+    message: str = ""
+
+
+class Sync:
+    """Carries out `sync`: waits for what is at or below a path, and reports what it does not cover."""
+
+    def __init__(self, tree: Tree, queue: WritebackQueue, publisher: Publisher, status: QueueStatus) -> None:
+        self._tree = tree
+        self._queue = queue
+        self._publisher = publisher
+        self._status = status
+
+    async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
+        """Return when the bucket has everything that was closed at or below a path before the call.
+
+        That includes files renamed since. Deferred removals, and files still open, are named but not waited for.
+        """
+        key = self._tree.key_of_path(path)
+        items = [item for item in await self._status.items_at(path) if not self._publisher.is_deferred(item)]
+        # Rejected changes, too: a held commit marker is queued again when the change that it waits for is resolved.
+        barrier = Barrier(self._queue, [*items, *self._status.rejected_at(key)])
+        with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
+            while not barrier.is_over():
+                await self._publisher.wait_progress()
+        if scope.cancelled_caught:
+            return Durability("timeout", await self._reason_for_waiting(path))
+        all_rejected = set(self._publisher.rejected)
+        rejected = [
+            *self._status.rejected_at(key),
+            *(item for item in barrier.unpublished if item in all_rejected),
+        ]
+        if rejected:
+            return Durability("error", f"{self._status.path_of(rejected[0])}: {rejected[0].error}")
+        # Also conflicts from before the call: the name does not show what was written here, and no person resolved it.
+        conflicts = self._status.conflicts_at(key)
+        if conflicts:
+            conflicts.sort(key=lambda record: record.key)
+            return Durability("conflict", self._conflicts_message(conflicts))
+        return Durability("durable", await self._not_covered(path))
+
+    async def _not_covered(self, path: str) -> str:
+        """Return a text on what `sync` does not cover: files still open, and deferred removals; "" if none."""
+        still_open = [self._tree.path(node) for node in self._status.written_at(path)]
+        deferred = [item for item in await self._status.items_at(path) if self._publisher.is_deferred(item)]
+        removed = [self._status.path_of(item) for item in deferred]
+        parts = []
+        if still_open:
+            parts.append(f"not covered, still open for writing: {', '.join(still_open[:3])}")
+        if removed:
+            parts.append(
+                "not removed yet, because of delete_delay or a process on this node that has it open: "
+                f"{', '.join(removed[:3])}"
+            )
+        return "; ".join(parts)
+
+    async def _reason_for_waiting(self, path: str) -> str:
+        if self._publisher.failure is not None:
+            return str(self._publisher.failure)
+        items = await self._status.items_at(path)
+        temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
+        if temporary is not None:
+            return (
+                f"{self._status.path_of(temporary)} has a temporary name: it is uploaded 60 s after its close"
+            )
+        return "uploads are still under way"
+
+    def _conflicts_message(self, records: list[ConflictRecord]) -> str:
+        text, more = self._conflict_message(records[0]), len(records) - 1
+        if not more:
+            return text
+        names = ", ".join(self._tree.relative(each.key) for each in records[1:4]) + (
+            ", …" if more > 3 else ""
+        )
+        return f"{text}; and {count_text(more, 'other')} ({names}): `fusecache recover` lists them"
+
+    def _conflict_message(self, record: ConflictRecord) -> str:
+        name = self._tree.relative(record.key)
+        if not record.kept_as:
+            return (
+                f"{name}: another client changed it first; our change was dropped: repeat it, "
+                f"or clear this entry with `fusecache recover --delete {record.number} --yes`"
+            )
+        kept = self._tree.relative(record.kept_as)
+        return (
+            f"{name}: another client changed it first; our version is kept as {kept}: "
+            "compare them, then remove or rename the copy"
+        )

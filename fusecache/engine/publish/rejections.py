@@ -1,0 +1,294 @@
+"""Handles changes that no retry can publish: conflicts with another client, and permanent errors of the bucket or disk.
+
+It decides nothing about retries: `publisher.py` does.
+
+Invariant: such a change is kept and reported, and blocks no other change; only commit markers that announce it wait.
+"""
+
+import logging
+import socket
+from dataclasses import replace
+from itertools import islice
+from typing import TypeGuard
+
+from fusecache.engine.namespace.lookup import Lookup
+from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, dropped_row
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.publish.base_etags import BaseEtags, row_of
+from fusecache.engine.publish.bucket_writer import REMOVES
+from fusecache.engine.publish.commit_markers import CommitMarkers
+from fusecache.engine.publish.events import PublishEvents
+from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
+from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
+from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
+from fusecache.model.objects import ObjectInfo
+from fusecache.model.records import ANOTHERS, OperationKind
+from fusecache.model.states import FileState
+
+log = logging.getLogger(__name__)
+
+# Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
+CONFLICTS_REMEMBERED = 1000
+
+
+class Rejections:
+    """Keeps rejected changes and conflicts. Each method journals what it changes, or returns the rows."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        lookup: Lookup,
+        file_io: FileIO,
+        queue: WritebackQueue,
+        journal: JournalWriter,
+        preparer: Preparer,
+        events: PublishEvents,
+    ) -> None:
+        self._tree = tree
+        self._lookup = lookup
+        self._file_io = file_io
+        self._queue = queue
+        self._journal = journal
+        self._preparer = preparer
+        self.events = events
+        # A dict as an ordered set: items are removed one by one.
+        self._rejected: dict[QueuedChange, None] = {}
+        # The newest conflicts: where the local version of a key is kept, "" if the change was dropped.
+        self.conflicts: dict[str, str] = {}
+        self.base_etags = BaseEtags(tree, queue, journal)
+        self.commit_markers = CommitMarkers(tree, queue, file_io, lambda: self.rejected)
+
+    @property
+    def rejected(self) -> list[QueuedChange]:
+        """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
+        gone = [
+            item
+            for item in self._rejected
+            if isinstance(item, FileVersion) and item.state is not FileState.REJECTED
+        ]  # operations leave in `forget`
+        for item in gone:
+            del self._rejected[item]
+        return list(self._rejected)
+
+    @rejected.setter
+    def rejected(self, items: list[QueuedChange]) -> None:
+        self._rejected = dict.fromkeys(items)
+        self.commit_markers.restore(items)
+
+    def on_start(self, highest: int) -> None:
+        """The earlier daemon's changes have sequences up to `highest`: queue its held markers that nothing blocks."""
+        changes = self.commit_markers.on_start(highest)
+        if changes:
+            self._journal.submit(*changes)
+
+    async def defer_behind(self, removal: Operation, marker: FileVersion) -> None:
+        """Defer a removal until something is published under the held marker's name, or the marker is removed."""
+        await self._journal.commit(*self._file_io.placement.defer(removal, marker.record.key))
+
+    def forget(self, keys: tuple[str, ...]) -> list[Change]:
+        """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
+        changes: list[Change] = []
+        for item in [each for each in self._rejected if isinstance(each, Operation)]:
+            if item.changed_keys()[-1] in keys:
+                del self._rejected[item]
+                changes += self.commit_markers.on_resolved(item)
+        return changes
+
+    async def handle_error(self, item: QueuedChange, error: Exception) -> None:
+        """Handle an error that no retry fixes: restart a lost upload, resolve a conflict, or reject the change."""
+        if isinstance(error, UploadLost):
+            if isinstance(item, FileVersion):
+                log.warning("multipart upload expired, starting again key=%s", item.record.key)
+                self._preparer.restart(item)
+        elif isinstance(error, ObjectChanged):
+            await self._conflict(item, error)
+        elif isinstance(error, FusecacheError):
+            await self._reject(item, error)
+        else:
+            await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
+
+    async def replace_remote(self, item: FileVersion, etag: str | None) -> None:
+        """Make the remote version the base, so that the next attempt replaces it. etag None: it was removed."""
+        key = item.record.key
+        log.warning("conflict, replacing the remote version key=%s conflict=last-wins", key)
+        item.transition_to(FileState.SEALED)
+        await self._journal.commit(*self.base_etags.update(key, etag))
+
+    async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
+        """Another client changed the key first: keep both versions."""
+        node = item.node
+        parent, name = (node.parent, node.name) if node is not None else (None, "")
+        if isinstance(item, FileVersion):
+            key = item.record.key
+            copy_key = self._free_conflict_key(key, item.sequence)
+            self._record_conflict(key, copy_key, item.size, error, item.sequence)
+            self._queue.remove(item, published=True)
+            self._preparer.restart(item)
+            record = item.transition_to(FileState.SEALED, key=copy_key, base_etag=None)
+            self._queue.add(item)
+            if node is not None and parent is not None and self._tree.key(node) == key:
+                # The name shows the remote version from now on. The local one, and what writers still add to it, goes
+                # by the name of the copy.
+                folder = parent
+                for _ in range(key.count("/") - copy_key.count("/")):
+                    folder = folder.parent or folder
+                self._tree.move(node, folder, copy_key.rpartition("/")[2])
+                self.events.on_name_lost(parent, name)
+            rows = [*self.base_etags.update(key, None), *self._file_io.placement.retarget(key, copy_key)]
+            follower = next(iter(self._queue.for_key(key)), None)
+            if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
+                # Our queued rename must not move the remote version.
+                follower.record = replace(follower.record, source_etag=ANOTHERS)
+                rows.append(row_of(follower))
+            await self._journal.commit(PutFile(record), *rows)
+            return
+        self._record_conflict(item.changed_keys()[-1], "", 0, error)
+        await self._abandon(item)
+        if node is not None and parent is not None and node.parent is parent and node.version is None:
+            self._tree.detach(node)
+            self.events.on_name_lost(parent, name)
+
+    def _free_conflict_key(self, key: str, sequence: int) -> str:
+        """Return the key for the local version. A mount with the same host name may have used the first choice."""
+        path = self._tree.relative(key)
+        prefix = key.removesuffix(path)
+        copy_key, count = _conflict_key(prefix, path, f"{sequence}"), 1
+        while self._tree.find(copy_key) is not None:
+            count += 1
+            copy_key = _conflict_key(prefix, path, f"{sequence}-{count}")
+        return copy_key
+
+    def _record_conflict(
+        self, key: str, copy_key: str, size: int, error: FusecacheError, number: int = 0
+    ) -> None:
+        if copy_key:
+            log.error("conflict key=%s kept_as=%s error=%s", key, copy_key, error)
+        else:
+            log.error("conflict, change dropped key=%s error=%s", key, error)
+        self.conflicts.pop(key, None)
+        self.conflicts[key] = copy_key
+        for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
+            del self.conflicts[oldest]
+        self.events.on_conflict(key, copy_key, size, str(error), number)
+
+    async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
+        """The bucket rejects the change permanently, or its bytes cannot be read: keep it, and unblock the others."""
+        log.error("change rejected, not retried key=%s error=%s", item.changed_keys()[-1], error)
+        item.error = error
+        if isinstance(item, Operation):
+            self._rejected[item] = None
+            await self._abandon(item)
+            return
+        item.record = replace(item.record, refused_at=item.sequence)
+        self._queue.remove(item)
+        self._preparer.restart(item)  # abort the upload: its parts are useless now
+        key, node = item.record.key, item.node
+        item.transition_to(FileState.REJECTED, error=str(error))
+        changes = self._file_io.drop_replaced(item)
+        if node is not None:
+            changes += self._drop_renames(node, key)
+        if node is not None and self._tree.is_linked(node):
+            self._rejected[item] = None
+            changes += self._keep_rejected(item, node)
+        elif node is not None and node.handles and node.version is item:
+            changes.append(dropped_row(item))  # unlinked, but open: its last close disposes of it
+        else:
+            changes += self._file_io.drop(item)
+        await self._journal.commit(*changes)
+
+    def _drop_renames(self, node: Node, key: str) -> list[Change]:
+        """Drop queued renames of rejected content if nothing was published under its name: they would move nothing.
+
+        Objects that the bucket has at their targets stay.
+        """
+        changes: list[Change] = []
+        first = next(iter(self._queue.for_key(key)), None)
+        moves_nothing = isinstance(first, Operation) and not first.record.source_etag
+        while moves_nothing and isinstance(first, Operation) and _renames(first, node, key):
+            self._queue.remove(first)
+            self._tree.clear_tombstone(key, gone=False)
+            self._tree.release_local(node)
+            changes.append(DropOperation(first.sequence))
+            key, shown = first.record.target, first.record.base_etag
+            node.object = None if shown is None else ObjectInfo(key, shown, 0, 0.0)
+            first = next(iter(self._queue.for_key(key)), None)
+        return changes
+
+    def _keep_rejected(self, item: FileVersion, node: Node) -> list[Change]:
+        """Keep rejected content under the file's present name; newer content of the file replaces it there."""
+        key, key_now = item.record.key, self._tree.key(node)
+        if key_now != key:
+            # Its sequence follows the rename's. While changes of that name are queued, its base is not known yet.
+            base = self._queue.base_for(key_now, node.published_etag(key_now))
+            item.record = replace(
+                item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
+            )
+            self._file_io.on_key_changed(item)
+        elif item.record.base_etag is not None and node.published_etag(key) is None:
+            # It had superseded a removal: from now on only the node records what the bucket shows.
+            node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
+        newer = next((each for each in self._queue.for_key(key_now) if _is_content(each, node)), None)
+        if newer is None:
+            newer = node.version if node.version is not item else None
+        changes: list[Change] = []
+        if newer is not None:
+            changes = self._file_io.drop_replaced(newer)
+            newer.replaces = item
+        if newer is None or newer not in self._queue:
+            changes += self._file_io.placement.deferred_deletes(key, key_now)
+        return [*changes, PutFile(item.record)]
+
+    async def _abandon(self, item: Operation) -> None:
+        self._queue.remove(item)
+        changes: list[Change] = [DropOperation(item.sequence), *self._disarm_rename(item)]
+        if item.record.kind in REMOVES:
+            self._tree.clear_tombstone(item.record.key, gone=False)
+            self._reveal(item.record.key)
+        if item.node is not None:
+            self._tree.release_local(item.node)
+            item.node.verified = float("-inf")
+        await self._journal.commit(*changes)
+
+    def _disarm_rename(self, item: Operation) -> list[Change]:
+        """A dropped operation brought nothing to its key: a rename queued behind it must not move what is there."""
+        key = item.changed_keys()[-1]
+        follower = next(iter(self._queue.for_key(key)), None)
+        if item.node is None or not isinstance(follower, Operation) or not _renames(follower, item.node, key):
+            return []
+        follower.record = replace(follower.record, source_etag=ANOTHERS)
+        return [PutOperation(follower.record)]
+
+    def _reveal(self, key: str) -> None:
+        """A dropped removal leaves its object in the bucket: have the kernel look the name up again."""
+        folder, name = self._lookup.on_unknown(key)
+        if folder is not None:
+            self.events.on_name_lost(folder, name)
+
+
+def _renames(item: Operation, node: Node, key: str) -> bool:
+    record = item.record
+    return record.kind is OperationKind.RENAME and item.node is node and record.key == key
+
+
+def _is_content(item: QueuedChange, node: Node) -> TypeGuard[FileVersion]:
+    return isinstance(item, FileVersion) and item.node is node
+
+
+def _conflict_key(prefix: str, path: str, number: str) -> str:
+    """Return the key for the local version of a path in conflict; a name that gets too long is cut at its end.
+
+    If the key of its directory leaves no space for any of the name, use the nearest directory above that does.
+    """
+    folder, slash, name = path.rpartition("/")
+    suffix = f".conflict-{socket.gethostname()[:60]}-{number}"
+    while True:
+        directory = prefix + folder + slash
+        space = min(NAME_BYTES_MAX, KEY_BYTES_MAX - len(directory.encode())) - len(suffix.encode())
+        stem = name.encode()[: max(0, space)].decode(errors="ignore")
+        if stem or not folder:
+            return directory + stem + suffix
+        folder, slash, _ = folder.rpartition("/")
