@@ -1,4 +1,4 @@
-"""Numbers that a caller gives, made plain: one of numpy's would get into states, which plain readers then refuse."""
+"""Converts a caller's numbers to plain int and float: numpy numbers in a saved state would fail to load elsewhere."""
 
 import operator
 import reprlib
@@ -11,14 +11,14 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def whole_number(value: object, name: str, unit: str = "", error: type[LoaderError] = OrderError) -> int:
-    """Return a whole number as an int; 1e3 is one, too.
+    """Return a whole number as an int; 1e3 counts as whole.
 
-    Raises `error`, which names the argument and what it got, for anything else.
+    Raises `error` for anything else; its text names the argument and the value.
     """
     if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
         return int(float(value))
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # TypeError is the answer to anything else
+        return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for every other type
     except TypeError:
         raise error(_refusal(value, name, f"a whole number{unit and f' of {unit}'}")) from None
 
@@ -38,7 +38,7 @@ def plain_number(value: object, name: str) -> int | float:
 
 
 def sample_count(value: object, name: str) -> int | None:
-    """Return a number of samples, of which 100_000, "100,000", "100k" and "1.5m" are some; None for None.
+    """Return a number of samples, given as 100_000, "100,000", "100k" or "1.5m"; None for None.
 
     Raises OrderError.
     """
@@ -50,11 +50,11 @@ def sample_count(value: object, name: str) -> int | None:
     try:
         return int(float(digits) * factor)
     except (ValueError, OverflowError):
-        raise OrderError(f"{name} {value!r} is no number of samples: write 100000, 100k or 1.5m") from None
+        raise OrderError(f"{name} {value!r} is not a number of samples: write 100000, 100k or 1.5m") from None
 
 
 def byte_count(value: object, name: str) -> int:
-    """Return a number of bytes, which may be text: "200GB", "1.5 GiB". Raises ArgumentError."""
+    """Return a number of bytes, given as an int or a text such as "200GB" or "1.5 GiB". Raises ArgumentError."""
     if not isinstance(value, str):
         return whole_number(value, name, "bytes", ArgumentError)
     try:

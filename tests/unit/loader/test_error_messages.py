@@ -108,7 +108,7 @@ def test_the_tools_say_so_too(
 
 def test_a_pair_of_directories_and_exist_ok_are_told_of(tmp_path: Path) -> None:
     out: Any = (str(tmp_path / "out"), "s3://bucket/data")
-    with pytest.raises(LoaderError, match="one directory is asked for, nothing is uploaded here"):
+    with pytest.raises(LoaderError, match="give one directory, the loader uploads nothing"):
         MDSWriter(out=out, columns=COLUMNS)
     with pytest.raises(WriterError, match=r"exist_ok=True would remove all that is in .*/out"):
         MDSWriter(out=tmp_path / "out", columns=COLUMNS, exist_ok=True)
@@ -172,9 +172,9 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             errno.ENOTCONN,
-            "The daemon of the mount {root} is gone: ask `fusecache status {root}`, and mount it anew.",
+            "The daemon of the mount {root} is gone: run `fusecache status {root}`, and mount it again.",
         ),
-        (errno.EIO, "The mount {root} or its bucket did not give it: ask `fusecache status {root}`."),
+        (errno.EIO, "The mount {root} or its bucket failed to deliver it: run `fusecache status {root}`."),
     ],
 )
 def test_a_mount_that_does_not_answer_is_no_damaged_shard(

@@ -182,11 +182,11 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 0
         told = capsys.readouterr()
         shown.append(told.out)
-        assert "and the cache has 1,024. Without hints, shards come again and again" in told.err
+        assert "and the cache has 1,024. Without hints, shards are downloaded repeatedly" in told.err
     assert len(set(shown)) == 1
     for size in ("nan", "inf", "-5", "1e999", "5 XB", "5iB"):
         assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 1
-        assert f"--cache-bytes {size} is no number of bytes" in capsys.readouterr().err
+        assert f"--cache-bytes {size} is not a number of bytes" in capsys.readouterr().err
     assert main([*arguments, "--png", str(tmp_path / "nowhere" / "run.png")]) == 1
     assert "nowhere" in capsys.readouterr().err
 
