@@ -1,10 +1,10 @@
-"""Batchings: which samples make global batch b, and which of them this rank reads.
+"""Decides which samples make global batch b, and which of them this rank reads.
 
-`random` cuts the line of all streams. `stratified` gives each stream the same part of every global batch, and
-`per_stream` a global batch at a time, both from a line a stream. `device_per_stream` gives each stream batches
-of a single rank: what those hold follows from the number of ranks, so this one is not elastic.
+`random` cuts batches from the order of all streams. `stratified` gives each stream a fixed share of every global
+batch. `per_stream` takes each global batch from one stream. Both use a separate order for each stream.
+`device_per_stream` gives each rank's batch to one stream. Its batches depend on the number of ranks: not elastic.
 
-A plan knows lengths without ordering anything, and asks `Tracks` for ids when it is asked for a batch.
+A plan knows lengths without ordering anything. It asks `EpochOrders` for ids only when a batch is requested.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,33 @@ from loader.order.rank_partition import RankPartition, rank_positions, repeated_
 from loader.order.spec import NATIVE, Ids, OrderSpec
 from loader.world import World
 
-# Computed together, this many ids of a rank cost little more than a batch of a few.
+# Computing this many ids of a rank at once costs little more than one small batch.
 AHEAD_SAMPLES = 4096
 
 
 class BatchPlan(Protocol):
-    """How an epoch is cut into global batches, and these into ranks."""
+    """Cuts an epoch into global batches, and these into the ranks' parts."""
 
     @property
     def length(self) -> int:
-        """Positions of an epoch that belong to batches, on any world."""
+        """The positions of an epoch that belong to batches, on any world."""
         ...
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`; drop_last: the complete ones."""
+        """Return the number of global batches from position `start`; drop_last: only the complete ones."""
         ...
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids in the given global batch past `start`."""
+        """Return (samples,) int64, this rank's ids in a global batch, counted from `start`."""
         ...
 
 
 def batch_plan(
     epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
 ) -> BatchPlan:
-    """Return the plan for one rank. global_batch_size: samples, a multiple of the ranks.
+    """Return the plan for one rank. global_batch_size: in samples, a multiple of the number of ranks.
 
-    Raises OrderError if the settings, streams and world do not go together.
+    Raises OrderError if settings, streams and world do not fit together.
     """
     spec = epoch_orders.spec
     if spec.batching == "stratified":
@@ -60,7 +60,7 @@ def batch_plan(
 
 
 def even_world(world: World, rows: int) -> World:
-    """The world as it divides the rows of a line; all ranks on one node where its nodes would share rows unevenly.
+    """Return the world that divides the rows evenly; all ranks on one node if its nodes would share rows unevenly.
 
     The global batches are the same either way.
     """
@@ -69,14 +69,14 @@ def even_world(world: World, rows: int) -> World:
 
 
 class RandomPlan:
-    """Batches of the line of all streams, as StreamingDataset cuts them."""
+    """Batches from the order of all streams, cut as StreamingDataset cuts them."""
 
     def __init__(
         self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
     ) -> None:
         rows, samples = epoch_orders.spec.rows, epoch_orders.samples()
         if samples <= rows:
-            # StreamingDataset tiles so few samples over the rows differently for more nodes than rows.
+            # With more nodes than rows, StreamingDataset tiles so few samples differently.
             world = World(world.rank, world.ranks)
         self._tracks, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
         self._line = RankPartition(samples, rows, self._world.nodes)
@@ -84,15 +84,15 @@ class RandomPlan:
 
     @property
     def length(self) -> int:
-        """Positions whose samples are the same on any world."""
+        """The positions whose samples are the same on any world."""
         return self._line.length_of_any_world
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids; an incomplete last batch is filled up by repeats to the same number a rank."""
+        """Return this rank's ids; an incomplete last batch is padded with repeats to the same number on each rank."""
         length, world = self._line.length, self._world
         size = self._global // world.ranks
         samples = samples_per_rank(length, world, start)
@@ -107,9 +107,9 @@ class RandomPlan:
 
 
 class NativePlan:
-    """Batches of the native line of all streams, which ends where the samples end.
+    """Batches from the native order of all streams, which ends exactly where the samples end.
 
-    The last, incomplete global batch is dealt out as it is: some ranks get a sample more than others.
+    An incomplete last global batch is dealt out without padding: some ranks get one sample more than others.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class NativePlan:
         return self._tracks.samples()
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids, none of them twice in an epoch that takes each sample once."""
-        # Counted from the epoch's beginning, so that what is made ahead serves after a resume, too.
+        """Return this rank's ids; none occurs twice in an epoch that takes each sample once."""
+        # Counted from the epoch's beginning, so that cached ids stay valid after a resume.
         before, first = divmod(start, self._global)
         places = first + _interleaved(self._world, self._global)
         number += before
@@ -153,12 +153,12 @@ class NativePlan:
 
 
 class StratifiedPlan:
-    """Batches with the same part of each stream; the stream that is used up first ends the epoch."""
+    """Batches with a fixed share of each stream; the epoch ends when the first stream is used up."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
         self._portions = stratified_portions(epoch_orders.table.proportions, global_batch_size)
-        # StreamingDataset's lines are those of one node here, whatever the number of nodes.
+        # StreamingDataset partitions for one node here, whatever the number of nodes.
         self._lines = [
             FilledPartition(
                 epoch_orders.samples(stream), epoch_orders.spec, (1, epoch_orders.spec.tail_layout[1])
@@ -172,15 +172,15 @@ class StratifiedPlan:
 
     @property
     def length(self) -> int:
-        """Positions of the complete batches, there are no others."""
+        """The positions of the complete batches; there are no others."""
         return self._batches * self._global
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids: consecutive places of the batch, in which streams follow each other."""
+        """Return this rank's ids: consecutive positions of the batch, in which streams follow each other."""
         size = self._global // self._world.ranks
         first = self._world.rank * size
         number += start // self._global
@@ -202,7 +202,7 @@ class StratifiedPlan:
 
 
 class PerStreamPlan:
-    """Batches of one stream each, streams taking turns at random; what fills no whole batch is left out."""
+    """Batches of one stream each, in random stream order; an incomplete batch of a stream is dropped."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         spec = epoch_orders.spec
@@ -222,15 +222,15 @@ class PerStreamPlan:
 
     @property
     def length(self) -> int:
-        """Positions of the complete batches, there are no others."""
+        """The positions of the complete batches; there are no others."""
         return sum(self._counts) * self._global
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids."""
+        """Return this rank's ids."""
         if self._turns[0] != epoch:
             generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
             self._turns = (epoch, *_stream_turns(self._counts, generator))
@@ -247,7 +247,7 @@ class PerStreamPlan:
 
 
 class DevicePlan:
-    """Batches in which each rank's part is of one stream. Another world has other batches: not elastic."""
+    """Batches in which each rank's part comes from one stream. They depend on the world, so this is not elastic."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         spec, ranks = epoch_orders.spec, world.ranks_per_node
@@ -279,21 +279,21 @@ class DevicePlan:
 
     @property
     def length(self) -> int:
-        """Positions of the complete batches, there are no others."""
+        """The positions of the complete batches; there are no others."""
         return sum(self._counts) // self._world.ranks_per_node * self._global
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids: all of one stream."""
+        """Return this rank's ids: all of one stream."""
         world, ranks = self._world, self._world.ranks_per_node
         if self._turns[0] != epoch:
             generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
             self._turns = epoch, [_stream_turns(self._counts, generator) for _ in range(world.nodes)]
-        # Batches of single ranks in the order of StreamingDataset: one of each node in turn, though the ranks
-        # that then read them follow each other.
+        # Single-rank batches in StreamingDataset's order: one of each node in turn, although consecutive ranks
+        # read them.
         turn, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
         origins, turns = self._turns[1][node]
         stream = int(origins[turn])
@@ -306,10 +306,9 @@ class DevicePlan:
 
 
 class FilledPartition:
-    """The line of one stream, filled up by repeats to the same number for each rank of a layout.
+    """The positions of one stream, padded with repeats to the same number for each rank of a layout.
 
-    samples: of the stream in an epoch. layout: (nodes, ranks a node); (1, 1) fills nothing up, nor does the
-    native order.
+    samples: of the stream in an epoch. layout: (nodes, ranks a node). (1, 1) and the native order pad nothing.
     """
 
     def __init__(self, samples: int, spec: OrderSpec, layout: tuple[int, int]) -> None:
@@ -321,7 +320,7 @@ class FilledPartition:
 
     @property
     def length(self) -> int:
-        """Positions, with the repeats."""
+        """The number of positions, including repeats."""
         return -(-self._of_node // self._ranks) * self._ranks * self._nodes
 
     def ids(self, epoch_orders: EpochOrders, epoch: int, stream: int, positions: Ids) -> Ids:
@@ -332,7 +331,7 @@ class FilledPartition:
 
 
 class _Ahead:
-    """Equal pieces of a line's ids, of which several are made together."""
+    """Caches a rank's ids of several consecutive batches, which are computed together."""
 
     def __init__(self) -> None:
         self._of: tuple[int, ...] = ()
@@ -342,7 +341,7 @@ class _Ahead:
     def get(
         self, of: tuple[int, ...], number: int, pieces: int, size: int, make: Callable[[int, int], Ids]
     ) -> Ids:
-        """Return the piece of this number. of: what they are pieces of. make: ids of pieces first up to stop."""
+        """Return the ids of one batch. of: the sequence that it belongs to. make: ids of batches first up to stop."""
         if of != self._of or not 0 <= number - self._first < len(self._held):
             stop = min(number + max(AHEAD_SAMPLES // size, 1), pieces)
             self._of, self._first = of, number
@@ -354,8 +353,8 @@ class _Ahead:
 def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) -> tuple[int, ...]:
     """Return how many samples of each stream a global batch has.
 
-    Rounded down; what is missing then goes to the streams that lost most by it, the later one first where
-    they lost the same. Raises OrderError if a stream gets none.
+    Rounded down; the missing samples go to the streams with the largest rounding loss, the later stream first among
+    equal losses. Raises OrderError if a stream gets none.
     """
     portions = np.array([int(share * global_batch_size) for share in proportions], np.int64)
     missing = global_batch_size - int(portions.sum())
@@ -371,7 +370,7 @@ def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) 
 
 
 def _stream_turns(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
-    """Shuffle the batches of all streams: (batches,) the stream of each, and which of its batches it is."""
+    """Shuffle the batches of all streams. Returns (batches,) stream of each, and its number within the stream."""
     origins = np.repeat(np.arange(len(counts)), counts)
     generator.shuffle(origins)
     turns = np.empty_like(origins)
@@ -380,12 +379,12 @@ def _stream_turns(counts: list[int], generator: np.random.Generator) -> tuple[Id
 
 
 def _interleaved(world: World, samples: int) -> Ids:
-    """This rank's places in a global batch of so many samples: dealt to nodes in turn, and there to ranks."""
+    """Return this rank's positions in a global batch of `samples`: dealt to nodes in turn, then to their ranks."""
     return np.arange(world.rank_of_node * world.nodes + world.node, samples, world.ranks, dtype=np.int64)
 
 
 def _repeated(places: Ids, step: int, first: int, stop: int) -> Ids:
-    """The same places in pieces first up to stop, `step` positions apart, one piece after another."""
+    """Return the same positions in batches first up to stop, `step` positions apart, batch after batch."""
     pieces = np.arange(first, stop, dtype=np.int64)[:, None]
     found: Ids = (pieces * step + places).ravel()
     return found
