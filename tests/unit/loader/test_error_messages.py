@@ -250,7 +250,7 @@ def test_an_error_of_a_source_names_its_part_and_how_many_samples_came_before_it
         write_parallel(tmp_path, COLUMNS, [partial(rows, 0, 9), rows_then_none], processes=1)
     (note,) = caught.value.__notes__
     assert re.fullmatch(
-        rf"{tmp_path}/00001: the source <function rows_then_none.*> .* behind its first 3 samples", note
+        rf"{tmp_path}/00001: the source <function rows_then_none.*> .* after its first 3 samples", note
     )
 
 
