@@ -1,11 +1,11 @@
-"""Parquet files as a map-style dataset: ids in, samples out; row groups are its shards, for every sample order.
+"""Parquet files as a map-style dataset: ids in, samples out. Row groups are the shards of every sample order.
 
     dataset = ParquetDataset("/mnt/bucket/web", columns=["tokens"])       # every .parquet file below
     sampler = ElasticBatchSampler(dataset, global_batch_size=512)
 
-A row group is read and decoded as a whole and kept while there is room, so an order should move samples by no more
-than the row groups that fit (`block_size`, `canonical_nodes`): the dataset warns where it decodes the same ones again
-and again. Nothing is written, no process or thread outlives a call.
+A row group is read and decoded as a whole, and cached while the cache has room. So choose an order that uses no more
+row groups at a time than fit into the cache (`block_size`, `canonical_nodes`). The dataset logs a warning if it
+decodes the same row groups repeatedly. It writes nothing. Besides the watchdog, no thread or process outlives a call.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ from loader.parquet.row_groups import (
 )
 
 CACHE_BYTES = 1 << 30
-# Each has a parsed footer, which can take megabytes where a file has thousands of row groups.
+# An open file has a parsed footer, which takes megabytes if the file has thousands of row groups.
 OPEN_FILES = 64
 
 _AGAIN_AND_AGAIN = (
@@ -53,7 +53,7 @@ _AGAIN_AND_AGAIN = (
     "cache_bytes (%d), or choose an order with fewer row groups in use at a time: a smaller "
     "block_size, canonical_nodes near the number of nodes"
 )
-# What belongs to one process.
+# Attributes of one process: not pickled, and made again after a fork.
 _CACHES = (
     "_process",
     "_lock",
@@ -66,16 +66,17 @@ _CACHES = (
 
 
 class ParquetDataset:
-    """The rows of Parquet files, counted through the files in natural order (2 before 10), or as listed.
+    """The rows of Parquet files, numbered through the files in natural order (2 before 10), or as listed.
 
-    path: a file, or a directory, of which it is every .parquet file below that no part of whose path begins with "." or
-    "_"; or a list of these. columns: those that samples have; None: all. cache_bytes: decoded row groups kept, in
-    each process; the last one always is. stall_seconds: log a warning when a read lasts longer.
+    path: a file, a directory, or a list of them. A directory stands for every .parquet file below it, except where a
+    part of the path begins with "." or "_". columns: the columns of the samples; None: all. cache_bytes: limit in bytes
+    for decoded row groups in each process; the last one always stays. stall_seconds: log a warning when a read lasts
+    longer.
 
-    Values: int64 as int, other numbers as numpy scalars; text str, binary bytes; lists of numbers numpy arrays, which
-    may be written to; null None; all else as pyarrow's `to_pylist` gives it.
-    Raises DatasetError, naming the file, if one is missing, no Parquet file, cut short, or has other columns than the
-    first; LoaderError if pyarrow is not installed. Pickles without its caches; safe for threads and for fork.
+    Values: int64 as int, other numbers as numpy scalars, text as str, binary as bytes, null as None. Lists of numbers
+    are writable numpy arrays. All other types are as pyarrow's `to_pylist` returns them.
+    Raises DatasetError, naming the file, if one is missing, truncated or not Parquet, or has other columns than the
+    first. Raises LoaderError if pyarrow is not installed. Pickles without its caches; safe for threads and for fork.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ParquetDataset:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin with empty caches, in this process."""
+        """Start with empty caches in this process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenParquetFile] = OrderedDict()
@@ -137,7 +138,7 @@ class ParquetDataset:
         )
 
     def __iter__(self) -> Iterator[Sample]:
-        """Go through all samples in the order of the files."""
+        """Iterate over all samples in the order of the files."""
         for start, stop in pairwise([0, *self._ends.tolist()]):
             yield from self.__getitems__(range(start, stop))
 
@@ -152,18 +153,18 @@ class ParquetDataset:
         """Return one sample, or a list of them for a slice, a list or an array of ids. Negative ids count
         from the end.
 
-        Raises IndexError for an id out of range, ShardError for what cannot be read.
+        Raises IndexError for an id out of range, ShardError for rows that cannot be read or decoded.
         """
         ids = several(which, len(self))
         if ids is not None:
             return list(self.__getitems__(ids))
-        return self.__getitems__([operator.index(which)])[0]  # type: ignore[arg-type]  # TypeError is the answer
+        return self.__getitems__([operator.index(which)])[0]  # type: ignore[arg-type]  # TypeError for other types
 
     def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
-        """Return many samples, in the order asked for; each row group is visited once. DataLoader calls this.
+        """Return many samples, in the requested order; each row group is visited once. DataLoader calls this.
 
-        Where all columns are numbers, or lists of numbers of one length, they are a Table, of which
-        `loader.fast.collate` makes a batch without looking at any one.
+        If all columns are numbers, or lists of numbers of one length, the result is a RecordTable, which
+        `loader.fast.collate` turns into a batch without touching single samples.
         """
         ids = checked_ids(which, len(self), self._where)
         if ids.size == 0:
@@ -191,22 +192,22 @@ class ParquetDataset:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The columns that samples have."""
+        """The columns of the samples."""
         return tuple(self._columns)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files, in their order."""
+        """The paths of the files, in order."""
         return tuple(self._paths)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """(row groups,) samples of each; a sample order is made of these."""
+        """(row groups,) int64, number of samples in each; the input of a sample order."""
         return self._sizes
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that tell this dataset from another: names, sizes and footers (schemas, row groups)."""
+        """32 hex digits that identify the dataset: a hash of names, sizes and footers (schemas, row groups)."""
         digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=16)
         for one in self._digests:
             digest.update(one)
@@ -214,7 +215,7 @@ class ParquetDataset:
 
     @property
     def index(self) -> Index:
-        """The files, one shard each, as `loader.hints` needs them: they come as a whole, by their deadlines."""
+        """The files, one shard each, for `loader.hints`: the daemon fetches them whole, each before its first use."""
         folders = [os.path.dirname(path) or "." for path in self._paths]
         borders = [number for number in range(1, len(folders)) if folders[number] != folders[number - 1]]
         names = PackedNames.of([os.path.basename(path) for path in self._paths])
@@ -229,7 +230,7 @@ class ParquetDataset:
             schema_of=none,
             compression_of=none,
             schemas=(Schema((), (), ()),),
-            # Where a sample's bytes lie is known to pyarrow alone, as in a compressed shard.
+            # Only pyarrow knows where a sample's bytes lie, as in a compressed shard.
             compressions=("parquet",),
             raw_names=names,
             zip_names=names,
@@ -242,7 +243,7 @@ class ParquetDataset:
     # ---- row groups
 
     def _rows(self, group: int, rows: NDArray[np.int64]) -> dict[str, Column]:
-        """The columns of some rows of a row group."""
+        """Return the columns of some rows of a row group."""
         table = self._table(group)
         arrow = optional_module("pyarrow", why="Parquet")
         try:
@@ -252,9 +253,9 @@ class ParquetDataset:
             raise self._failed(group, problem) from problem
 
     def _table(self, group: int) -> Any:
-        """A decoded row group; of several threads that want it one decodes it."""
+        """Return a decoded row group; threads that ask concurrently share one decoding."""
         if self._process != os.getpid():
-            self._forget()  # after a fork: locks may be held by threads that are not here
+            self._forget()  # after a fork: threads of the parent may hold the locks
         table = self._known(group)
         return self._loading.do(group, partial(self._load, group)) if table is None else table
 
@@ -316,7 +317,7 @@ class ParquetDataset:
         words = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
         way_out = words or "Restore the file."
         if isinstance(problem, NotImplementedError):
-            way_out = "Leave the column of that type out with `columns`, or write the file anew."
+            way_out = "Leave the column of that type out with `columns`, or write the file again."
         return ShardError(
             f"{self._paths[file]}, row group {group - int(self._group_ends[file] - self._groups[file])}, samples "
             f"{last - int(self._sizes[group])} to {last - 1}: {told}. {way_out}"
@@ -324,7 +325,7 @@ class ParquetDataset:
 
 
 class _Names:
-    """Names a row group for the watchdog, which must not know the dataset: that would keep its files open."""
+    """Names a row group for the watchdog. A reference to the dataset would keep the dataset's files open."""
 
     def __init__(self, paths: list[str], group_ends: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         self._paths, self._group_ends, self._ends = paths, group_ends, ends
