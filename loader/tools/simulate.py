@@ -1,10 +1,10 @@
-"""What a run will ask of the bucket: shards in use, bytes a step, the first batch, and downloads by cache policy.
+"""Estimates what a run will request from the bucket: shards in use, bytes a step, first batch, downloads by policy.
 
     python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
 
-Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole at each step in
-which a sample of it is read and it is not cached. With a known order it stays while it is in use; where it finds no
-room, its samples come as their own bytes, which are the whole shard's in the end.
+It uses only the index and the order, and opens no shard. At each step that reads a sample of an uncached shard, the
+whole shard counts as downloaded. With a known order, a shard stays cached while it is in use. If the cache has no
+room for it, its samples come as exact byte ranges, which sum up to the whole shard.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from loader.tools.simulated_caches import FirstCome, LeastRecent, shard_uses_by_
 from loader.world import World
 
 POLICIES = ("LRU", "keep what came first", "known order")
-# A distant bucket, as the project's benchmarks have it.
+# A remote bucket, with the values of the project's benchmarks.
 LATENCY_SECONDS = 0.04
 BYTES_A_SECOND = 80e6
 CONNECTIONS = 32
@@ -40,7 +40,7 @@ Figure = int | float | list[int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """When shards are in use. All arrays: (uses,), in the order of first; steps count over epochs."""
+    """The steps at which shards are in use. All arrays: (uses,) int64, ordered by first; steps count over epochs."""
 
     shard: Ids
     first: Ids
@@ -48,7 +48,7 @@ class Life:
 
 
 def lives(step_plan: StepPlan, ends: Ids, epochs: int) -> Life:
-    """Return each shard's time in use, once an epoch."""
+    """Return the steps at which each shard is in use, one entry an epoch."""
     with progress_bar(epochs, "epoch") as progress:
         parts = []
         for epoch in range(epochs):
@@ -64,7 +64,7 @@ def lives(step_plan: StepPlan, ends: Ids, epochs: int) -> Life:
 def downloads(
     step_plan: StepPlan, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int
 ) -> dict[str, list[int]]:
-    """Return by policy the bytes downloaded in each epoch, with a cache of cache_bytes.
+    """Return, for each policy, the bytes downloaded in each epoch, with a cache of cache_bytes.
 
     ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
     """
@@ -87,10 +87,11 @@ def downloads(
 def known_use_downloads(
     life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
 ) -> list[int]:
-    """Return the bytes downloaded in each epoch of so many steps by a cache that knows when shards are in use.
+    """Return the bytes downloaded in each epoch of `steps` steps by a cache that knows when shards are in use.
 
-    sizes: (shards,) bytes. Of what is out of use, policy "keep what came first" drops the latest; "known order" what is
-    used again last, the newcomer as well: where shards have one size, no choice of what goes downloads less.
+    sizes: (shards,) bytes. Only shards out of use are evicted. Policy "keep what came first" evicts the shard that went
+    out of use last. "known order" evicts the shard whose next use is last, which may be the newest; if all shards have
+    one size, no other choice downloads less.
     """
     uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
     following: dict[int, int] = {}
@@ -98,7 +99,7 @@ def known_use_downloads(
     for number in reversed(range(len(uses))):
         shard = uses[number][0]
         again[number] = following.get(shard, 1 << 60)
-        # Not its step: at that of an epoch's beginning many come into use, one after the other.
+        # The index of the use, not its step: many uses begin at an epoch's first step, one after the other.
         following[shard] = number
     shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
     fetched = [0] * epochs
@@ -114,7 +115,7 @@ def known_use_downloads(
 
 
 class _Shelf:
-    """Shards that are out of use and kept; those in use have their room first."""
+    """The cached shards that are out of use; shards in use take cache space first."""
 
     def __init__(self, policy: str, sizes: list[int], room: int) -> None:
         self._policy, self._sizes, self._room = policy, sizes, room
@@ -123,7 +124,7 @@ class _Shelf:
         self._used = 0
 
     def take(self, shard: int) -> bool:
-        """A shard comes into use; return whether it was here."""
+        """Move a shard into use; return whether it was cached."""
         is_here = self._kept.pop(shard, None) is not None
         if not is_here:
             self._used += self._sizes[shard]
@@ -131,7 +132,7 @@ class _Shelf:
         return is_here
 
     def put(self, shard: int, next_use: int) -> None:
-        """A shard is out of use."""
+        """Move a shard out of use."""
         self._kept[shard] = next_use
         heappush(self._heap, (-next_use, shard))
         self._shrink()
@@ -152,7 +153,7 @@ class _Shelf:
 
 
 def in_use(life: Life, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
-    """Return (steps,) how many shards are in use at each step of the first epoch, and their bytes."""
+    """Return (steps,) the number of shards in use at each step of the first epoch, and their bytes."""
     mine = life.first < steps
     counts, nbytes = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
     for total, weights in ((counts, np.ones(int(mine.sum()), np.int64)), (nbytes, sizes[life.shard[mine]])):
@@ -195,23 +196,25 @@ def report(
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("dataset", type=Path, help="directory that holds index.json")
+    parser.add_argument("dataset", type=Path, help="directory that contains index.json")
     parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
-    parser.add_argument("--cache-bytes", required=True, help="of each machine: 500GB, 1GiB, 500e9")
-    parser.add_argument("--order", default="py1e", help="the sampler's (default: py1e)")
+    parser.add_argument("--cache-bytes", required=True, help="cache size of each machine: 500GB, 1GiB, 500e9")
+    parser.add_argument("--order", default="py1e", help="order of the sampler (default: py1e)")
     parser.add_argument(
-        "--seed", type=int, default=DEFAULT_SEED, help=f"the sampler's (default: {DEFAULT_SEED})"
+        "--seed", type=int, default=DEFAULT_SEED, help=f"seed of the sampler (default: {DEFAULT_SEED})"
     )
-    parser.add_argument("--canonical-nodes", type=int, help="the sampler's (default: the order's own)")
-    parser.add_argument("--block-size", type=int, default=0, help="samples (default: the order's own)")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"how many (default: {EPOCHS})")
-    parser.add_argument("--nodes", type=int, default=1, help="machines; the first one's share is shown")
-    parser.add_argument("--ranks-per-node", type=int, default=1, help="of each machine (default: 1)")
+    parser.add_argument("--canonical-nodes", type=int, help="as in the sampler (default: that of the order)")
+    parser.add_argument("--block-size", type=int, default=0, help="in samples (default: that of the order)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"number of epochs (default: {EPOCHS})")
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="number of machines; the first one's share is shown"
+    )
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="ranks of each machine (default: 1)")
     parser.add_argument("--png", type=Path, help="draw shards in use and downloads into this file")
 
 
 def run_simulate(options: Any) -> int:
-    """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
+    """Print the figures, and draw the picture if requested. Raises LoaderError, and OSError for the picture."""
     if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
         raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
     try:
@@ -236,9 +239,9 @@ def run_simulate(options: Any) -> int:
     if isinstance(most, int) and most > cache_bytes:
         say(
             f"warning: up to {most:,} bytes are in use at one time, and the cache has {cache_bytes:,}. Without hints, "
-            "shards come again and again; these figures count them whole, and the daemon may fetch parts. With hints, "
-            "samples without room come as their own bytes. Make the cache larger, or have fewer shards in use, by a "
-            "smaller --canonical-nodes or --block-size.",
+            "shards are downloaded repeatedly; these figures count whole shards, but the daemon may fetch parts. With "
+            "hints, samples of uncached shards come as exact byte ranges. Enlarge the cache, or reduce the shards in "
+            "use with a smaller --canonical-nodes or --block-size.",
             error=True,
         )
     if options.png is not None:

@@ -203,8 +203,8 @@ def test_a_conversion_that_was_cut_short_is_resumed(
         (b'{"id": 1}\n[2]\n', "line 2 is no JSON object"),
         (b'{"id": 1}\n{"other": 2}\n', "id is missing in some rows: name the columns that all rows have"),
         (b'{"id": 1}\n{"id": null}\n', "id is null in some rows: use --columns id:json"),
-        (b"", "no row to tell the columns from"),
-        (b'{"id": 1}\n{"id": "\xff\xfe"}\n', "line 2: the byte 0xff is not UTF-8: write the file anew"),
+        (b"", "no row to determine the columns from"),
+        (b'{"id": 1}\n{"id": "\xff\xfe"}\n', "line 2: the byte 0xff is not UTF-8: write the file again"),
         (b'{"id": 1}\n{"id": ' + b"[" * 200_000, "line 2 is nested too deeply: "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -385,7 +385,7 @@ def test_a_dataset_is_not_recompressed_into_itself_or_another(
         ("in", "holds a dataset already"),
         ("other", "holds a dataset"),
         ("in/new", "lies in"),
-        ("unfinished", "unfinished holds shard.00000.mds, which a run left that did not finish"),
+        ("unfinished", "unfinished holds shard.00000.mds, which an unfinished run left"),
     ):
         assert told in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / out)
 
