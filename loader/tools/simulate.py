@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from loader.base.argument_checks import parse_size
 from loader.base.optional_imports import optional_module
-from loader.base.sizes import parse_size
 from loader.errors import LoaderError
 from loader.hints.planned_reads import Ids, shard_reads
 from loader.mds.dataset import MDSDataset
