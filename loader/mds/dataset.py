@@ -230,11 +230,6 @@ class MDSDataset:
         return self._index.samples
 
     @property
-    def stream_borders(self) -> tuple[int, ...]:
-        """(streams + 1,) stream i has the shards from border i to border i + 1: one stream for one path."""
-        return self._index.borders
-
-    @property
     def shards_per_stream(self) -> list[int]:
         """(streams,) number of shards in each stream."""
         return [stop - start for start, stop in pairwise(self._index.borders)]
