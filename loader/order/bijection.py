@@ -1,4 +1,4 @@
-"""Keyed permutations of 0..n-1, computed value by value: for any n, invertible, and without stored tables.
+"""Keyed permutations of 0..n-1, computed value by value: for any n, and without stored tables.
 
 A Feistel network over pairs (left, right) of a rectangle that is just large enough for n values (Black and Rogaway,
 "Ciphers with arbitrary finite domains", 2002). Each round adds a hash of one half to the other half, which can be
@@ -59,34 +59,29 @@ def permuted(values: Ids, sizes: Ids, keys: Keys) -> Ids:
 
     values: 0 <= value < size < 2**62. The three arrays have one shape, or broadcast to that of values.
     """
-    return _again_if_few(_walk(values, sizes, keys, range(ROUNDS), 1), sizes, keys, range(ROUNDS), 1)
+    return _again_if_few(_cycle_walk(values, sizes, keys), sizes, keys)
 
 
-def restored(values: Ids, sizes: Ids, keys: Keys) -> Ids:
-    """Return the values that `permuted` maps to these: its inverse."""
-    rounds = range(ROUNDS - 1, -1, -1)
-    return _walk(_again_if_few(values.copy(), sizes, keys, rounds, -1), sizes, keys, rounds, -1)
-
-
-def _again_if_few(values: Ids, sizes: Ids, keys: Keys, rounds: range, sign: int) -> Ids:
+def _again_if_few(values: Ids, sizes: Ids, keys: Keys) -> Ids:
     """Apply two more networks, in place, to values of small sizes, whose short halves are mixed too little by one."""
     few = np.flatnonzero(np.broadcast_to(np.asarray(sizes) < FEW, values.shape))
     if few.size:
         sizes = np.broadcast_to(np.asarray(sizes, np.int64), values.shape)[few]
         keys = np.broadcast_to(np.asarray(keys, np.uint64), values.shape)[few]
-        for factor in _MIX[::sign]:
-            values[few] = _walk(values[few], sizes, keys * factor, rounds, sign)
+        for factor in _MIX:
+            values[few] = _cycle_walk(values[few], sizes, keys * factor)
     return values
 
 
-def _walk(values: Ids, sizes: Ids, keys: Keys, rounds: range, sign: int) -> Ids:
+def _cycle_walk(values: Ids, sizes: Ids, keys: Keys) -> Ids:
+    """Apply the network until each value is below its size."""
     sizes = np.broadcast_to(np.asarray(sizes, np.int64), values.shape)
     keys = np.broadcast_to(np.asarray(keys, np.uint64), values.shape)
     rows, columns = _rectangle(sizes)
-    found = _network(values, rows, columns, keys, rounds, sign)
+    found = _network(values, rows, columns, keys)
     outside = np.flatnonzero(found >= sizes)
     while outside.size:
-        again = _network(found[outside], rows[outside], columns[outside], keys[outside], rounds, sign)
+        again = _network(found[outside], rows[outside], columns[outside], keys[outside])
         found[outside] = again
         outside = outside[again >= sizes[outside]]
     return found
@@ -99,26 +94,22 @@ def _rectangle(sizes: Ids) -> tuple[Ids, Ids]:
     return rows, -(-sizes // rows)
 
 
-def _network(values: Ids, rows: Ids, columns: Ids, keys: Keys, rounds: range, sign: int) -> Ids:
+def _network(values: Ids, rows: Ids, columns: Ids, keys: Keys) -> Ids:
     left, right = np.divmod(values, columns)
-    for number in rounds:
+    for number in range(ROUNDS):
         if number % 2:
-            _add(right, _hash(left, keys, number, columns), columns, sign)
+            _add(right, _hash(left, keys, number, columns), columns)
         else:
-            _add(left, _hash(right, keys, number, rows), rows, sign)
+            _add(left, _hash(right, keys, number, rows), rows)
     left *= columns
     left += right
     return left
 
 
-def _add(half: Ids, shift: Ids, modulus: Ids, sign: int) -> None:
-    """Add to `half` modulo `modulus`, in place; sign < 0 subtracts."""
-    if sign > 0:
-        half += shift
-        half -= modulus * (half >= modulus)
-    else:
-        half -= shift
-        half += modulus * (half < 0)
+def _add(half: Ids, shift: Ids, modulus: Ids) -> None:
+    """Add to `half` modulo `modulus`, in place."""
+    half += shift
+    half -= modulus * (half >= modulus)
 
 
 def _hash(half: Ids, keys: Keys, number: int, below: Ids) -> Ids:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loader.order.bijection import Keys, key_of, keyed_order, permuted, restored, subkeys
+from loader.order.bijection import Keys, key_of, keyed_order, permuted, subkeys
 from loader.order.spec import Ids, OrderSpec
 from loader.order.streams import StreamTable
 
@@ -126,14 +126,6 @@ class NativeRun:
         found: Ids = units.firsts[unit] + within
         return found
 
-    def places(self, ids: Ids) -> Ids:
-        """Return the places of these samples, in a run that takes each sample once."""
-        firsts = self.units.firsts[self.unit_of]
-        by_id = np.argsort(firsts)
-        number = by_id[np.searchsorted(firsts, ids, side="right", sorter=by_id) - 1]
-        found: Ids = self.unit_ends[number] - self.units.sizes[self.unit_of[number]] + ids - firsts[number]
-        return found
-
     def lengths(self, lane: Ids) -> Ids:
         """Return the number of samples of these lanes."""
         return self._least + (lane < self._longer)
@@ -178,18 +170,6 @@ class NativePartition:
         number = np.searchsorted(self._ends, places, side="right")
         # Count from the span's end, because the epoch's ends are what is stored.
         return run.ids(places + run.span_ends(self._span_of[number]) - self._ends[number])
-
-    def position_of(self, ids: Ids) -> Ids:
-        """Return the positions of these samples, in an epoch that takes each sample once: the inverse of `at`."""
-        run = self._run
-        places = run.places(ids)
-        span = np.searchsorted(run.span_begins, places, side="right") - 1
-        places += self._ends[np.argsort(self._span_of)[span]] - run.span_ends(span)
-        lane = np.searchsorted(run.starts(np.arange(run.lanes)), places, side="right") - 1
-        place = places - run.starts(lane)
-        begins, sizes, keys = self._blocks(lane, place)
-        found: Ids = (begins + restored(place - begins, sizes, keys)) * run.lanes + lane
-        return found
 
     def _blocks(self, lane: Ids, column: Ids) -> tuple[Ids, Ids, Keys]:
         """Return the first column, size and key of the block that contains each column of a lane."""
