@@ -86,5 +86,11 @@ def parse_size(text: str) -> int:
     return int(number)
 
 
+def with_article(value: object) -> str:
+    """Return the type of a value with its article: an int, a str."""
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeioAEIO' or kind == 'ndarray' else 'a'} {kind}"
+
+
 def _refusal(value: object, name: str, wanted: str) -> str:
     return f"{name} must be {wanted}, not {reprlib.repr(value)} ({type(value).__name__})"

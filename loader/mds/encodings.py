@@ -2,23 +2,28 @@
 
 A decoder takes (data, start, stop) rather than a slice, so arrays are views into the sample's bytes without a copy. If
 a sample has arrays, its bytes are its own bytearray, so the arrays are writable. `pkl` can run code that comes with the
-dataset, so it is rejected unless the caller allows it. PIL is imported at the first image column.
+dataset, so it is rejected unless the caller allows it. `image_encodings` has the encodings of images.
 """
 
-import importlib
 import json
 import operator
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from loader.base.argument_checks import with_article
 from loader.errors import EncodingError, UnmetNeedError, cause_text
+from loader.mds.image_encodings import (
+    decode_image,
+    decode_pil,
+    encode_pil,
+    image_encoder,
+)
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
@@ -102,7 +107,7 @@ def encoder(encoding: str) -> Encoder:
             RecursionError,
             pickle.PicklingError,
         ) as problem:
-            raise EncodingError(f"{_a(value)} is no {encoding}: {cause_text(problem)}") from problem
+            raise EncodingError(f"{with_article(value)} is no {encoding}: {cause_text(problem)}") from problem
 
     return checked
 
@@ -128,7 +133,7 @@ def decoder(encoding: str, *, allow_pickle: bool = False) -> Decoder:
         return _array_decoder(encoding)
     if encoding.startswith("list["):
         return _list_decoder(decoder(encoding[5:-1]), head_bytes=4)
-    return _list_decoder(_decode_image, head_bytes=0)
+    return _list_decoder(decode_image, head_bytes=0)
 
 
 def sample_decoder(
@@ -268,12 +273,6 @@ def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:
     return decode_checked
 
 
-def _a(value: Any) -> str:
-    """Return the type of a value with its article: an int, a str."""
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeioAEIO' or kind == 'ndarray' else 'a'} {kind}"
-
-
 def _check(encoding: str) -> None:
     name, colon, _ = encoding.partition(":")
     if name not in NAMES or (colon and name != "ndarray"):
@@ -321,13 +320,13 @@ def _raw_encoder(encoding: str) -> Encoder:
 
 def _encode_bytes(value: Any) -> bytes:
     if not isinstance(value, (bytearray, memoryview)):  # `encoder` has passed bytes through already
-        raise EncodingError(f"{_a(value)} is not bytes")
+        raise EncodingError(f"{with_article(value)} is not bytes")
     return bytes(value)
 
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise EncodingError(f"{_a(value)} is not text")
+        raise EncodingError(f"{with_article(value)} is not text")
     return value.encode()
 
 
@@ -340,7 +339,7 @@ def _text_of(kind: type) -> Encoder:
         if not isinstance(value, kind) or isinstance(
             value, bool
         ):  # the text "True" would not decode to a number
-            raise EncodingError(f"{_a(value)} is no {kind.__name__}")
+            raise EncodingError(f"{with_article(value)} is no {kind.__name__}")
         return str(value).encode()
 
     return encode
@@ -371,7 +370,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, np.ndarray):
-            raise EncodingError(f"{_a(value)} is no array")
+            raise EncodingError(f"{with_article(value)} is no array")
         code = DTYPE_CODES.get(value.dtype.name)
         if code is None or (dtype is not None and value.dtype.name != dtype.name):
             raise EncodingError(f"an array of {value.dtype.name} does not fit {encoding}")
@@ -391,36 +390,12 @@ def _array_encoder(encoding: str) -> Encoder:
 
 def _items(value: Any) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise EncodingError(f"{_a(value)} is no list")
+        raise EncodingError(f"{with_article(value)} is no list")
     return value
 
 
 def _join(parts: list[bytes]) -> bytes:
     return struct.pack(f"<{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
-
-
-def _encode_pil(value: Any) -> bytes:
-    mode: bytes = value.mode.encode()
-    return struct.pack("<III", *value.size, len(mode)) + mode + bytes(value.tobytes())
-
-
-def _image_encoder(kind: str) -> Encoder:
-    def encode(value: Any) -> bytes:
-        if not hasattr(value, "save"):
-            raise EncodingError(f"{_a(value)} is neither a PIL image nor an encoded one")
-        filename = getattr(value, "filename", "")
-        if kind == "jpeg" and filename and getattr(value, "format", "") == "JPEG":
-            # Store the file as it is: encoding it again would lose quality.
-            try:
-                with open(filename, "rb") as file:
-                    return file.read()
-            except FileNotFoundError:
-                pass
-        out = BytesIO()
-        value.save(out, format=kind.upper())
-        return out.getvalue()
-
-    return encode
 
 
 _SIMPLE_ENCODERS: dict[str, Encoder] = {
@@ -430,9 +405,9 @@ _SIMPLE_ENCODERS: dict[str, Encoder] = {
     "str_int": _text_of(int),
     "str_float": _text_of(float),
     "str_decimal": _text_of(Decimal),
-    "pil": _encode_pil,
-    "jpeg": _image_encoder("jpeg"),
-    "png": _image_encoder("png"),
+    "pil": encode_pil,
+    "jpeg": image_encoder("jpeg"),
+    "png": image_encoder("png"),
     "pkl": pickle.dumps,
 }
 
@@ -480,40 +455,6 @@ def _array_decoder(encoding: str) -> Decoder:
     return decode
 
 
-def _pil_image() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError:
-        raise UnmetNeedError("is of images, which need the package pillow: pip install pillow") from None
-
-
-def _decode_pil(data: Buffer, start: int, stop: int) -> Any:
-    width, height, mode_bytes = struct.unpack_from("<III", data, start)
-    pixels = start + 12 + mode_bytes
-    # Every mode has at least one bit a pixel. Check first, because PIL would allocate all pixels.
-    if (width + 7) // 8 * height > stop - pixels:
-        raise ValueError(f"{stop - pixels} bytes are too few for {width} x {height} pixels")
-    return _pil_image().frombytes(
-        data[start + 12 : pixels].decode(), (width, height), bytes(data[pixels:stop])
-    )
-
-
-def _decode_image(data: Buffer, start: int, stop: int) -> Any:
-    image = _pil_image()
-    try:
-        return image.open(BytesIO(data[start:stop]))
-    except image.UnidentifiedImageError:
-        begin = bytes(data[start : min(stop, start + 8)])
-        raise ValueError(
-            f"its {stop - start} bytes are no image that PIL knows: they begin with {begin!r}"
-        ) from None
-    except image.DecompressionBombError as problem:
-        raise UnmetNeedError(
-            f"holds an image that PIL takes for an attack ({problem}): raise PIL.Image.MAX_IMAGE_PIXELS if you trust "
-            f"the dataset"
-        ) from problem
-
-
 def _list_decoder(element: Decoder, head_bytes: int) -> Decoder:
     def decode(data: Buffer, start: int, stop: int) -> list[Any]:
         start += head_bytes
@@ -539,7 +480,7 @@ _SIMPLE_DECODERS: dict[str, Decoder] = {
     "str_int": lambda data, start, stop: int(data[start:stop]),
     "str_float": lambda data, start, stop: float(data[start:stop]),
     "str_decimal": lambda data, start, stop: Decimal(data[start:stop].decode()),
-    "pil": _decode_pil,
-    "jpeg": _decode_image,
-    "png": _decode_image,
+    "pil": decode_pil,
+    "jpeg": decode_image,
+    "png": decode_image,
 }
