@@ -33,7 +33,7 @@ from loader.hints.job_name import hold_name, release_name
 from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.page_warmer import PageWarmer
 from loader.hints.plan_messages import MountMap, PlanMessage, choose
-from loader.hints.planned_reads import Ids, PlannedReads, behind, sample_reads, shard_reads, table_bytes
+from loader.hints.planned_reads import Ids, PlannedReads, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.index import Index
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.step_plan import StepPlan
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 # How often the step is sent: cheap, and early enough for the daemon's read-ahead.
 CURSOR_SECONDS = 0.25
 # The daemon forgets a job after ten minutes without a message. An evaluation may last longer, so repeat the step.
-ALIVE_SECONDS = 60.0
+KEEPALIVE_SECONDS = 60.0
 # Retry after a failure that may pass, such as a mount that is being mounted again.
-AGAIN_SECONDS = 10.0
+RETRY_SECONDS = 10.0
 # Retry after EPERM: other jobs use up the daemon's limit on plans. They end in hours rather than seconds.
-FULL_SECONDS = 60.0
+LIMIT_RETRY_SECONDS = 60.0
 # Batches whose exact bytes are sent: half a minute of training or more, enough to fetch the first whole shards.
 COLD_STEPS = 64
 COLD_SAMPLES = 1 << 15
@@ -107,10 +107,10 @@ class Hints:
         self._mount_map = MountMap(
             self._index, [find_endpoint(directory) for directory in self._index.directories]
         )
-        self._doors = self._mount_map.doors
+        self._endpoints = self._mount_map.endpoints
         step_plan = sampler.step_plan
         machine = step_plan.world.machine
-        self.is_sending = bool(self._doors) and machine.local_rank == 0
+        self.is_sending = bool(self._endpoints) and machine.local_rank == 0
         self._step_plan = step_plan
         self._job = job or ""
         if self.is_sending and not job:
@@ -120,17 +120,17 @@ class Hints:
         self._stopped = threading.Event()
         self._planned_to = -1  # plans were sent up to this step
         self._at = -1
-        self._full_until = -math.inf  # time of the next attempt to plan ahead, by the monotonic clock
+        self._limit_retry_at = -math.inf  # time of the next attempt to plan ahead, by the monotonic clock
         self._window_steps = max(1, WINDOW_SAMPLES // step_plan.samples)
         # (shards, step): the exact bytes of these shards were sent for all steps before this step.
         self._cold: tuple[Ids, int] = (np.zeros(0, np.int64), 0)
-        self._told = False
+        self._has_warned = False
         self._thread: threading.Thread | None = None
         self._warmers = {
             endpoint: PageWarmer(
                 endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN), self._mount_map.raw_file
             )
-            for endpoint in (self._doors if self.is_sending else ())
+            for endpoint in (self._endpoints if self.is_sending else ())
         }
         if self.is_sending:
             self._ends: Ids = np.cumsum(self._index.samples)
@@ -165,7 +165,7 @@ class Hints:
         finally:
             for warmer in self._warmers.values():
                 warmer.close()
-            for endpoint in self._doors:
+            for endpoint in self._endpoints:
                 self._withdraw(endpoint)
             release_name(self._job)
 
@@ -175,15 +175,15 @@ class Hints:
             quiet += pause
             pause = CURSOR_SECONDS
             try:
-                said = self._tick(is_due=quiet >= ALIVE_SECONDS)
+                was_sent = self._tick(is_due=quiet >= KEEPALIVE_SECONDS)
             except (OSError, LoaderError, HintError) as problem:
                 self._warn(problem)
                 if isinstance(problem, HintError) or _errno(problem) == errno.EINVAL:
                     return  # the daemon would reject it again
                 self._planned_to = -1  # the daemon may have been restarted and have lost the plan
-                pause = FULL_SECONDS if _errno(problem) == errno.EPERM else AGAIN_SECONDS
-                said = False
-            quiet = 0.0 if said else quiet
+                pause = LIMIT_RETRY_SECONDS if _errno(problem) == errno.EPERM else RETRY_SECONDS
+                was_sent = False
+            quiet = 0.0 if was_sent else quiet
 
     def _tick(self, *, is_due: bool) -> bool:
         """Send what is new; return whether the current step was sent."""
@@ -195,7 +195,7 @@ class Hints:
         self._at = at
         if self._plan_ahead(at) or not (has_moved or is_due):
             return False
-        for endpoint in self._doors:
+        for endpoint in self._endpoints:
             endpoint.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
             self._warmers[endpoint].move(max(0, at - READING_STEPS))
         return True
@@ -205,11 +205,11 @@ class Hints:
         steps = max(1, min(COLD_STEPS, COLD_SAMPLES // self._step_plan.samples))
         steps = min(steps, self._step_plan.steps - at % self._step_plan.steps)
         tables = self._tables(at, steps)
-        uses = sample_reads(self._step_plan, self._index, self._ends, at, steps, table_of=tables.get)
-        parts = self._mount_map.parts(uses)
+        reads = sample_reads(self._step_plan, self._index, self._ends, at, steps, table_of=tables.get)
+        parts = self._mount_map.parts(reads)
         self._send(2 * at, at, parts, is_exact=True)
         # Shards whose exact bytes are unknown are sent as whole shards, from the first step on.
-        named = [part.uses.shard for part in parts]
+        named = [part.reads.shard for part in parts]
         self._cold = np.unique(np.concatenate(named)), at + steps
         self._planned_to = at
 
@@ -222,7 +222,7 @@ class Hints:
         enough = at + min(step_plan.steps, max(1, AHEAD_SAMPLES // step_plan.samples))
         was = self._planned_to
         began = time.monotonic()
-        if began < self._full_until:
+        if began < self._limit_retry_at:
             return False
         while self._planned_to <= enough and not self._stopped.is_set():
             if self._planned_to > was and time.monotonic() > began + CURSOR_SECONDS:
@@ -242,19 +242,19 @@ class Hints:
                     raise
                 # Keep the plans already sent; the cursor still follows them.
                 self._warn(problem)
-                self._full_until = time.monotonic() + FULL_SECONDS
+                self._limit_retry_at = time.monotonic() + LIMIT_RETRY_SECONDS
                 break
             self._planned_to = first + count
         return self._planned_to > was
 
-    def _without_cold(self, uses: PlannedReads) -> PlannedReads:
+    def _without_cold(self, reads: PlannedReads) -> PlannedReads:
         """Leave out the reads of steps whose exact bytes were sent, for the shards that they were sent of."""
         shards, step = self._cold
-        if uses.first.size == 0 or int(uses.first[0]) >= step:
-            return uses
-        named = np.isin(uses.shard, shards)
-        late = behind(choose(uses, named), step)
-        rest = choose(uses, ~named)
+        if reads.first.size == 0 or int(reads.first[0]) >= step:
+            return reads
+        named = np.isin(reads.shard, shards)
+        late = reads_from(choose(reads, named), step)
+        rest = choose(reads, ~named)
         joined = PlannedReads(
             *(
                 np.concatenate([getattr(rest, name), getattr(late, name)])
@@ -305,9 +305,9 @@ class Hints:
         """Send each mount its part of a plan."""
         for part in parts:
             message = part.message(window=window, step=max(0, step - READING_STEPS), is_exact=is_exact)
-            part.door.send(self._job + PLAN, message)
+            part.endpoint.send(self._job + PLAN, message)
             if not is_exact:
-                self._warmers[part.door].plan(window, part.uses.shard, part.uses.last)
+                self._warmers[part.endpoint].plan(window, part.reads.shard, part.reads.last)
 
     def _withdraw(self, endpoint: MountEndpoint) -> None:
         try:
@@ -319,8 +319,8 @@ class Hints:
 
     def _warn(self, problem: Exception) -> None:
         """Log the first failure at INFO, later ones at DEBUG."""
-        level = logging.DEBUG if self._told else logging.INFO
-        self._told = True
+        level = logging.DEBUG if self._has_warned else logging.INFO
+        self._has_warned = True
         log.log(level, "the daemon takes no hints; reading continues without them: %s", problem)
 
 

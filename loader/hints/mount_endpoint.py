@@ -12,7 +12,7 @@ from fusecache.model.hints import FOLDER
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
 # The errno for texts in the socket's answer. Writing the hint file instead reports its errno directly.
-_REFUSALS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
+_REJECTIONS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class MountEndpoint:
                     raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
         if answer.get("result") != "ok":
             reason = str(answer.get("message"))
-            known = (number for words, number in _REFUSALS.items() if words in reason)
+            known = (number for words, number in _REJECTIONS.items() if words in reason)
             raise OSError(next(known, errno.EINVAL), reason)
 
 

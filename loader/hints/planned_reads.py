@@ -51,13 +51,13 @@ def shard_reads(step_plan: StepPlan, ends: Ids, first: int, count: int) -> Plann
     return PlannedReads(used, nothing, nothing, begins[used], lasts[used])
 
 
-def behind(uses: PlannedReads, step: int) -> PlannedReads:
+def reads_from(reads: PlannedReads, step: int) -> PlannedReads:
     """Return the reads that remain once all steps before `step` are done; none begins before it."""
-    first = np.maximum(uses.first, step)
+    first = np.maximum(reads.first, step)
     order = np.argsort(first, kind="stable")
-    order = order[uses.last[order] >= step]
+    order = order[reads.last[order] >= step]
     return PlannedReads(
-        uses.shard[order], uses.start[order], uses.stop[order], first[order], uses.last[order]
+        reads.shard[order], reads.start[order], reads.stop[order], first[order], reads.last[order]
     )
 
 
