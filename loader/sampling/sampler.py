@@ -134,8 +134,8 @@ class ElasticBatchSampler:
         self._start = 0  # samples of the epoch consumed before the current iteration
         self._recorded = 0  # steps that the training loop has recorded in the current iteration
         self._yielded = 0  # batches handed out in the current iteration
-        self._asked = 0  # requests for a batch in the current iteration, including those past its end
-        self._ahead = 0  # of these, how many a loader makes before it delivers its first batch
+        self._requested = 0  # requests for a batch in the current iteration, including those past its end
+        self._prefetched = 0  # of these, how many a loader makes before it delivers its first batch
         self._ended: bool | None = (
             None  # whether end_iteration reported a complete iteration; None: not called
         )
@@ -202,7 +202,7 @@ class ElasticBatchSampler:
             self._epoch, self._start = self._epoch + 1, 0
         self._loaded_epoch = 0
         self._begin()
-        self._ahead = read_ahead(caller)
+        self._prefetched = read_ahead(caller)
         return BatchIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -271,7 +271,7 @@ class ElasticBatchSampler:
         check_is_state(state, "sampler")
         if "sample_in_epoch" in state:
             epoch, samples = streaming_position(state, self._spec)
-            self._check_librarys_end(samples)
+            self._check_padded_end(samples)
             self._move(epoch, min(samples, self._plan.length))
             self._loaded_epoch = self._epoch
             return
@@ -284,12 +284,12 @@ class ElasticBatchSampler:
         self._move(count_of(state, "epoch"), count_of(state, "samples"))
         self._loaded_epoch = self._epoch
 
-    def _check_librarys_end(self, samples: int) -> None:
+    def _check_padded_end(self, samples: int) -> None:
         # On several ranks, StreamingDataset pads an epoch with repeats and counts them: less than one global batch. If
         # streams are batched separately, it pads each of them.
         table = self._epoch_orders.table
-        lines = 1 if self._spec.batching == "random" else table.streams
-        if samples >= max(self._plan.length, table.samples) + lines * self._global_batch_size:
+        sequences = 1 if self._spec.batching == "random" else table.streams
+        if samples >= max(self._plan.length, table.samples) + sequences * self._global_batch_size:
             raise StateError(
                 f"sample {samples} is beyond the epoch's {self._plan.length}: the saved run had another dataset or "
                 f"epoch_size, or a larger global batch than {self._global_batch_size}: continue with those, or start "
@@ -329,13 +329,17 @@ class ElasticBatchSampler:
             self._epoch, self._start = epoch + 1, 0
 
     def _begin(self) -> None:
-        self._recorded = self._yielded = self._asked = self._ahead = 0
+        self._recorded = self._yielded = self._requested = self._prefetched = 0
         self._ended = None
 
     @property
     def _is_over(self) -> bool:
         """Whether all batches of the current iteration were delivered to the loop."""
-        return self._asked - self._ahead >= self.remaining_batches if self._ended is None else self._ended
+        return (
+            self._requested - self._prefetched >= self.remaining_batches
+            if self._ended is None
+            else self._ended
+        )
 
     def _check_all_recorded(self) -> None:
         # Moving on to the next epoch would skip samples that a state taken now still reads.
@@ -383,17 +387,17 @@ class BatchIterator(Iterator[list[int]]):
         self._sampler = sampler
         self._epoch, self._start = sampler._epoch, sampler._start
         self._batches = sampler.remaining_batches
-        self._next = self._asked = 0
+        self._next = self._requested = 0
 
     def __next__(self) -> list[int]:
         sampler = self._sampler
-        self._asked += 1
+        self._requested += 1
         if self._next == self._batches:
-            sampler._asked = self._asked
+            sampler._requested = self._requested
             raise StopIteration
         batch = sampler._batch(self._epoch, self._start, self._next)
         self._next += 1
-        sampler._yielded, sampler._asked = self._next, self._asked
+        sampler._yielded, sampler._requested = self._next, self._requested
         return batch
 
 

@@ -41,9 +41,9 @@ class WorkerProgress:
     @property
     def position(self) -> tuple[int, int]:
         """(epoch, number of its batches that a worker has begun)."""
-        told, loaded = self.epochs.told(), self.epochs.position()
-        if told is not None:
-            return told
+        begun, loaded = self.epochs.farthest(), self.epochs.position()
+        if begun is not None:
+            return begun
         return (loaded.epoch, loaded.samples // self.step_plan.global_batch_size) if loaded else (0, 0)
 
 
@@ -99,25 +99,25 @@ class WorkerEpochs:
         with self._locked():
             self._numbers[0] = position.epoch
             self._numbers[1] += 1
-            self._keep(position)
+            self._store(position)
             self._slots[:, 4] = 0
 
     def join(self, position: WorkerPosition) -> None:
         """Continue all workers at a position that each of them loaded by itself; none of them has begun."""
         with self._locked():
             self._numbers[0] = position.epoch + 1  # for workers that start after these have ended
-            self._keep(position)
+            self._store(position)
 
-    def _keep(self, position: WorkerPosition) -> None:
+    def _store(self, position: WorkerPosition) -> None:
         self._numbers[2:7] = (
             position.epoch, position.samples, position.canonical_nodes, position.seed, position.initial_nodes or 0,
         )  # fmt: skip
 
-    def tell(self, worker: int, epoch: int, batch: int) -> None:
+    def record(self, worker: int, epoch: int, batch: int) -> None:
         """Record that a worker begins a batch."""
         self._slots[worker, 4] = (epoch << 32) + batch + 1
 
-    def told(self) -> tuple[int, int] | None:
+    def farthest(self) -> tuple[int, int] | None:
         """Return (epoch, batch) of the most advanced worker; None if none has begun since a state was loaded."""
         farthest = int(self._slots[:, 4].max())
         return divmod(farthest - 1, 1 << 32) if farthest else None
@@ -130,32 +130,32 @@ class WorkerEpochs:
         generation: None without workers. again: the epoch, for a worker that resumes in the middle of it.
         """
         with self._locked():
-            epoch = self._coming(worker, generation) if again is None else again
+            epoch = self._upcoming(worker, generation) if again is None else again
             if generation is not None:
                 mine = self._slots[worker]
-                first, iterations = self._counted(worker, generation) if again is None else (again, 0)
-                mine[:4] = (*self._now(generation), first, iterations + 1)
+                first, iterations = self._progress_of(worker, generation) if again is None else (again, 0)
+                mine[:4] = (*self._generation_key(generation), first, iterations + 1)
             self._numbers[0] = max(self.next, epoch + 1)
             return epoch, self.position()
 
-    def coming(self, worker: int, generation: int | None) -> int:
+    def upcoming(self, worker: int, generation: int | None) -> int:
         """Return the epoch that an iteration begun now would have."""
         with self._locked():
-            return self._coming(worker, generation)
+            return self._upcoming(worker, generation)
 
-    def _coming(self, worker: int, generation: int | None) -> int:
-        return self.next if generation is None else sum(self._counted(worker, generation))
+    def _upcoming(self, worker: int, generation: int | None) -> int:
+        return self.next if generation is None else sum(self._progress_of(worker, generation))
 
-    def _counted(self, worker: int, generation: int) -> tuple[int, int]:
+    def _progress_of(self, worker: int, generation: int) -> tuple[int, int]:
         """Return (first epoch of a worker's generation, iterations that the worker has begun)."""
         if worker >= self._WORKERS:
             raise LoaderError(f"the DataLoader has more than {self._WORKERS} workers: lower num_workers")
-        slots, now = self._slots, self._now(generation)
+        slots, now = self._slots, self._generation_key(generation)
         peers = slots[(slots[:, 0] == now[0]) & (slots[:, 1] == now[1])]
         mine = slots[worker]
         return int(peers[0, 2]) if len(peers) else self.next, int(mine[3]) if (mine[:2] == now).all() else 0
 
-    def _now(self, generation: int) -> tuple[int, int]:
+    def _generation_key(self, generation: int) -> tuple[int, int]:
         return generation & (1 << 62) - 1 | 1 << 61, int(
             self._numbers[1]
         )  # never 0, which marks an unused slot

@@ -67,22 +67,20 @@ class _Block:
         self._arrays: list[tuple[_ColumnSlot, list[NDArray[Any]]]] = []
         self._bytes = 0
 
-    def place(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _ColumnSlot:
+    def reserve(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _ColumnSlot:
         """Reserve space for the arrays, one after the other, as a single array of this shape."""
-        place = _ColumnSlot(self._bytes, arrays[0].dtype.name, shape)
-        self._arrays.append((place, arrays))
+        slot = _ColumnSlot(self._bytes, arrays[0].dtype.name, shape)
+        self._arrays.append((slot, arrays))
         size = arrays[0].itemsize * int(np.prod(shape))
         self._bytes += -(-size // ALIGN_BYTES) * ALIGN_BYTES
-        return place
+        return slot
 
     def filled(self) -> torch.Tensor:
         """Return the buffer with every array in it."""
         buffer = np.empty(self._bytes, np.uint8)
-        for place, arrays in self._arrays:
-            count = int(np.prod(place.shape))
-            target = buffer[place.start : place.start + count * np.dtype(place.dtype).itemsize].view(
-                place.dtype
-            )
+        for slot, arrays in self._arrays:
+            count = int(np.prod(slot.shape))
+            target = buffer[slot.start : slot.start + count * np.dtype(slot.dtype).itemsize].view(slot.dtype)
             np.concatenate([array.reshape(-1) for array in arrays], out=target)
         return torch.from_numpy(buffer)
 
@@ -103,7 +101,7 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
         return {name: torch.from_numpy(column) for name, column in samples.columns.items()}
     if isinstance(samples, RecordTable):
         for name, column in samples.columns.items():
-            layout[name] = block.place([column], column.shape)
+            layout[name] = block.reserve([column], column.shape)
         return _WorkerBatch(block.filled(), layout)
     names = samples[0].keys()
     for sample in samples:
@@ -124,7 +122,7 @@ def _column(values: list[Any], block: _Block) -> Any:
         column = np.array(values)
         if column.dtype.kind == "f" and all(isinstance(value, (int, np.integer)) for value in values):
             return values  # numpy converts integers that fit no integer type to float, which rounds
-        return block.place([column], column.shape) if column.dtype.kind in "iufb" else values
+        return block.reserve([column], column.shape) if column.dtype.kind in "iufb" else values
     if not isinstance(first, np.ndarray) or not all(
         isinstance(value, np.ndarray) and value.dtype == first.dtype and value.shape[1:] == first.shape[1:]
         for value in values
@@ -132,17 +130,17 @@ def _column(values: list[Any], block: _Block) -> Any:
         return values
     lengths = [len(value) for value in values]
     if len(set(lengths)) == 1:
-        return block.place(values, (len(values), *first.shape))
+        return block.reserve(values, (len(values), *first.shape))
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     shape = (int(offsets[-1]), *first.shape[1:])
-    return _RaggedSlot(block.place(values, shape), block.place([offsets], offsets.shape))
+    return _RaggedSlot(block.reserve(values, shape), block.reserve([offsets], offsets.shape))
 
 
 def _unpack(block: torch.Tensor, layout: dict[str, Any]) -> dict[str, Any]:
-    def view(place: _ColumnSlot) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, place.dtype)
-        stop = place.start + dtype.itemsize * int(np.prod(place.shape))
-        return block[place.start : stop].view(dtype).view(place.shape)
+    def view(slot: _ColumnSlot) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, slot.dtype)
+        stop = slot.start + dtype.itemsize * int(np.prod(slot.shape))
+        return block[slot.start : stop].view(dtype).view(slot.shape)
 
     batch: dict[str, Any] = {}
     for name, found in layout.items():

@@ -90,7 +90,7 @@ class Loader:
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._delivered = 0
         self._is_under_way = False
-        self._crew: _WorkerThreads | None = None
+        self._workers: _WorkerThreads | None = None
         self._hints: Hints | None = None
         if hints and isinstance(dataset, Plannable):
             self._hints = Hints(dataset, sampler)
@@ -98,14 +98,14 @@ class Loader:
 
     def close(self) -> None:
         """End the iteration in progress, and stop the hints."""
-        if self._crew is not None:
-            self._crew.ending = _CLOSED
+        if self._workers is not None:
+            self._workers.ending = _CLOSED
         self._stop()
         if self._hints is not None:
             self._hints.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_crew": None, "_hints": None}
+        return {**self.__dict__, "_workers": None, "_hints": None}
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch."""
@@ -144,7 +144,7 @@ class Loader:
         """Begin an iteration; one in progress ends."""
         self._stop()
         ids = iter(self.batch_sampler)
-        self._crew = workers = _WorkerThreads(self._threads)
+        self._workers = workers = _WorkerThreads(self._threads)
         self._delivered, self._is_under_way = 0, True
         return self._batches(ids, workers)
 
@@ -169,7 +169,7 @@ class Loader:
                 del found  # so that the next batch can reuse its memory
         finally:
             workers.stop()
-            if self._crew is workers:
+            if self._workers is workers:
                 self._stop()
 
     def finished(self, samples: Sequence[Any]) -> Any:
@@ -178,9 +178,9 @@ class Loader:
         return _pinned(batch) if self._pins else batch
 
     def _stop(self) -> None:
-        if self._crew is not None:
-            self._crew.stop()
-            self._crew = None
+        if self._workers is not None:
+            self._workers.stop()
+            self._workers = None
         if self._is_under_way:
             # The sampler counts the batches that it handed out; the loop may have received fewer.
             self._is_under_way = False
@@ -206,17 +206,17 @@ class _WorkerThreads:
         self._all: list[SimpleQueue[_BatchPart | None]] = []
         self._waiting: deque[_BatchPart] = deque()
         # Serialized parts wait here while one of them is being executed.
-        self._in_turn: deque[_BatchPart] = deque()
-        self._turn_is_taken = False
+        self._serialized: deque[_BatchPart] = deque()
+        self._is_serial_busy = False
 
     def do(self, task: "_BatchPart") -> None:
         """Have a thread execute a part, which raises nothing. Threads are started on demand."""
         with self._lock:
-            if task.is_in_turn and not self.stopped:
-                if self._turn_is_taken:
-                    self._in_turn.append(task)
+            if task.is_serialized and not self.stopped:
+                if self._is_serial_busy:
+                    self._serialized.append(task)
                     return
-                self._turn_is_taken = True
+                self._is_serial_busy = True
             if self.stopped:
                 pass
             elif self._idle:
@@ -242,9 +242,9 @@ class _WorkerThreads:
             if self.stopped:
                 return
             self.stopped = True
-            waiting = [*self._waiting, *self._in_turn]
+            waiting = [*self._waiting, *self._serialized]
             self._waiting.clear()
-            self._in_turn.clear()
+            self._serialized.clear()
             for tasks in self._all:
                 tasks.put(None)
         for task in waiting:
@@ -257,16 +257,16 @@ class _WorkerThreads:
                 task.drop()
             else:
                 task.read()
-            was_in_turn = task.is_in_turn
+            was_serialized = task.is_serialized
             del task  # or its samples would stay in memory until the next part comes
-            task = self._next(tasks, was_in_turn=was_in_turn)
+            task = self._next(tasks, was_serialized=was_serialized)
 
-    def _next(self, tasks: "SimpleQueue[_BatchPart | None]", *, was_in_turn: bool) -> "_BatchPart | None":
+    def _next(self, tasks: "SimpleQueue[_BatchPart | None]", *, was_serialized: bool) -> "_BatchPart | None":
         with self._lock:
-            if was_in_turn:
-                if self._in_turn:
-                    return self._in_turn.popleft()
-                self._turn_is_taken = False
+            if was_serialized:
+                if self._serialized:
+                    return self._serialized.popleft()
+                self._is_serial_busy = False
             if self._waiting:
                 return self._waiting.popleft()
             self._idle.append(tasks)
@@ -277,18 +277,20 @@ class _PendingBatch:
     """One batch in progress: read as one part, or as one part a thread if reads are slow."""
 
     def __init__(self, loader: Loader, ids: list[int], workers: _WorkerThreads) -> None:
-        self._loader, self._crew, self._samples = loader, workers, len(ids)
-        pieces = min(workers.threads, len(ids)) if workers.is_slow else 1
-        size = -(-len(ids) // pieces)
+        self._loader, self._workers, self._samples = loader, workers, len(ids)
+        part_count = min(workers.threads, len(ids)) if workers.is_slow else 1
+        size = -(-len(ids) // part_count)
         self._parts: list[Sequence[Any]] = [()] * -(-len(ids) // size)
         self._missing = len(self._parts)
         self._lock = threading.Lock()
         self._began = perf_counter()
         self._future: Future[Any] = Future()
-        is_in_turn = not workers.is_slow and not workers.is_heavy
+        is_serialized = not workers.is_slow and not workers.is_heavy
         for number in range(len(self._parts)):
             workers.do(
-                _BatchPart(self, number, ids[number * size : (number + 1) * size], is_in_turn=is_in_turn)
+                _BatchPart(
+                    self, number, ids[number * size : (number + 1) * size], is_serialized=is_serialized
+                )
             )
 
     def result(self) -> Any:
@@ -309,9 +311,9 @@ class _PendingBatch:
                 if self._missing:
                     return
             slow = self._began + SLOW_SECONDS_A_SAMPLE * self._samples
-            self._crew.is_slow = perf_counter() > slow
+            self._workers.is_slow = perf_counter() > slow
             batch = self._loader.finished(_joined(self._parts))
-            self._crew.is_heavy = perf_counter() > slow
+            self._workers.is_heavy = perf_counter() > slow
             self._future.set_result(batch)
         except BaseException as problem:  # noqa: BLE001 -- the consumer raises a thread's errors
             self.fail(problem)
@@ -319,7 +321,7 @@ class _PendingBatch:
 
     def drop(self) -> None:
         """Have `result` raise that the iteration has ended."""
-        self.fail(LoaderError(self._crew.ending))
+        self.fail(LoaderError(self._workers.ending))
 
     def fail(self, problem: BaseException) -> None:
         """Have `result` raise an error, unless the batch is done already."""
@@ -329,13 +331,13 @@ class _PendingBatch:
 
 
 class _BatchPart:
-    """Reads one part of a batch; is_in_turn: serialized. Not a closure: dropping it must free what it holds."""
+    """Reads one part of a batch; is_serialized: one at a time. Not a closure: dropping it must free what it holds."""
 
-    def __init__(self, batch: _PendingBatch, number: int, ids: list[int], *, is_in_turn: bool) -> None:
+    def __init__(self, batch: _PendingBatch, number: int, ids: list[int], *, is_serialized: bool) -> None:
         self._batch = batch
         # Not a method: an error of the batch keeps its frames, and thus this part, as long as its traceback.
         self.read: Callable[[], None] = partial(batch.read, number, ids)
-        self.is_in_turn = is_in_turn
+        self.is_serialized = is_serialized
 
     def drop(self) -> None:
         """Drop the part: the iteration has ended; a late caller of `result` gets the reason."""

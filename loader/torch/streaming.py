@@ -177,7 +177,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             sampler.load_state_dict(self._as_state(epoch, start))
             if sampler.epoch != epoch:
                 return  # the state was saved at the end of its epoch
-        self._epochs.tell(number, *sampler.position)
+        self._epochs.record(number, *sampler.position)
         known = reading.handed_out
         for batch, ids in enumerate(sampler):
             if batch % workers != number:
@@ -185,12 +185,12 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             if known >= len(ids):
                 known -= len(ids)
                 continue
-            self._epochs.tell(number, *sampler.position)
+            self._epochs.record(number, *sampler.position)
             for sample in self._read(ids[known:]):
                 reading.handed_out += 1
                 yield sample
             known = 0
-        self._epochs.tell(number, *sampler.position)
+        self._epochs.record(number, *sampler.position)
         reading.is_over = True
 
     def _read(self, ids: list[int]) -> Iterable[Sample]:
@@ -268,14 +268,14 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         number, workers, generation = _worker()
         reading = self._reading or self._resumed
         if reading is None or (reading.is_over and generation is None):
-            if generation is None and not self._has_read and self._epochs.told() is not None:
+            if generation is None and not self._has_read and self._epochs.farthest() is not None:
                 raise StateError(
                     "the workers of a DataLoader read, and how much of it the loop has consumed is not known here: "
                     "pass num_samples, ask a StreamingDataLoader, or torchdata's StatefulDataLoader"
                 )
             position = self._epochs.position()
             self._adopt(position)
-            epoch = self._epochs.coming(number, generation)
+            epoch = self._epochs.upcoming(number, generation)
             start = position.samples if position is not None and position.epoch == epoch else 0
             reading = _Reading(epoch, start)
         layout = [number, workers, self._world.ranks, self.batch_size]
