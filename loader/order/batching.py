@@ -78,14 +78,14 @@ class RandomPlan:
         if samples <= rows:
             # With more nodes than rows, StreamingDataset tiles so few samples differently.
             world = World(world.rank, world.ranks)
-        self._tracks, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
-        self._line = RankPartition(samples, rows, self._world.nodes)
-        self._ahead = _Ahead()
+        self._orders, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
+        self._partition = RankPartition(samples, rows, self._world.nodes)
+        self._cache = _BatchCache()
 
     @property
     def length(self) -> int:
         """The positions whose samples are the same on any world."""
-        return self._line.length_of_any_world
+        return self._partition.length_of_any_world
 
     def batches(self, start: int, *, drop_last: bool) -> int:
         """Return the number of global batches from position `start`."""
@@ -93,17 +93,17 @@ class RandomPlan:
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids; an incomplete last batch is padded with repeats to the same number on each rank."""
-        length, world = self._line.length, self._world
+        length, world = self._partition.length, self._world
         size = self._global // world.ranks
         samples = samples_per_rank(length, world, start)
 
         def make(first: int, stop: int) -> Ids:
             positions = rank_positions(length, world, first * size, min(stop * size, samples), start)
-            return self._tracks.get(epoch).at(positions, world.nodes)
+            return self._orders.get(epoch).at(positions, world.nodes)
 
         if (number + 1) * size > samples:
             return make(number, number + 1)
-        return self._ahead.get((epoch, start), number, samples // size, size, make)
+        return self._cache.get((epoch, start), number, samples // size, size, make)
 
 
 class NativePlan:
@@ -115,7 +115,7 @@ class NativePlan:
     def __init__(
         self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
     ) -> None:
-        self._tracks, self._global = epoch_orders, global_batch_size
+        self._orders, self._global = epoch_orders, global_batch_size
         self._world = even_world(world, epoch_orders.spec.rows)
         rest = self.length % global_batch_size
         if not drop_last and 0 < rest < world.ranks:
@@ -124,12 +124,12 @@ class NativePlan:
                 f"repeats none: set drop_last=True, or another global_batch_size or epoch_size"
             )
         epoch_orders.native_run(epoch=0)
-        self._ahead = _Ahead()
+        self._cache = _BatchCache()
 
     @property
     def length(self) -> int:
         """All samples of the epoch."""
-        return self._tracks.samples()
+        return self._orders.samples()
 
     def batches(self, start: int, *, drop_last: bool) -> int:
         """Return the number of global batches from position `start`."""
@@ -143,32 +143,33 @@ class NativePlan:
         number += before
 
         def make(begin: int, stop: int) -> Ids:
-            return self._tracks.get(epoch).at(_repeated(places, self._global, begin, stop))
+            return self._orders.get(epoch).at(_repeated(places, self._global, begin, stop))
 
         complete = (self.length - first) // self._global
         if number < complete:
-            return self._ahead.get((epoch, first), number, complete, places.size, make)
+            return self._cache.get((epoch, first), number, complete, places.size, make)
         positions = places + number * self._global
-        return self._tracks.get(epoch).at(positions[positions < self.length])
+        return self._orders.get(epoch).at(positions[positions < self.length])
 
 
 class StratifiedPlan:
     """Batches with a fixed share of each stream; the epoch ends when the first stream is used up."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
-        self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
+        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
         self._portions = stratified_portions(epoch_orders.table.proportions, global_batch_size)
         # StreamingDataset partitions for one node here, whatever the number of nodes.
-        self._lines = [
+        self._partitions = [
             FilledPartition(
                 epoch_orders.samples(stream), epoch_orders.spec, (1, epoch_orders.spec.tail_layout[1])
             )
             for stream in range(epoch_orders.table.streams)
         ]
         self._batches = min(
-            line.length // portion for line, portion in zip(self._lines, self._portions, strict=True)
+            partition.length // portion
+            for partition, portion in zip(self._partitions, self._portions, strict=True)
         )
-        self._ahead = [_Ahead() for _ in self._lines]
+        self._cache = [_BatchCache() for _ in self._partitions]
 
     @property
     def length(self) -> int:
@@ -190,14 +191,14 @@ class StratifiedPlan:
             low, high = max(first - begin, 0), min(first + size - begin, portion)
             if low < high:
                 make = self._maker(epoch, stream, np.arange(low, high))
-                found.append(self._ahead[stream].get((epoch,), number, self._batches, high - low, make))
+                found.append(self._cache[stream].get((epoch,), number, self._batches, high - low, make))
             begin += portion
         return np.concatenate(found)
 
     def _maker(self, epoch: int, stream: int, places: Ids) -> Callable[[int, int], Ids]:
-        line, portion = self._lines[stream], self._portions[stream]
-        return lambda first, stop: line.ids(
-            self._tracks, epoch, stream, _repeated(places, portion, first, stop)
+        partition, portion = self._partitions[stream], self._portions[stream]
+        return lambda first, stop: partition.ids(
+            self._orders, epoch, stream, _repeated(places, portion, first, stop)
         )
 
 
@@ -206,19 +207,19 @@ class PerStreamPlan:
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         spec = epoch_orders.spec
-        self._tracks, self._world, self._global = (
+        self._orders, self._world, self._global = (
             epoch_orders,
             even_world(world, spec.rows),
             global_batch_size,
         )
-        self._lines = [
+        self._partitions = [
             FilledPartition(epoch_orders.samples(stream), spec, spec.tail_layout)
             for stream in range(epoch_orders.table.streams)
         ]
-        self._counts = [line.length // global_batch_size for line in self._lines]
+        self._counts = [partition.length // global_batch_size for partition in self._partitions]
         _refuse_empty_streams(self._counts, f"global batch of {global_batch_size}")
-        self._ahead = [_Ahead() for _ in self._lines]
-        self._turns: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._cache = [_BatchCache() for _ in self._partitions]
+        self._sequence: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
     @property
     def length(self) -> int:
@@ -231,19 +232,21 @@ class PerStreamPlan:
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids."""
-        if self._turns[0] != epoch:
-            generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
-            self._turns = (epoch, *_stream_turns(self._counts, generator))
-        _, origins, turns = self._turns
+        if self._sequence[0] != epoch:
+            generator = np.random.default_rng(self._orders.spec.epoch_seed(epoch))
+            self._sequence = (epoch, *_shuffled_batches(self._counts, generator))
+        _, origins, numbers = self._sequence
         number += start // self._global
         stream = int(origins[number])
         places = _interleaved(self._world, self._global)
 
         def make(first: int, stop: int) -> Ids:
             positions = _repeated(places, self._global, first, stop)
-            return self._lines[stream].ids(self._tracks, epoch, stream, positions)
+            return self._partitions[stream].ids(self._orders, epoch, stream, positions)
 
-        return self._ahead[stream].get((epoch,), int(turns[number]), self._counts[stream], places.size, make)
+        return self._cache[stream].get(
+            (epoch,), int(numbers[number]), self._counts[stream], places.size, make
+        )
 
 
 class DevicePlan:
@@ -264,7 +267,7 @@ class DevicePlan:
                     f"stream {stream} has a proportion of {share:.3g}, less than a sample of a block of "
                     f"{spec.block_size}: raise block_size or the stream's weight"
                 )
-        self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
+        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
         self._size = global_batch_size // world.ranks
         self._rows_of_node = spec.rows // world.nodes
         self._widths = [
@@ -275,7 +278,7 @@ class DevicePlan:
             -(-width // ranks) * ranks * self._rows_of_node // self._size for width in self._widths
         ]
         _refuse_empty_streams(self._counts, f"batch of {self._size} for each rank")
-        self._turns: tuple[int, list[tuple[Ids, Ids]]] = (-1, [])
+        self._sequence: tuple[int, list[tuple[Ids, Ids]]] = (-1, [])
 
     @property
     def length(self) -> int:
@@ -289,20 +292,20 @@ class DevicePlan:
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids: all of one stream."""
         world, ranks = self._world, self._world.ranks_per_node
-        if self._turns[0] != epoch:
-            generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
-            self._turns = epoch, [_stream_turns(self._counts, generator) for _ in range(world.nodes)]
+        if self._sequence[0] != epoch:
+            generator = np.random.default_rng(self._orders.spec.epoch_seed(epoch))
+            self._sequence = epoch, [_shuffled_batches(self._counts, generator) for _ in range(world.nodes)]
         # Single-rank batches in StreamingDataset's order: one of each node in turn, although consecutive ranks
         # read them.
-        turn, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
-        origins, turns = self._turns[1][node]
-        stream = int(origins[turn])
-        places = int(turns[turn]) * self._size + np.arange(self._size, dtype=np.int64)
+        step, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
+        origins, numbers = self._sequence[1][node]
+        stream = int(origins[step])
+        places = int(numbers[step]) * self._size + np.arange(self._size, dtype=np.int64)
         row = node * self._rows_of_node + places // ranks % self._rows_of_node
         column = places // (ranks * self._rows_of_node) * ranks + places % ranks
         column = repeated_at_the_end(column, self._widths[stream], ranks)
-        rows = self._tracks.spec.rows
-        return self._tracks.get(epoch, stream).at(column * rows + row, rows)
+        rows = self._orders.spec.rows
+        return self._orders.get(epoch, stream).at(column * rows + row, rows)
 
 
 class FilledPartition:
@@ -315,8 +318,8 @@ class FilledPartition:
         self._nodes, self._ranks = layout
         if max(spec.rows, self._nodes) % min(spec.rows, self._nodes):
             raise OrderError(f"tail_layout has {self._nodes} nodes, which do not divide {spec.rows} rows")
-        line = RankPartition(samples, spec.rows, self._nodes)
-        self._of_node = (samples if spec.order == NATIVE else line.length) // self._nodes
+        partition = RankPartition(samples, spec.rows, self._nodes)
+        self._of_node = (samples if spec.order == NATIVE else partition.length) // self._nodes
 
     @property
     def length(self) -> int:
@@ -330,7 +333,7 @@ class FilledPartition:
         return epoch_orders.get(epoch, stream).at(of_node * self._nodes + node, self._nodes)
 
 
-class _Ahead:
+class _BatchCache:
     """Caches a rank's ids of several consecutive batches, which are computed together."""
 
     def __init__(self) -> None:
@@ -339,11 +342,11 @@ class _Ahead:
         self._held: Ids = np.empty((0, 0), np.int64)
 
     def get(
-        self, of: tuple[int, ...], number: int, pieces: int, size: int, make: Callable[[int, int], Ids]
+        self, of: tuple[int, ...], number: int, count: int, size: int, make: Callable[[int, int], Ids]
     ) -> Ids:
         """Return the ids of one batch. of: the sequence that it belongs to. make: ids of batches first up to stop."""
         if of != self._of or not 0 <= number - self._first < len(self._held):
-            stop = min(number + max(AHEAD_SAMPLES // size, 1), pieces)
+            stop = min(number + max(AHEAD_SAMPLES // size, 1), count)
             self._of, self._first = of, number
             self._held = make(number, stop).reshape(stop - number, size)
         found: Ids = self._held[number - self._first].copy()
@@ -369,13 +372,13 @@ def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) 
     return tuple(portions.tolist())
 
 
-def _stream_turns(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
+def _shuffled_batches(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
     """Shuffle the batches of all streams. Returns (batches,) stream of each, and its number within the stream."""
     origins = np.repeat(np.arange(len(counts)), counts)
     generator.shuffle(origins)
-    turns = np.empty_like(origins)
-    turns[np.argsort(origins, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
-    return origins, turns
+    numbers = np.empty_like(origins)
+    numbers[np.argsort(origins, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+    return origins, numbers
 
 
 def _interleaved(world: World, samples: int) -> Ids:
@@ -385,8 +388,8 @@ def _interleaved(world: World, samples: int) -> Ids:
 
 def _repeated(places: Ids, step: int, first: int, stop: int) -> Ids:
     """Return the same positions in batches first up to stop, `step` positions apart, batch after batch."""
-    pieces = np.arange(first, stop, dtype=np.int64)[:, None]
-    found: Ids = (pieces * step + places).ravel()
+    batches = np.arange(first, stop, dtype=np.int64)[:, None]
+    found: Ids = (batches * step + places).ravel()
     return found
 
 

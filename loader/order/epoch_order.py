@@ -58,11 +58,11 @@ class StoredOrder:
 class NativeOrder:
     """A native order, which is the same for any number of nodes."""
 
-    line: NativePartition
+    partition: NativePartition
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
         """Return the ids at these positions."""
-        return self.line.at(positions)
+        return self.partition.at(positions)
 
 
 class EpochOrders:

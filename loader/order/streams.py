@@ -109,8 +109,8 @@ def _by_proportion(
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     choose = (samples * shares).astype(np.int64)
     # The samples lost by rounding down go to randomly drawn streams, one each.
-    lucky = np.random.default_rng(seed).choice(shares.size, samples - int(choose.sum()), replace=False)
-    choose[lucky] += 1
+    remainder = np.random.default_rng(seed).choice(shares.size, samples - int(choose.sum()), replace=False)
+    choose[remainder] += 1
     return tuple(choose.tolist()), tuple(shares.tolist())
 
 
