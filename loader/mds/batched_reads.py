@@ -37,7 +37,7 @@ def read_batched(
     """
     context = _context()
     if context is None:
-        return _gather_by_preadv(files, offsets, block)
+        return _read_by_preadv(files, offsets, block)
     bad = [np.empty(0, np.intp)]
     for first in range(0, len(block), _PLACES):
         part = slice(first, first + _PLACES)
@@ -45,7 +45,7 @@ def read_batched(
     return np.concatenate(bad)
 
 
-def _gather_by_preadv(
+def _read_by_preadv(
     files: NDArray[np.int32], offsets: NDArray[np.int64], block: NDArray[np.uint8]
 ) -> NDArray[np.intp]:
     size = block.shape[1]
@@ -70,7 +70,7 @@ class _Context:
         self._handle = ctypes.c_ulong(0)
         self._call(self._setup, _PLACES, ctypes.byref(self._handle))
         self._calls = np.zeros(_PLACES, _IOCB)
-        self._turn = 0
+        self._first_number = 0
         self._pointers = self._calls.ctypes.data + _IOCB.itemsize * np.arange(_PLACES, dtype=np.uint64)
         self._events = np.zeros(_PLACES, _EVENT)
 
@@ -93,8 +93,8 @@ class _Context:
         calls["file"], calls["offset"], calls["bytes"] = files, offsets, size
         calls["buffer"] = block.ctypes.data + size * np.arange(rows, dtype=np.uint64)
         # Number the reads, so that events left by an interrupted call are recognised.
-        self._turn += _PLACES
-        calls["data"] = np.arange(self._turn, self._turn + rows)
+        self._first_number += _PLACES
+        calls["data"] = np.arange(self._first_number, self._first_number + rows)
         filled = np.zeros(rows, bool)
         done = 0
         while done < rows:
@@ -117,8 +117,8 @@ class _Context:
             except InterruptedError:
                 continue
             found = self._events[:got]
-            found = found[found["data"] >= self._turn]
-            filled[(found["data"][found["result"] == size] - self._turn).astype(np.intp)] = True
+            found = found[found["data"] >= self._first_number]
+            filled[(found["data"][found["result"] == size] - self._first_number).astype(np.intp)] = True
             count -= len(found)
 
     def _call(self, number: int, *arguments: object) -> int:

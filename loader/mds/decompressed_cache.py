@@ -21,19 +21,19 @@ THRASHING_LOADS = 64
 THRASHING_PART = 8
 
 
-class Repetitions:
+class ThrashingDetector:
     """Warns once if the same shards are decompressed, or row groups decoded, repeatedly: the cache thrashes.
 
-    words: the message, formatted with: repetitions, samples read, rows, limit_bytes. rows: mean samples of a shard.
+    message: the message, formatted with: repetitions, samples read, rows, limit_bytes. rows: mean samples of a shard.
     limit_bytes: the cache limit that is too small. Concurrent threads may lose a count, which does no harm.
     """
 
-    def __init__(self, words: str, rows: float, limit_bytes: int) -> None:
-        self._words, self._rows, self._limit_bytes = words, rows, limit_bytes
+    def __init__(self, message: str, rows: float, limit_bytes: int) -> None:
+        self._message, self._rows, self._limit_bytes = message, rows, limit_bytes
         self._seen: set[int] = set()
         self._again = 0
-        self._told = False
-        self.given = 0  # samples of such shards; the readers add to it
+        self._has_warned = False
+        self.samples_read = 0  # samples of such shards; the readers add to it
 
     def count(self, shard: int) -> None:
         """Record that a shard was decompressed, or a row group decoded."""
@@ -41,10 +41,10 @@ class Repetitions:
         self._seen.add(shard)
         if self._again < THRASHING_LOADS:
             return
-        if self.given < self._again * self._rows / THRASHING_PART and not self._told:
-            self._told = True
-            log.warning(self._words, self._again, self.given, self._rows, self._limit_bytes)
-        self._again = self.given = 0
+        if self.samples_read < self._again * self._rows / THRASHING_PART and not self._has_warned:
+            self._has_warned = True
+            log.warning(self._message, self._again, self.samples_read, self._rows, self._limit_bytes)
+        self._again = self.samples_read = 0
 
 
 class DecompressedCache:

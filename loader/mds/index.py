@@ -135,9 +135,9 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
             f"{path.parent} is a file: give the directory that contains {INDEX_NAME}"
         ) from None
     except OSError as problem:
-        way_out = mount_advice(problem, path)
+        remedy = mount_advice(problem, path)
         raise DatasetError(
-            f"{path} cannot be read: {problem.strerror}{'. ' if way_out else ''}{way_out}"
+            f"{path} cannot be read: {problem.strerror}{'. ' if remedy else ''}{remedy}"
         ) from problem
     except (ValueError, RecursionError) as problem:
         raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None

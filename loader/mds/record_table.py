@@ -107,4 +107,4 @@ class RecordTable(Sequence[Sample]):
         return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
     def __repr__(self) -> str:
-        return f"Table({self._samples} samples: {', '.join(self.columns)})"
+        return f"RecordTable({self._samples} samples: {', '.join(self.columns)})"

@@ -24,7 +24,7 @@ from loader.base.hashing import mismatch
 from loader.base.paths import mount_advice
 from loader.base.single_flight import SingleFlight
 from loader.errors import LoaderError, ShardError
-from loader.mds.decompressed_cache import DecompressedCache, Repetitions
+from loader.mds.decompressed_cache import DecompressedCache, ThrashingDetector
 from loader.mds.index import Index
 from loader.mds.watchdog import STALL_SECONDS
 
@@ -38,7 +38,7 @@ DECOMPRESSED_CACHE_BYTES = 1 << 30
 # Part of the remedy in an error; `python -m loader verify` itself omits it.
 VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
 _RESTORE = f"Restore the shard{VERIFY_HINT}."
-_AGAIN_AND_AGAIN = (
+_THRASHING_TEXT = (
     "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "
     "decompressed_cache_bytes (%d), which bounds the memory of each process or, with a cache_folder, a "
     "folder on disk that all processes share; or choose an order with fewer shards in use at a time: a "
@@ -89,8 +89,8 @@ class ReadOptions:
 class ShardFiles:
     """Opens and checks the shards of one dataset. Raises LoaderError if the cache folder cannot be used.
 
-    some_packed: whether any shard is compressed. repetitions: detects repeated decompression; callers that read
-    samples of compressed shards add their number to `repetitions.given`.
+    some_packed: whether any shard is compressed. thrashing: detects repeated decompression; callers that read
+    samples of compressed shards add their number to `thrashing.samples_read`.
     """
 
     def __init__(self, index: Index, options: ReadOptions) -> None:
@@ -104,8 +104,8 @@ class ShardFiles:
         self._unpacking: SingleFlight[bytes] = SingleFlight()
         self._unpacking_into_folder: SingleFlight[str] = SingleFlight()
         samples = index.samples
-        self.repetitions = Repetitions(
-            _AGAIN_AND_AGAIN, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
+        self.thrashing = ThrashingDetector(
+            _THRASHING_TEXT, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
         )
         self._checked: set[int] = set()
         self._folder = DecompressedCache(folder, options.decompressed_cache_bytes) if folder else None
@@ -253,7 +253,7 @@ class ShardFiles:
 
     def _unpack(self, shard: int) -> bytes:
         index = self._index
-        self.repetitions.count(shard)
+        self.thrashing.count(shard)
         samples = range(int(index.samples[shard]))
         raw_hashes, zip_hashes = index.hashes_of(shard) if self._options.check_hashes else ({}, {})
         path = self.path(shard)
@@ -312,10 +312,10 @@ class ShardFiles:
         self, shard: int, start: int, stop: int, samples: range | list[int], problem: OSError
     ) -> ShardError:
         """Return the error for a failed read: like `failed`, with the remedy that fits."""
-        way_out = mount_advice(problem, self.path(shard))
+        remedy = mount_advice(problem, self.path(shard))
         if problem.errno == errno.EMFILE:
-            way_out = _RAISE_LIMIT
-        return self.failed(shard, start, stop, samples, cause_of(problem), way_out or _RESTORE)
+            remedy = _RAISE_LIMIT
+        return self.failed(shard, start, stop, samples, cause_of(problem), remedy or _RESTORE)
 
     def failed(
         self,
@@ -324,14 +324,14 @@ class ShardFiles:
         stop: int,
         samples: range | list[int],
         cause: str,
-        way_out: str = _RESTORE,
+        remedy: str = _RESTORE,
     ) -> ShardError:
         """Return the error that names a shard, its bytes [start, stop), the samples and the remedy."""
         first = int(self._index.samples[:shard].sum())
         ids = [first + min(samples), first + max(samples)] if len(samples) else [first, first]
         which = f"sample {ids[0]}" if ids[0] == ids[1] else f"samples {ids[0]} to {ids[1]}"
         return ShardError(
-            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {way_out}"
+            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {remedy}"
         )
 
 

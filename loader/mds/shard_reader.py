@@ -103,21 +103,21 @@ class ShardReader:
             if self._some_packed:
                 if any(map(self._files.is_in_memory, used.tolist())):
                     return False
-                self._files.repetitions.given += len(block)
+                self._files.thrashing.samples_read += len(block)
             starts = firsts[which] + samples * size
             if used.size <= self._options.open_files:
-                self._gather(used, which, starts, block, shards, samples)
+                self._read_batched(used, which, starts, block, shards, samples)
             else:
                 # Consecutive rows, not rows of the same shards: those would have to be copied into place.
                 for first in range(0, len(block), self._options.open_files):
                     part = slice(first, first + self._options.open_files)
                     some, where = np.unique(shards[part], return_inverse=True)
-                    self._gather(some, where, starts[part], block[part], shards[part], samples[part])
+                    self._read_batched(some, where, starts[part], block[part], shards[part], samples[part])
         finally:
             self._watchdog.end()
         return True
 
-    def _gather(
+    def _read_batched(
         self, used: Ids, which: Ids, starts: Ids, block: NDArray[np.uint8], shards: Ids, samples: Ids
     ) -> None:
         # Hold the files until this returns, so that an eviction does not close them.
@@ -168,7 +168,7 @@ class ShardReader:
         finally:
             self._watchdog.end()
         if self._some_packed:
-            self._files.repetitions.given += len(found)
+            self._files.thrashing.samples_read += len(found)
         return found
 
     def _is_sized(self, shard: int, fd: int, start: int, size: int) -> bool:
@@ -181,7 +181,7 @@ class ShardReader:
     def _read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         writable = self._writable[self._index.schema_number(shard)]
         if self._some_packed:
-            self._files.repetitions.given += len(samples)
+            self._files.thrashing.samples_read += len(samples)
         if self._files.is_in_memory(shard):
             whole = memoryview(self._files.whole(shard))
             kind = bytearray if writable else bytes

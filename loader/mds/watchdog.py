@@ -16,7 +16,7 @@ from time import monotonic, sleep
 STALL_SECONDS = 30.0  # longer than any retry of a healthy bucket, shorter than the user's patience
 TICK_SECONDS = 1.0
 # Interval between two log lines while reads stay stalled.
-AGAIN_SECONDS = 60.0
+REPEAT_SECONDS = 60.0
 
 log = logging.getLogger("loader")
 
@@ -31,8 +31,8 @@ class Watchdog:
         self._stall_seconds = stall_seconds
         self._busy: dict[int, Reading] = {}
         # The time at which the present stall began, which may include pauses; None if no read is stalled.
-        self._since: float | None = None
-        self._last_stalled = self._last_told = 0.0
+        self._stalled_since: float | None = None
+        self._last_stalled = self._last_logged = 0.0
         _watched.add(self)
 
     def begin(self, shard: int, together: int = 1) -> None:
@@ -58,17 +58,19 @@ class Watchdog:
         if stalled:
             self._last_stalled = now
             oldest = min(stalled, key=lambda each: each[2])
-            if self._since is None:
-                self._since = oldest[2]
+            if self._stalled_since is None:
+                self._stalled_since = oldest[2]
                 self._warn(stalled, oldest, now)
-            elif now - self._last_told >= AGAIN_SECONDS:
+            elif now - self._last_logged >= REPEAT_SECONDS:
                 self._warn(stalled, oldest, now)
-        elif self._since is not None and now - self._last_stalled > 2 * self._stall_seconds:
-            log.warning("reads no longer stalled after_seconds=%.0f", self._last_stalled - self._since)
-            self._since = None
+        elif self._stalled_since is not None and now - self._last_stalled > 2 * self._stall_seconds:
+            log.warning(
+                "reads no longer stalled after_seconds=%.0f", self._last_stalled - self._stalled_since
+            )
+            self._stalled_since = None
 
     def _warn(self, stalled: list[Reading], oldest: Reading, now: float) -> None:
-        self._last_told = now
+        self._last_logged = now
         shard, together, since = oldest
         others = f", or one of the {together - 1} shards read with it" if together > 1 else ""
         log.warning(
@@ -83,7 +85,7 @@ class Watchdog:
     def forget(self) -> None:
         """Drop the reads of other threads: after a fork they do not exist."""
         self._busy.clear()
-        self._since = None
+        self._stalled_since = None
 
 
 _watched: "weakref.WeakSet[Watchdog]" = weakref.WeakSet()

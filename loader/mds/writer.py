@@ -88,7 +88,7 @@ class MDSWriter:
         self._pending: list[bytes] = []
         self._pending_bytes = self._packer.empty_bytes
         self._closed = False
-        self._tell = progress
+        self._on_shard = progress
         self._progress = ResumePoint(0, 0, 0, 0)
         for shard in self._shards:
             self._count(shard)
@@ -194,8 +194,8 @@ class MDSWriter:
         self._pending = []
         self._pending_bytes = self._packer.empty_bytes
         self._count(entry)
-        if self._tell is not None:
-            self._tell(self._progress)
+        if self._on_shard is not None:
+            self._on_shard(self._progress)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         so_far = self._progress

@@ -28,7 +28,7 @@ from loader.base.paths import mount_advice
 from loader.base.sample_ids import checked_ids, several
 from loader.base.single_flight import SingleFlight
 from loader.errors import DatasetError, ShardError
-from loader.mds.decompressed_cache import Repetitions
+from loader.mds.decompressed_cache import ThrashingDetector
 from loader.mds.index import Index
 from loader.mds.index_parser import Schema
 from loader.mds.packed_names import PackedNames
@@ -48,7 +48,7 @@ CACHE_BYTES = 1 << 30
 # An open file has a parsed footer, which takes megabytes if the file has thousands of row groups.
 OPEN_FILES = 64
 
-_AGAIN_AND_AGAIN = (
+_THRASHING_TEXT = (
     "row groups are decoded again and again: %d times for %d samples, at %d rows each. Raise "
     "cache_bytes (%d), or choose an order with fewer row groups in use at a time: a smaller "
     "block_size, canonical_nodes near the number of nodes"
@@ -61,7 +61,7 @@ _CACHES = (
     "_decoded",
     "_decoded_bytes",
     "_loading",
-    "_repetitions",
+    "_thrashing",
 )
 
 
@@ -118,11 +118,11 @@ class ParquetDataset:
         self._decoded_bytes = 0
         self._loading: SingleFlight[Any] = SingleFlight()
         rows = int(self._sizes.mean()) if self._sizes.size else 0
-        self._repetitions = Repetitions(_AGAIN_AND_AGAIN, rows, self._cache_bytes)
+        self._thrashing = ThrashingDetector(_THRASHING_TEXT, rows, self._cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        made_anew = ("_ends", "_group_ends", "_watchdog", *_CACHES)
-        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+        rebuilt = ("_ends", "_group_ends", "_watchdog", *_CACHES)
+        return {name: value for name, value in self.__dict__.items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -177,7 +177,7 @@ class ParquetDataset:
         for start, stop in pairwise(borders.tolist()):
             places = visits[start:stop]
             parts.append(self._rows(int(groups[places[0]]), within[places]))
-        self._repetitions.given += ids.size
+        self._thrashing.samples_read += ids.size
         back = np.empty(ids.size, np.intp)
         back[visits] = np.arange(ids.size)
         columns = {name: ordered([part[name] for part in parts], back) for name in self._columns}
@@ -279,7 +279,7 @@ class ParquetDataset:
         self._decoded_bytes += table.nbytes
         while self._decoded_bytes > self._cache_bytes and len(self._decoded) > 1:
             self._decoded_bytes -= self._decoded.popitem(last=False)[1].nbytes
-        self._repetitions.count(group)
+        self._thrashing.count(group)
 
     def _read(self, group: int) -> Any:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
@@ -313,14 +313,14 @@ class ParquetDataset:
     def _failed(self, group: int, problem: BaseException) -> ShardError:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
         last = int(self._ends[group])
-        told = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
-        words = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
-        way_out = words or "Restore the file."
+        cause = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
+        advice = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
+        remedy = advice or "Restore the file."
         if isinstance(problem, NotImplementedError):
-            way_out = "Leave the column of that type out with `columns`, or write the file again."
+            remedy = "Leave the column of that type out with `columns`, or write the file again."
         return ShardError(
             f"{self._paths[file]}, row group {group - int(self._group_ends[file] - self._groups[file])}, samples "
-            f"{last - int(self._sizes[group])} to {last - 1}: {told}. {way_out}"
+            f"{last - int(self._sizes[group])} to {last - 1}: {cause}. {remedy}"
         )
 
 

@@ -93,7 +93,7 @@ class OpenParquetFile:
         """
         arrow, parquet = optional_module("pyarrow", why="Parquet"), _parquet("Parquet")
         source = _FileSource(
-            self.fd, self.size, [self._piece(*extent) for extent in self._extents(group, columns)]
+            self.fd, self.size, [self._read_range(*extent) for extent in self._extents(group, columns)]
         )
         file = parquet.ParquetFile(
             arrow.PythonFile(source, mode="r"), metadata=self.metadata, page_checksum_verification=True
@@ -118,7 +118,7 @@ class OpenParquetFile:
 
     def _footer(self, path: str) -> bytes:
         """Return the footer with its length and magic letters."""
-        tail = self._piece(max(0, self.size - TAIL_BYTES), self.size)[1]
+        tail = self._read_range(max(0, self.size - TAIL_BYTES), self.size)[1]
         if tail[-4:] == _END_ENCRYPTED:
             raise DatasetError(f"{path} has an encrypted footer, which the loader cannot read")
         length = int.from_bytes(tail[-_LAST_BYTES:-4], "little") + _LAST_BYTES
@@ -128,7 +128,7 @@ class OpenParquetFile:
                 f"not finished, or it is another kind of file"
             )
         if length > len(tail):
-            tail = self._piece(self.size - length, self.size)[1]
+            tail = self._read_range(self.size - length, self.size)[1]
         return tail[-length:]
 
     def _extents(self, group: int, columns: list[str]) -> list[tuple[int, int]]:
@@ -152,7 +152,7 @@ class OpenParquetFile:
                 joined.append((start, stop))
         return joined
 
-    def _piece(self, start: int, stop: int) -> tuple[int, bytes]:
+    def _read_range(self, start: int, stop: int) -> tuple[int, bytes]:
         """Return (start, the bytes); fewer bytes only if the file ends."""
         parts = []
         at = start
@@ -168,8 +168,8 @@ class OpenParquetFile:
 class _FileSource(io.RawIOBase):
     """A file for pyarrow that serves the prefetched ranges from memory, and reads everything else."""
 
-    def __init__(self, fd: int, size: int, pieces: list[tuple[int, bytes]]) -> None:
-        self._fd, self._size, self._pieces, self._at = fd, size, pieces, 0
+    def __init__(self, fd: int, size: int, ranges: list[tuple[int, bytes]]) -> None:
+        self._fd, self._size, self._ranges, self._at = fd, size, ranges, 0
 
     def readable(self) -> bool:
         return True
@@ -187,9 +187,9 @@ class _FileSource(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._size, self._at + size)
         start, self._at = self._at, max(self._at, stop)
-        for first, piece in self._pieces:
-            if first <= start and stop <= first + len(piece):
-                return piece[start - first : stop - first]
+        for first, content in self._ranges:
+            if first <= start and stop <= first + len(content):
+                return content[start - first : stop - first]
         return os.pread(self._fd, max(0, stop - start), start)
 
 
@@ -257,10 +257,10 @@ def read_footers(paths: list[str]) -> list[Footer]:
         try:
             return OpenParquetFile(path).footer
         except OSError as problem:
-            way_out = mount_advice(problem, path)
+            remedy = mount_advice(problem, path)
             if isinstance(problem, FileNotFoundError) and any(sign in path for sign in "*?["):
-                way_out = "Patterns are not expanded: give the directory, or a list of files."
-            raise DatasetError(f"{path}: {cause_of(problem)}{'. ' if way_out else ''}{way_out}") from problem
+                remedy = "Patterns are not expanded: give the directory, or a list of files."
+            raise DatasetError(f"{path}: {cause_of(problem)}{'. ' if remedy else ''}{remedy}") from problem
 
     if len(paths) == 1:
         return [read(paths[0])]

@@ -117,7 +117,7 @@ class TemplarDataset:
             for config in self._configs
             for shard, start, stop in zip(config.shards, (0, *config.ends), config.ends, strict=False)
         }
-        self._told = False
+        self._has_warned = False
         self._forget()
 
     def _forget(self) -> None:
@@ -127,8 +127,8 @@ class TemplarDataset:
         self._making: SingleFlight[list[Tokens]] = SingleFlight()
 
     def __getstate__(self) -> dict[str, Any]:
-        made_anew = ("_open", "_opening", "_making")
-        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+        rebuilt = ("_open", "_opening", "_making")
+        return {name: value for name, value in self.__dict__.items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -189,9 +189,9 @@ class TemplarDataset:
         the folder cannot be written, a warning is logged once, and the page is used uncached.
         """
         # Copies, because each thread may write to its arrays.
-        return [row.copy() for row in self._making.do(page, partial(self._kept, page))]
+        return [row.copy() for row in self._making.do(page, partial(self._cached_tokens, page))]
 
-    def _kept(self, page: Page) -> list[Tokens]:
+    def _cached_tokens(self, page: Page) -> list[Tokens]:
         if self._folder is None:
             return self._tokenised(page)
         name = (self._tokenizer_name, self._page_rows, self._text_column, page)
@@ -213,8 +213,8 @@ class TemplarDataset:
             except FileNotFoundError:
                 continue  # another process evicted it
             except OSError as problem:
-                if not self._told:
-                    self._told = True
+                if not self._has_warned:
+                    self._has_warned = True
                     log.warning("the cache folder takes no tokenised pages: %s", problem)
                 break
         return made[-1] if made else self._tokenised(page)
@@ -263,13 +263,13 @@ class TemplarDataset:
         path = os.path.join(self._root, shard)
         found = ParquetDataset(path, [self._text_column], cache_bytes=0)
         size = int(found.index.raw_bytes[0])
-        for unit, here, told in (
+        for unit, here, stated in (
             ("rows", len(found), self._rows[shard]),
             ("bytes", size, self._bytes[shard] or size),
         ):
-            if here != told:
+            if here != stated:
                 raise DatasetError(
-                    f"{path} has {here} {unit}, {SIZES_NAME} says {told}: one of them was replaced"
+                    f"{path} has {here} {unit}, {SIZES_NAME} says {stated}: one of them was replaced"
                 )
         self._open[shard] = found
         with suppress(KeyError):  # another thread evicts concurrently
