@@ -46,5 +46,5 @@ class StateError(LoaderError):
 
 def cause_text(problem: BaseException) -> str:
     """Return the first line of an error's text, else of its cause's text, else the class name; never ""."""
-    told = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__
-    return told.splitlines()[0]
+    text = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__
+    return text.splitlines()[0]

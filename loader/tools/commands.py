@@ -125,9 +125,9 @@ def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
                 say(problem, error=True)
             first += count
             progress.update()
-    told = "the sizes of " if quick else ""
+    prefix = "the sizes of " if quick else ""
     found = f"{damaged} damaged" if damaged else "all is well"
-    say(f"{told}{_totals_text(index)}: {found}")
+    say(f"{prefix}{_totals_text(index)}: {found}")
     return 1 if damaged else 0
 
 

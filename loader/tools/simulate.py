@@ -39,7 +39,7 @@ Figure = int | float | list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Life:
+class UseIntervals:
     """The steps at which shards are in use. All arrays: (uses,) int64, ordered by first; steps count over epochs."""
 
     shard: Ids
@@ -47,14 +47,14 @@ class Life:
     last: Ids
 
 
-def lives(step_plan: StepPlan, ends: Ids, epochs: int) -> Life:
+def use_intervals(step_plan: StepPlan, ends: Ids, epochs: int) -> UseIntervals:
     """Return the steps at which each shard is in use, one entry an epoch."""
     with progress_bar(epochs, "epoch") as progress:
         parts = []
         for epoch in range(epochs):
             parts.append(shard_reads(step_plan, ends, epoch * step_plan.steps, step_plan.steps))
             progress.update()
-    return Life(
+    return UseIntervals(
         np.concatenate([part.shard for part in parts]),
         np.concatenate([part.first for part in parts]),
         np.concatenate([part.last for part in parts]),
@@ -69,8 +69,8 @@ def downloads(
     ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
     """
     least, first = LeastRecent(sizes, cache_bytes), FirstCome(sizes, cache_bytes)
-    life = lives(step_plan, ends, epochs)
-    fits = in_use(life, sizes, epochs * step_plan.steps)[1].max(initial=0) <= cache_bytes
+    intervals = use_intervals(step_plan, ends, epochs)
+    fits = in_use(intervals, sizes, epochs * step_plan.steps)[1].max(initial=0) <= cache_bytes
     fetched: dict[str, list[int]] = {policy: [0] * epochs for policy in POLICIES}
     with progress_bar(epochs * step_plan.steps * step_plan.samples, "sample") as progress:
         for epoch in range(epochs):
@@ -80,12 +80,12 @@ def downloads(
                     fetched[POLICIES[1]][epoch] += first.use(uses)
             progress.update(step_plan.steps * step_plan.samples)
     for policy in POLICIES[1 if fits else 2 :]:
-        fetched[policy] = known_use_downloads(life, sizes, cache_bytes, policy, step_plan.steps, epochs)
+        fetched[policy] = known_use_downloads(intervals, sizes, cache_bytes, policy, step_plan.steps, epochs)
     return fetched
 
 
 def known_use_downloads(
-    life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
+    intervals: UseIntervals, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
 ) -> list[int]:
     """Return the bytes downloaded in each epoch of `steps` steps by a cache that knows when shards are in use.
 
@@ -93,7 +93,7 @@ def known_use_downloads(
     out of use last. "known order" evicts the shard whose next use is last, which may be the newest; if all shards have
     one size, no other choice downloads less.
     """
-    uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
+    uses = list(zip(intervals.shard.tolist(), intervals.first.tolist(), intervals.last.tolist(), strict=True))
     following: dict[int, int] = {}
     again = [0] * len(uses)
     for number in reversed(range(len(uses))):
@@ -101,7 +101,7 @@ def known_use_downloads(
         again[number] = following.get(shard, 1 << 60)
         # The index of the use, not its step: many uses begin at an epoch's first step, one after the other.
         following[shard] = number
-    shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
+    shelf = _UnusedShards(policy, sizes.tolist(), cache_bytes)
     fetched = [0] * epochs
     ending: list[tuple[int, int, int]] = []
     for number, (shard, first, last) in enumerate(uses):
@@ -114,7 +114,7 @@ def known_use_downloads(
     return fetched
 
 
-class _Shelf:
+class _UnusedShards:
     """The cached shards that are out of use; shards in use take cache space first."""
 
     def __init__(self, policy: str, sizes: list[int], room: int) -> None:
@@ -152,13 +152,16 @@ class _Shelf:
                 return shard
 
 
-def in_use(life: Life, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
+def in_use(intervals: UseIntervals, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
     """Return (steps,) the number of shards in use at each step of the first epoch, and their bytes."""
-    mine = life.first < steps
+    mine = intervals.first < steps
     counts, nbytes = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
-    for total, weights in ((counts, np.ones(int(mine.sum()), np.int64)), (nbytes, sizes[life.shard[mine]])):
-        np.add.at(total, life.first[mine], weights)
-        np.add.at(total, np.minimum(life.last[mine] + 1, steps), -weights)
+    for total, weights in (
+        (counts, np.ones(int(mine.sum()), np.int64)),
+        (nbytes, sizes[intervals.shard[mine]]),
+    ):
+        np.add.at(total, intervals.first[mine], weights)
+        np.add.at(total, np.minimum(intervals.last[mine] + 1, steps), -weights)
     return np.cumsum(counts)[:-1], np.cumsum(nbytes)[:-1]
 
 
@@ -169,9 +172,9 @@ def report(
     step_plan, index = sampler.step_plan, dataset.index
     ends: Ids = np.cumsum(index.samples)
     sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
-    life = lives(step_plan, ends, 1)
-    counts, nbytes = in_use(life, sizes, step_plan.steps)
-    first = life.shard[life.first == 0]
+    intervals = use_intervals(step_plan, ends, 1)
+    counts, nbytes = in_use(intervals, sizes, step_plan.steps)
+    first = intervals.shard[intervals.first == 0]
     per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
     rounds = -(-first.size // CONNECTIONS)
     figures: dict[str, Figure] = {
@@ -234,7 +237,7 @@ def run_simulate(options: Any) -> int:
     figures, counts = report(dataset, sampler, cache_bytes, options.epochs)
     width = max(map(len, figures))
     for name, value in figures.items():
-        say(f"{name:<{width}}  {_words(value)}")
+        say(f"{name:<{width}}  {_figure_text(value)}")
     most = figures["bytes in use, most"]
     if isinstance(most, int) and most > cache_bytes:
         say(
@@ -250,9 +253,9 @@ def run_simulate(options: Any) -> int:
     return 0
 
 
-def _words(value: Figure) -> str:
+def _figure_text(value: Figure) -> str:
     if isinstance(value, list):
-        return "  ".join(map(_words, value))
+        return "  ".join(map(_figure_text, value))
     return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
 
 
