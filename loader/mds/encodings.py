@@ -107,7 +107,9 @@ def encoder(encoding: str) -> Encoder:
             RecursionError,
             pickle.PicklingError,
         ) as problem:
-            raise EncodingError(f"{with_article(value)} is no {encoding}: {cause_text(problem)}") from problem
+            raise EncodingError(
+                f"{with_article(value)} is not a valid {encoding}: {cause_text(problem)}"
+            ) from problem
 
     return checked
 
@@ -339,7 +341,7 @@ def _text_of(kind: type) -> Encoder:
         if not isinstance(value, kind) or isinstance(
             value, bool
         ):  # the text "True" would not decode to a number
-            raise EncodingError(f"{with_article(value)} is no {kind.__name__}")
+            raise EncodingError(f"{with_article(value)} is not a valid {kind.__name__}")
         return str(value).encode()
 
     return encode
@@ -360,7 +362,9 @@ def _whole_encoder(encoding: str, size: int, *, signed: bool) -> Encoder:
         except OverflowError:
             bits = 8 * size - signed
             low = -(1 << bits) if signed else 0
-            raise EncodingError(f"{number} is no {encoding}, which is {low} to {(1 << bits) - 1}") from None
+            raise EncodingError(
+                f"{number} is out of range for {encoding}, which is {low} to {(1 << bits) - 1}"
+            ) from None
 
     return encode
 
@@ -370,7 +374,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, np.ndarray):
-            raise EncodingError(f"{with_article(value)} is no array")
+            raise EncodingError(f"{with_article(value)} is not an array")
         code = DTYPE_CODES.get(value.dtype.name)
         if code is None or (dtype is not None and value.dtype.name != dtype.name):
             raise EncodingError(f"an array of {value.dtype.name} does not fit {encoding}")
@@ -390,7 +394,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
 def _items(value: Any) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise EncodingError(f"{with_article(value)} is no list")
+        raise EncodingError(f"{with_article(value)} is not a list")
     return value
 
 
@@ -449,7 +453,7 @@ def _array_decoder(encoding: str) -> Decoder:
             raise ValueError("the shape of an array goes beyond its bytes")
         count, rest = divmod(stop - values, dtype.itemsize)
         if rest:
-            raise ValueError(f"{stop - values} bytes are no whole number of {dtype.name}")
+            raise ValueError(f"{stop - values} bytes are not a multiple of the size of {dtype.name}")
         return np.frombuffer(data, dtype, count, values).reshape(shape)
 
     return decode

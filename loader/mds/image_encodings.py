@@ -64,7 +64,7 @@ def decode_image(data: bytes | bytearray, start: int, stop: int) -> Any:
     except image.UnidentifiedImageError:
         begin = bytes(data[start : min(stop, start + 8)])
         raise ValueError(
-            f"its {stop - start} bytes are no image that PIL knows: they begin with {begin!r}"
+            f"its {stop - start} bytes are not an image that PIL can read: they begin with {begin!r}"
         ) from None
     except image.DecompressionBombError as problem:
         raise UnmetNeedError(

@@ -127,7 +127,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
                 rows.take(_document(file.read(), rows.path)["shards"])
     except FileNotFoundError:
         raise DatasetError(
-            f"{path} does not exist: this is no MDS dataset, its writer has not finished, or the split has a "
+            f"{path} does not exist: this is not an MDS dataset, its writer has not finished, or the split has a "
             f"directory of its own ({_splits_nearby(path.parent)}){_parquet_nearby(path.parent)}"
         ) from None
     except NotADirectoryError:
@@ -231,7 +231,7 @@ def _read_in_pieces(file: BinaryIO, rows: IndexRows) -> None:
 def _document(text: bytes, path: str) -> dict[str, Any]:
     document = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("shards"), list):
-        raise DatasetError(f'{path} is no MDS index: it has no list "shards"')
+        raise DatasetError(f'{path} is not an MDS index: it has no list "shards"')
     if document.get("version", VERSION) != VERSION:
         raise DatasetError(f"{path} is version {document['version']!r}; this loader reads version {VERSION}")
     return document

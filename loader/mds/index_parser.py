@@ -133,7 +133,7 @@ class IndexRows:
                 self._raw_names.add([raw[0]])
                 self._zip_names.add([packed[0]])
             except UnicodeEncodeError as problem:
-                self._refuse(f": shard {self.count} has {problem.object!r}, which is no file name")
+                self._refuse(f": shard {self.count} has {problem.object!r}, which is not a file name")
             if self.with_hashes:
                 self._hashes.add([hashes])
             self._add_numbers(samples, raw[1], packed[1], schema, compression)

@@ -25,7 +25,7 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
     """Write `<root>/index.json` over all datasets in folders below root; return the number of shards.
 
     parts: folders below root, in the wanted order. None: all folders that have an index.json, in natural order; a
-    folder that has shards but no index (its writer has not finished) is then an error, and a folder whose shards an
+    folder with shards but without index (its writer has not finished) is then an error. A folder whose shards an
     index above it lists already is skipped. replace: overwrite an existing index of root.
     Raises WriterError if there is nothing to merge, a shard is listed twice, a file is missing or has another size
     than its index says, or root has an index; DatasetError for an index that cannot be read. Logs a warning for parts

@@ -71,7 +71,7 @@ def write_parallel(
     if samples:
         merge(root, [root / folder for folder in folders])
     else:
-        raise NoSampleError(f"the sources hold no sample: there is nothing to write to {root}")
+        raise NoSampleError(f"the sources contain no samples: there is nothing to write to {root}")
     return samples
 
 

@@ -1,9 +1,10 @@
 """Finds the complete shards that an unfinished writer left, by reading the shards themselves.
 
-A shard is complete if its header has the writer's settings, its offset table begins after the header and ends at the
-end of the file, and, for a compressed shard, all of it decompresses. A killed process or a full disk leaves a shorter
-file. So does a power cut on file systems that set a file's length after its data (ext4, XFS). Of the last complete
-shard, each sample is decoded as well. The index entries are made from the files, so they match the files' content.
+A shard is complete if three conditions hold: its header has the writer's settings; its offset table begins after the
+header and ends at the end of the file; and a compressed shard decompresses fully. A killed process or a full disk
+leaves a shorter file. So does a power cut on file systems that set a file's length after its data (ext4, XFS). Of the
+last complete shard, each sample is decoded as well. The index entries are made from the files, so they match the files'
+content.
 """
 
 import json

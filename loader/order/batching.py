@@ -366,7 +366,7 @@ def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) 
     for stream, portion in enumerate(portions.tolist()):
         if portion == 0:
             raise OrderError(
-                f"stream {stream} has a proportion of {proportions[stream]:.3g}, which is no sample in a global "
+                f"stream {stream} has a proportion of {proportions[stream]:.3g}, which gives no sample in a global "
                 f"batch of {global_batch_size}: raise global_batch_size or the stream's weight"
             )
     return tuple(portions.tolist())

@@ -45,10 +45,10 @@ class StreamTable:
         counts = [int(sizes[first:stop].sum()) for first, stop in pairwise(borders)]
         for stream, count in enumerate(counts):
             if count == 0:
-                raise OrderError(f"there is no sample to order: stream {stream} of {len(counts)} is empty")
+                raise OrderError(f"there are no samples to order: stream {stream} of {len(counts)} is empty")
         choose, proportions = _shares(np.array(counts, np.int64), spec)
         if sum(choose) == 0:
-            raise OrderError("there is no sample to order: the weights of all streams come to 0 samples")
+            raise OrderError("there are no samples to order: the weights of all streams come to 0 samples")
         return cls(sizes, tuple(borders), choose, proportions)
 
     @property

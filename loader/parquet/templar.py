@@ -164,7 +164,7 @@ class TemplarDataset:
         """Return the texts of a page. Raises LoaderError for a page of another dataset, ShardError for failed reads."""
         shard, group, offset = page
         if shard not in self._bytes:
-            raise LoaderError(f"{shard} is no shard of {self._root}")
+            raise LoaderError(f"{shard} is not a shard of {self._root}")
         dataset = self._shard(shard)
         sizes = dataset.shard_sizes
         if not (0 <= group < sizes.size and 0 <= offset < sizes[group]):
@@ -321,14 +321,14 @@ def _configs(root: str) -> tuple[_Config, ...]:
     try:
         sizes = json.loads(_text(sizes_path))
     except ValueError as problem:
-        raise DatasetError(f"{sizes_path} is no JSON: {problem}") from None
+        raise DatasetError(f"{sizes_path} is not JSON: {problem}") from None
     try:
         metadata = yaml.safe_load(_text(metadata_path))
     except (yaml.YAMLError, ValueError) as problem:
-        raise DatasetError(f"{metadata_path} is no YAML: {problem}") from None
+        raise DatasetError(f"{metadata_path} is not YAML: {problem}") from None
     names = _names(metadata, metadata_path)
     if not isinstance(sizes, dict):
-        raise DatasetError(f"{sizes_path} is no object of configs")
+        raise DatasetError(f"{sizes_path} is not a JSON object of configs")
     entries = {name: _entries(sizes[name], name, sizes_path) for name in names if name in sizes}
     entries = {name: found for name, found in sorted(entries.items()) if found}
     if not entries:

@@ -1,7 +1,7 @@
 """The batch sampler: gives each rank its ids, and saves and restores the position of the run.
 
-Invariants: 1. With the same dataset and settings, the union over ranks of global batch b is the same set of samples,
-for every number of ranks that divides the global batch size, before and after any number of resumes. 2. The position
+Invariants: 1. With the same dataset and settings, the union over ranks of global batch b is the same set of samples.
+This holds for every number of ranks that divides the global batch size, and for any number of resumes. 2. The position
 is two numbers, `(epoch, samples)`, the same on all ranks. 3. Ranks exchange nothing.
 
 Only the training loop knows how far a run has come: a DataLoader with workers requests batches long before it
@@ -277,7 +277,7 @@ class ElasticBatchSampler:
             return
         if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):
             raise StateError(
-                f"this is no state of a sampler (version {STATE_VERSION}, with settings); it holds "
+                f"this is not a state of a sampler (version {STATE_VERSION}, with settings); it holds "
                 f"{', '.join(sorted(map(str, state))) or 'nothing'}"
             )
         check_settings(state["settings"], self._settings(), self._dataset)
@@ -408,7 +408,7 @@ def _shards(
     given = dataset.shard_sizes if isinstance(dataset, SupportsShards) else dataset
     sizes = np.asarray(given, np.int64)
     if sizes.ndim != 1 or sizes.size == 0 or int(sizes.min()) < 0 or not sizes.any():
-        raise OrderError("there is no sample to order: the dataset is empty")
+        raise OrderError("there are no samples to order: the dataset is empty")
     if isinstance(dataset, SupportsShards):
         return sizes, dataset.fingerprint
     return sizes, hashlib.blake2b(sizes.astype("<i8").tobytes(), digest_size=16).hexdigest()

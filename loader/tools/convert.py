@@ -136,7 +136,9 @@ def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) 
                 bar.update()
             samples = writer.samples
             if not samples:
-                raise NoSampleError(f"the files hold no sample: there is nothing to write to {options.out}")
+                raise NoSampleError(
+                    f"the files contain no samples: there is nothing to write to {options.out}"
+                )
     say(
         f"{options.out}: {count_text(samples, 'sample')}, columns "
         + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))

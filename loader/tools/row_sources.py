@@ -182,7 +182,7 @@ def json_rows(path: str) -> Iterator[dict[str, Any]]:
                 f"{path}, line {number} is nested too deeply: {problem}; leave the line out, or write it flatter"
             ) from None
         if not isinstance(row, dict):
-            raise LoaderError(f"{path}, line {number} is no JSON object")
+            raise LoaderError(f"{path}, line {number} is not a JSON object")
         yield row
 
 
@@ -291,11 +291,11 @@ def _parquet_file(path: str) -> Any:
     parquet = optional_module("pyarrow.parquet", why="Parquet")
     arrow = optional_module("pyarrow", why="Parquet")
     if not Path(path).is_file():
-        raise LoaderError(f"{path} is no file")
+        raise LoaderError(f"{path} is not a file")
     try:
         return parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as problem:
-        raise LoaderError(f"{path} is no Parquet file: {problem}") from None
+        raise LoaderError(f"{path} is not a Parquet file: {problem}") from None
 
 
 def _arrow_encoding(field: Any, path: str) -> str:

@@ -118,7 +118,7 @@ def _from_tokenizers(path: str, options: TokenOptions) -> tuple[Encode, list[int
     try:
         tokenizer = tokenizers.Tokenizer.from_str(Path(path).read_text())
     except Exception as problem:  # noqa: BLE001 -- the library raises plain Exception
-        raise LoaderError(f"{path} is no tokenizer: {problem}") from None
+        raise LoaderError(f"{path} is not a tokenizer: {problem}") from None
     if options.end is None:
         raise LoaderError(_no_end(path))
     end = tokenizer.token_to_id(options.end) if options.end else None

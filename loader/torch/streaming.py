@@ -311,7 +311,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             self._adopt(position)
             self._sampler().load_state_dict(self._as_state(position.epoch, position.samples))
         except KeyError as missing:
-            raise LoaderError(f"this is no state of a StreamingDataset: it lacks {missing}") from None
+            raise LoaderError(f"this is not a state of a StreamingDataset: it lacks {missing}") from None
         except LoaderError:
             self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
             raise

@@ -339,9 +339,9 @@ def test_rows_of_parquet_are_counted_from_0_in_every_message(
 @pytest.mark.parametrize(
     ("encoding", "value", "told"),
     [
-        ("int8", 128, "128 is no int8, which is -128 to 127"),
+        ("int8", 128, "128 is out of range for int8, which is -128 to 127"),
         ("uint16", -1, "-1 is no uint16, which is 0 to 65535"),
-        ("int", 1 << 63, f"{1 << 63} is no int, which is {-(1 << 63)} to {(1 << 63) - 1}"),
+        ("int", 1 << 63, f"{1 << 63} is out of range for int, which is {-(1 << 63)} to {(1 << 63) - 1}"),
     ],
 )
 def test_a_number_out_of_range_is_told_with_the_range(encoding: str, value: int, told: str) -> None:
