@@ -12,6 +12,11 @@ from loader.tools.commands import count_text, list_shards, say, show_samples, sh
 from loader.tools.convert import add_convert, run_convert
 from loader.tools.simulate import add_simulate, run_simulate
 
+_MERGE_DESCRIPTION = """Write one index.json over the datasets in a directory's folders. No shard is copied. Without
+PARTS, every folder with an index.json is a part, in natural order (2 before 10), and a folder with shards but without
+an index is an error: its writer has not finished. Parts with other columns than the first are merged with a warning,
+because a batch cannot mix their samples."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 if the dataset has a problem, 2 for a wrong command line."""
@@ -54,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (shown, headed, counted, checked):
         command.add_argument("dataset", type=Path, help="directory that contains index.json")
     merged = commands.add_parser(
-        "merge", help="write one index over the datasets in a directory's folders", description=merge.__doc__
+        "merge",
+        help="write one index over the datasets in a directory's folders",
+        description=_MERGE_DESCRIPTION,
     )
     merged.add_argument("dataset", type=Path, help="directory whose folders are the parts")
     merged.add_argument("parts", nargs="*", type=Path, help="folders, in order (default: all, 2 before 10)")

@@ -26,7 +26,12 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--tokenizer", required=True, help="tokenizer.json, or a name that transformers knows")
     text.add_argument("--length", type=int, required=True, help="tokens a sample; 0: one document a sample")
     text.add_argument("--end", help="token after each document ('' for none; default: the tokenizer's own)")
-    text.add_argument("--dtype", default="int32", choices=["uint16", "int32", "uint32", "int64"])
+    text.add_argument(
+        "--dtype",
+        default="int32",
+        choices=["uint16", "int32", "uint32", "int64"],
+        help="type of a token (default: int32)",
+    )
     text.add_argument("--field", default="text", help="field of JSON lines with the text (default: text)")
     text.add_argument("--lines", action="store_true", help="each line is a document, instead of each file")
     rows = kinds.add_parser("jsonl", help="JSON lines (also .gz, .zst), a sample a line")
