@@ -131,7 +131,7 @@ class World:
         found: set[int] = set()
         if mesh is not None:
             dp_rank, dp_size = _position_in(mesh)
-            found = _detected_in(mesh, here)
+            found = _dp_ranks_by_mesh(mesh, here)
         elif replication != 1:
             if replication < 1 or ranks % replication:
                 raise OrderError(f"{ranks} ranks do not divide into {replication} consecutive ones each")
@@ -142,7 +142,7 @@ class World:
         if dp_size < 1 or ranks % dp_size:
             raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
         if replication == 1 and mesh is None:
-            found = _detected_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
+            found = _dp_ranks_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
         place = Machine(number, local_rank, sorted(found) if found else range(dp_size))
         if replication != 1:
             # As in StreamingDataset: a node keeps its number of ranks, there are fewer nodes; else there is one node.
@@ -175,7 +175,7 @@ def _position_in(mesh: Mesh) -> tuple[int, int]:
     return rank, math.prod(mesh.shape)
 
 
-def _detected_in(mesh: Any, ranks: Sequence[int]) -> set[int]:
+def _dp_ranks_by_mesh(mesh: Any, ranks: Sequence[int]) -> set[int]:
     """Return the data-parallel ranks of `ranks`, by the root mesh that `mesh` is a slice of; empty if unknown."""
     root = _root_of(mesh) if hasattr(mesh, "mesh") else None
     if root is None:
@@ -197,7 +197,7 @@ def _root_of(mesh: Any) -> Any:
     return keeper.get_root_mesh(mesh) if hasattr(keeper, "get_root_mesh") else None
 
 
-def _detected_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
+def _dp_ranks_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
     """Return a superset of the data-parallel ranks of `ranks`, given that `rank` is dp_rank; empty if no rule fits.
 
     Assumed numbering: some peers are consecutive (tensor parallel), then dp_rank counts, then the other peers

@@ -16,9 +16,9 @@ class SingleFlight(Generic[Result]):
     """
 
     def __init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._coming: dict[Hashable, Future[Result]] = {}
         self._process = os.getpid()
@@ -26,7 +26,7 @@ class SingleFlight(Generic[Result]):
     def do(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, called here or by the thread that already works on this key."""
         if self._process != os.getpid():
-            self._forget()  # a thread of the parent may hold the lock
+            self._reset()  # a thread of the parent may hold the lock
         with self._lock:
             coming = self._coming.get(key)
             if coming is None:

@@ -58,13 +58,13 @@ def _hold(name: str) -> bool:
     return True
 
 
-def _leave_to_the_parent() -> None:
+def _release_in_child() -> None:
     """Release all names in a forked worker: if it outlives its run, the next start could not reuse them."""
     for name in list(_held):
         release_name(name)
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _from_environment(*names: str) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 log = logging.getLogger(__name__)
 
 # How often the daemon's report is read.
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 # Bytes read between two checks whether to stop.
 STRIDE_BYTES = 8 << 20
 # Slower than 200 MB/s: readers of samples on such a disk would wait for the warmer.
@@ -45,23 +45,23 @@ class _WarmedPlan:
 class PageWarmer:
     """Follows one job's plan on one mount, on a thread of its own.
 
-    facts: the file in which the daemon reports what it has of the plan. file_of: a shard's file; None for a shard that
-    is read as a whole anyway. room_bytes: the limit for shards that are still needed.
+    report: the file in which the daemon reports what it has of the plan. file_of: a shard's file; None for a shard that
+    is read as a whole anyway. limit_bytes: the limit for shards that are still needed.
     """
 
     def __init__(
-        self, facts: Path, file_of: Callable[[int], str | None], *, room_bytes: int | None = None
+        self, report: Path, file_of: Callable[[int], str | None], *, limit_bytes: int | None = None
     ) -> None:
-        self._facts = facts
+        self._report = report
         self._file_of = file_of
-        self._room = memory_bytes() // 2 if room_bytes is None else room_bytes
+        self._limit_bytes = memory_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
         self._windows: dict[int, _WarmedPlan] = {}
         self._step = 0
         # shard in the page cache -> its bytes, and the step of its last read.
         self._held: dict[int, tuple[int, int]] = {}
         # sendfile(2) copies nothing. POSIX_FADV_WILLNEED would read only one read-ahead window.
-        self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        self._null_fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -91,36 +91,36 @@ class PageWarmer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._nowhere >= 0:
-            os.close(self._nowhere)
-            self._nowhere = -1
+        if self._null_fd >= 0:
+            os.close(self._null_fd)
+            self._null_fd = -1
 
     # ---- the thread
 
     def _run(self) -> None:
-        while not self._stopped.wait(LOOK_SECONDS):
+        while not self._stopped.wait(POLL_SECONDS):
             try:
-                self._look()
+                self._poll()
             except (OSError, ValueError, KeyError, TypeError) as problem:
                 log.debug("the daemon's report of fetched shards is unreadable: %s", problem)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Read the shards that the daemon has, up to the memory limit."""
         with self._lock:
             is_done = all(window.next >= window.shards.size for window in self._windows.values())
         if is_done:
             return
-        facts = json.loads(self._facts.read_bytes())
-        for number, fetched in zip(facts["windows"], facts["fetched"], strict=True):
-            while (shard := self._take(int(number), int(fetched))) is not None:
+        report = json.loads(self._report.read_bytes())
+        for number, fetched in zip(report["windows"], report["fetched"], strict=True):
+            while (shard := self._next_shard(int(number), int(fetched))) is not None:
                 if not self._read_in(shard):
                     return
 
-    def _take(self, number: int, fetched: int) -> int | None:
+    def _next_shard(self, number: int, fetched: int) -> int | None:
         """Return the next shard of a window that the daemon has; None if there is none, or the memory limit is hit."""
         with self._lock:
             window = self._windows.get(number)
-            if window is None or self._stopped.is_set() or self._held_bytes() >= self._room:
+            if window is None or self._stopped.is_set() or self._held_bytes() >= self._limit_bytes:
                 return None
             while window.next < min(fetched, window.shards.size):
                 shard, last = int(window.shards[window.next]), int(window.last[window.next])
@@ -153,7 +153,7 @@ class PageWarmer:
                 if self._stopped.is_set():
                     return False
                 began = time.monotonic()
-                os.sendfile(self._nowhere, descriptor, start, STRIDE_BYTES)
+                os.sendfile(self._null_fd, descriptor, start, STRIDE_BYTES)
                 self._rest(time.monotonic() - began)
         except OSError as problem:
             log.debug("shard not warmed: %s: %s", path, problem)

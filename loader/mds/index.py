@@ -124,7 +124,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
                 # Not JSON; or JSON in which the border of two shards also occurs within a text. Parse it as a whole.
                 file.seek(0)
                 rows = IndexRows(str(path), with_hashes)
-                rows.take(_document(file.read(), rows.path)["shards"])
+                rows.add(_document(file.read(), rows.path)["shards"])
     except FileNotFoundError:
         raise DatasetError(
             f"{path} does not exist: this is not an MDS dataset, its writer has not finished, or the split has a "
@@ -221,11 +221,11 @@ def _read_in_pieces(file: BinaryIO, rows: IndexRows) -> None:
         if cut < 0:
             cut = max((found.start() for found in _BETWEEN.finditer(text)), default=-1)
         if cut >= 0:
-            rows.take_text(b"[" + text[: cut + 1] + b"]")
+            rows.add_text(b"[" + text[: cut + 1] + b"]")
             text = text[text.index(b"{", cut + 1) :]
         text += more
     document = _document(b'{"shards": [' + text, rows.path)
-    rows.take(document["shards"])
+    rows.add(document["shards"])
 
 
 def _document(text: bytes, path: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Parses the shard descriptions of an index, checks them, and collects them in compact columns.
 
-Two entry points: `take` checks descriptions one by one and reports exactly what is wrong. `take_text` takes a JSON list
-in a twentieth of the time if all its shards are plain (as writers make them), and passes any other list to `take`.
+Two entry points: `add` checks descriptions one by one and reports exactly what is wrong. `add_text` takes a JSON list
+in a twentieth of the time if all its shards are plain (as writers make them), and passes any other list to `add`.
 Both accept the same and give the same result. Reads no file.
 """
 
@@ -118,14 +118,14 @@ class IndexRows:
     _last_columns: list[Any] = field(default_factory=list)
     _last_schema: int = 0
 
-    def take_text(self, text: bytes) -> None:
-        """Add the shards of a JSON list. Raises ValueError if it is not JSON, DatasetError like `take`."""
+    def add_text(self, text: bytes) -> None:
+        """Add the shards of a JSON list. Raises ValueError if it is not JSON, DatasetError like `add`."""
         try:
-            self._take_plain(_DECODE_HASHED(text) if self.with_hashes else _DECODE(text))
+            self._add_plain(_DECODE_HASHED(text) if self.with_hashes else _DECODE(text))
         except (_NotPlainError, msgspec.DecodeError, OverflowError, UnicodeError):
-            self.take(json.loads(text))
+            self.add(json.loads(text))
 
-    def take(self, found: list[Any]) -> None:
+    def add(self, found: list[Any]) -> None:
         """Add shards. Raises DatasetError, naming index and shard, for the first invalid one."""
         for shard in found:
             samples, raw, packed, schema, compression, hashes = self._row(shard, self.count)
@@ -166,7 +166,7 @@ class IndexRows:
         self._schema_of += np.asarray(schema_of, np.int32).tobytes()
         self._compression_of += np.asarray(compression_of, np.int32).tobytes()
 
-    def _take_plain(self, found: Sequence[_Shard | _HashedShard]) -> None:
+    def _add_plain(self, found: Sequence[_Shard | _HashedShard]) -> None:
         """Add shards that are complete and plain; _NotPlainError, with nothing added, for others."""
         if not found:
             return

@@ -54,9 +54,9 @@ class ShardReader:
                 raise LoaderError(
                     f"the cache folder {folder} lies in the dataset, which the loader never writes to: choose another"
                 )
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         _keep_freed_memory()
         self._writable = [any(map(makes_views, schema.encodings)) for schema in self._index.schemas]
         self._files = ShardFiles(self._index, self._options)
@@ -69,7 +69,7 @@ class ShardReader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._index, self._options = state["_index"], state["_options"]
-        self._forget()
+        self._reset()
 
     def read(self, shard: int, sample: int) -> Buffer:
         """Return the bytes of one sample. Raises ShardError, naming shard, bytes and sample, if that fails."""

@@ -48,7 +48,7 @@ class Watchdog:
         """Record that this thread's read has returned."""
         del self._busy[get_ident()]
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Log when reads begin to stall, then once a minute, and when the stall is over.
 
         A loop that retries failed reads starts new ones. So a stall is over only when no read has stalled for twice
@@ -82,7 +82,7 @@ class Watchdog:
             others,
         )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the reads of other threads: after a fork they do not exist."""
         self._busy.clear()
         self._stalled_since = None
@@ -103,14 +103,14 @@ def _run() -> None:
     while True:
         sleep(TICK_SECONDS)
         for watchdog in list(_watched):
-            watchdog.look(monotonic())
+            watchdog.check(monotonic())
 
 
-def _forget_thread() -> None:
+def _reset_after_fork() -> None:
     global _thread
     _thread = None
     for watchdog in _watched:
-        watchdog.forget()
+        watchdog.reset()
 
 
-os.register_at_fork(after_in_child=_forget_thread)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -75,9 +75,9 @@ class EpochOrders:
     def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderFiles | None = None) -> None:
         self.table, self.spec = table, spec
         self._cache = cache
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._held: tuple[int, dict[int | None, EpochOrder]] = (-1, {})
         self._runs: dict[int | None, NativeRun] = {}
         # By epoch and stream: the orders that this object or a copy of it holds.
@@ -113,7 +113,7 @@ class EpochOrders:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
     def samples(self, stream: int | None = None) -> int:
         """Return the number of samples of an epoch, of one stream or of all."""

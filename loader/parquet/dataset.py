@@ -107,9 +107,9 @@ class ParquetDataset:
         self._watchdog = Watchdog(
             _Names(self._paths, self._group_ends, self._ends), stall_seconds=self._stall_seconds
         )
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Start with empty caches in this process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -255,7 +255,7 @@ class ParquetDataset:
     def _table(self, group: int) -> Any:
         """Return a decoded row group; threads that ask concurrently share one decoding."""
         if self._process != os.getpid():
-            self._forget()  # after a fork: threads of the parent may hold the locks
+            self._reset()  # after a fork: threads of the parent may hold the locks
         table = self._known(group)
         return self._loading.do(group, partial(self._load, group)) if table is None else table
 

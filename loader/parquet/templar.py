@@ -118,9 +118,9 @@ class TemplarDataset:
             for shard, start, stop in zip(config.shards, (0, *config.ends), config.ends, strict=False)
         }
         self._has_warned = False
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Start with nothing open in this process."""
         self._open: OrderedDict[str, ParquetDataset] = OrderedDict()
         self._opening: SingleFlight[ParquetDataset] = SingleFlight()
@@ -132,7 +132,7 @@ class TemplarDataset:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -31,10 +31,10 @@ def shard_uses_by_step(step_plan: StepPlan, ends: Ids, epoch: int) -> Iterator[I
 
 
 class LeastRecent:
-    """Evicts the least recently used shard (LRU). sizes: (shards,) bytes; room: the cache's bytes."""
+    """Evicts the least recently used shard (LRU). sizes: (shards,) bytes; capacity: the cache's bytes."""
 
-    def __init__(self, sizes: Ids, room: int) -> None:
-        self._sizes, self._room = sizes, room
+    def __init__(self, sizes: Ids, capacity: int) -> None:
+        self._sizes, self._capacity = sizes, capacity
         self._plain_sizes: list[int] = sizes.tolist()
         self._used = 0
         self._order: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -57,13 +57,13 @@ class LeastRecent:
         fetched = int(self._sizes[last_first[~self._is_here[last_first]]].sum())
         going, left = [], self._used + fetched
         for shard in self._order:
-            if left <= self._room:
+            if left <= self._capacity:
                 break
             if shard in used:
                 return None
             going.append(shard)
             left -= self._plain_sizes[shard]
-        if left > self._room:
+        if left > self._capacity:
             return None
         for shard in going:
             del self._order[shard]
@@ -82,7 +82,7 @@ class LeastRecent:
         self._order[shard] = None
         self._is_here[shard] = True
         self._used += self._plain_sizes[shard]
-        while self._used > self._room:
+        while self._used > self._capacity:
             gone = self._order.popitem(last=False)[0]
             self._is_here[gone] = False
             self._used -= self._plain_sizes[gone]
@@ -90,10 +90,10 @@ class LeastRecent:
 
 
 class FirstCome:
-    """Keeps the first shards that fit, and admits no more once full. sizes: (shards,) bytes; room: cache bytes."""
+    """Keeps the first shards that fit, and admits no more once full. sizes: (shards,) bytes; capacity: cache bytes."""
 
-    def __init__(self, sizes: Ids, room: int) -> None:
-        self._sizes, self._room = sizes, room
+    def __init__(self, sizes: Ids, capacity: int) -> None:
+        self._sizes, self._capacity = sizes, capacity
         self._is_kept = np.zeros(sizes.size, bool)
         self._is_known = np.zeros(sizes.size, bool)
 
@@ -106,8 +106,8 @@ class FirstCome:
         fetched = int(self._sizes[uses[~self._is_kept[uses]]].sum())
         again = np.bincount(uses, minlength=self._sizes.size)
         for shard, size in zip(new.tolist(), self._sizes[new].tolist(), strict=True):
-            if size <= self._room:
-                self._room -= size
+            if size <= self._capacity:
+                self._capacity -= size
                 self._is_kept[shard] = True
                 fetched -= size * (int(again[shard]) - 1)
         return fetched

@@ -155,7 +155,7 @@ def test_stalled_reads_are_told_of_when_that_begins_each_minute_and_when_it_is_o
                 watchdog._busy = {thread: (20 + thread, 1, began + age) for thread in range(16)}
             elif age == 100:
                 watchdog._busy = {}
-            watchdog.look(began + age)
+            watchdog.check(began + age)
     where = "path=the/shard shard={} samples=7..9"
     first, second, third = caplog.messages
     for said, age, place in ((first, 5, where.format(r"\d+")), (second, 5, where.format(r"(?:2|3)\d"))):
