@@ -258,9 +258,8 @@ def _ranks_per_node(variables: Mapping[str, str], rank: int, ranks: int) -> int:
 
 def _check_blocks(variables: Mapping[str, str], rank: int, ranks: int, per_node: int) -> None:
     """Raise OrderError if the launcher says that the ranks of a node are not `per_node` consecutive ones."""
-    nodes = _number(
-        variables, "GROUP_WORLD_SIZE"
-    )  # torchrun's; its LOCAL_WORLD_SIZE is that of this node only
+    # torchrun's; its LOCAL_WORLD_SIZE is that of this node only.
+    nodes = _number(variables, "GROUP_WORLD_SIZE")
     if nodes is not None and _number(variables, "WORLD_SIZE") == ranks != nodes * per_node:
         raise OrderError(
             f"torchrun has started {ranks} ranks on {nodes} nodes of which this one has {per_node}, not {nodes} nodes "

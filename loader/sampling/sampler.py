@@ -136,9 +136,8 @@ class ElasticBatchSampler:
         self._yielded = 0  # batches handed out in the current iteration
         self._requested = 0  # requests for a batch in the current iteration, including those past its end
         self._prefetched = 0  # of these, how many a loader makes before it delivers its first batch
-        self._ended: bool | None = (
-            None  # whether end_iteration reported a complete iteration; None: not called
-        )
+        # Whether end_iteration reported that all batches were delivered; None: it was not called.
+        self._ended: bool | None = None
         self._loaded_epoch = 0  # of the state that was loaded, until an iteration begins
         if len(self) == 0:
             raise OrderError(

@@ -156,9 +156,8 @@ class WorkerEpochs:
         return int(peers[0, 2]) if len(peers) else self.next, int(mine[3]) if (mine[:2] == now).all() else 0
 
     def _generation_key(self, generation: int) -> tuple[int, int]:
-        return generation & (1 << 62) - 1 | 1 << 61, int(
-            self._numbers[1]
-        )  # never 0, which marks an unused slot
+        # The seed with bit 61 set: never 0, which marks an unused slot.
+        return generation & (1 << 62) - 1 | 1 << 61, int(self._numbers[1])
 
     @property
     def _slots(self) -> NDArray[np.int64]:

@@ -374,7 +374,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
 
 
 class StreamingDataLoader(DataLoader[Any]):
-    """A DataLoader that counts the batches that it has delivered, as StreamingDataset's own does, for its state."""
+    """A DataLoader that counts the samples that it has delivered, as StreamingDataset's own does, for its state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -387,7 +387,7 @@ class StreamingDataLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the dataset's state after the delivered batches; None if it is not a StreamingDataset."""
+        """Return the dataset's state after the delivered samples; None if it is not a StreamingDataset."""
         dataset = self.dataset
         if not isinstance(dataset, StreamingDataset):
             return None
