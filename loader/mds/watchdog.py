@@ -102,8 +102,13 @@ def _start() -> None:
 def _run() -> None:
     while True:
         sleep(TICK_SECONDS)
-        for watchdog in list(_watched):
-            watchdog.check(monotonic())
+        _check_all()
+
+
+def _check_all() -> None:
+    # Not inlined into `_run`: its local variable would keep the last dataset, and its open files, alive for ever.
+    for watchdog in list(_watched):
+        watchdog.check(monotonic())
 
 
 def _reset_after_fork() -> None:
