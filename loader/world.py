@@ -263,7 +263,7 @@ def _check_blocks(variables: Mapping[str, str], rank: int, ranks: int, per_node:
     if nodes is not None and _number(variables, "WORLD_SIZE") == ranks != nodes * per_node:
         raise OrderError(
             f"torchrun has started {ranks} ranks on {nodes} nodes of which this one has {per_node}, not {nodes} nodes "
-            f"of {per_node} ranks: give all the same number, or pass world=World(rank, ranks), for one node"
+            f"of {per_node} ranks: give each node the same number, or pass world=World(rank, ranks), for one node"
         )
     mpi, slurm = _from_mpi(variables), _from_slurm(variables)
     place, remedy = None, ""

@@ -264,7 +264,7 @@ class Hints:
         return choose(joined, np.argsort(joined.first, kind="stable"))
 
     def _tables(self, at: int, steps: int) -> dict[int, NDArray[np.uint32]]:
-        """Read the offset tables that the first batches need, concurrently; skip those that fail."""
+        """Read the offset tables that the first batches need, concurrently; skip failed reads."""
         index = self._index
         first = shard_reads(self._step_plan, self._ends, at, steps)
         needed = {

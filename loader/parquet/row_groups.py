@@ -293,5 +293,5 @@ def check_schemas(paths: list[str], footers: list[Footer], columns: list[str], *
             if here != there:
                 raise DatasetError(
                     f"{path}: column {name} is {here}, and {there} in {paths[0]}: the files of a dataset have the "
-                    f"same columns; name those that they share with `columns`, or write the file again"
+                    f"same columns; name the shared ones with `columns`, or write the file again"
                 )

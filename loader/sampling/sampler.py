@@ -240,8 +240,8 @@ class ElasticBatchSampler:
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
         """Return the position of the run: JSON-able, below 1 KB, the same on all ranks.
 
-        batches_consumed: batches that the loop has finished with since its iteration of the loader began; None: those
-        that record_step has counted. Raises StateError if batches were handed out and neither is given.
+        batches_consumed: batches that the loop has finished with since its iteration of the loader began; None: the
+        count of record_step. Raises StateError if batches were handed out and neither is given.
         """
         if batches_consumed is None:
             if self._consumed_when_yielded:
