@@ -340,7 +340,7 @@ def test_rows_of_parquet_are_counted_from_0_in_every_message(
     ("encoding", "value", "told"),
     [
         ("int8", 128, "128 is out of range for int8, which is -128 to 127"),
-        ("uint16", -1, "-1 is no uint16, which is 0 to 65535"),
+        ("uint16", -1, "-1 is out of range for uint16, which is 0 to 65535"),
         ("int", 1 << 63, f"{1 << 63} is out of range for int, which is {-(1 << 63)} to {(1 << 63) - 1}"),
     ],
 )

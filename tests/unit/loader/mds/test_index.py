@@ -291,7 +291,7 @@ def test_the_quick_way_and_the_careful_one_take_and_refuse_the_same(changes: lis
 
 def test_the_writers_form_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = IndexRows("index.json")
-    monkeypatch.setattr(IndexRows, "take", lambda *_: pytest.fail("one by one"))
+    monkeypatch.setattr(IndexRows, "add", lambda *_: pytest.fail("one by one"))
     for packed in (False, True):
         change = {"compression": "zstd", "zip_data": {"basename": "x.mds.zstd", "bytes": 5}} if packed else {}
         rows.add_text(msgspec.json.encode([shard(number, **change) for number in range(10)]))
