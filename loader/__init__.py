@@ -1,4 +1,4 @@
-"""Reads MDS shards in a deterministic, elastic sample order, from a directory or a mounted bucket.
+"""Reads MDS shards in a deterministic, elastic sample order, from a local directory or a mounted bucket.
 
     from torch.utils.data import DataLoader
     from loader import ElasticBatchSampler, MDSDataset, MDSWriter
@@ -18,9 +18,9 @@
             sampler.record_step()
             checkpoint["sampler"] = sampler.state_dict()      # < 1 KB of JSON, the same on every rank
 
-The batch of step k is the same set of samples on any number of ranks. Without torch all of it works,
-too: `for ids in sampler: samples = dataset[ids]`. On a mount of `fusecache`, `hints = Hints(dataset, sampler)` before
-the model is made has the first batches fetched meanwhile, and the others before they are needed.
+The batch of step k is the same set of samples on any number of ranks. All of it works without torch too:
+`for ids in sampler: samples = dataset[ids]`. On a mount of `fusecache`, call `hints = Hints(dataset, sampler)` before
+you build the model. The daemon then fetches the first batches while the model loads, and prefetches the later ones.
 """
 
 from loader.errors import (

@@ -1,4 +1,4 @@
-"""Tools for datasets: `python -m loader ls | head | stats | verify | merge | convert | simulate`."""
+"""Command line tools for datasets: `python -m loader ls | head | stats | verify | merge | convert | simulate`."""
 
 import argparse
 import sys
@@ -12,9 +12,14 @@ from loader.tools.commands import count_text, list_shards, say, show_samples, sh
 from loader.tools.convert import add_convert, run_convert
 from loader.tools.simulate import add_simulate, run_simulate
 
+_MERGE_DESCRIPTION = """Write one index.json over the datasets in a directory's folders. No shard is copied. Without
+PARTS, every folder with an index.json is a part, in natural order (2 before 10), and a folder with shards but without
+an index is an error: its writer has not finished. Parts with other columns than the first are merged with a warning,
+because a batch cannot mix their samples."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 if all is well, 1 if the dataset is not, 2 for a wrong command line."""
+    """Run one command. Returns 0 for success, 1 if the dataset has a problem, 2 for a wrong command line."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (any(word.startswith("-") for word in rest) or not _take(options, rest)):
@@ -25,54 +30,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(problem), error=True)
         return 1
     except BrokenPipeError:  # `ls | head`
-        sys.stdout = None  # nor shall the interpreter's end complain
+        sys.stdout = None  # or the interpreter's exit would report the broken pipe
         return 0
-    except OSError as problem:  # no space, no permission
+    except OSError as problem:  # for example: no space, no permission
         say(f"{problem.filename or options.command}: {problem.strerror or cause_text(problem)}", error=True)
         return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loader", description="Look at MDS datasets, and make them."
+        prog="python -m loader", description="Inspect, check, merge and convert MDS datasets."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    shown = commands.add_parser("ls", help="columns, and the shards with their samples and bytes")
-    headed = commands.add_parser("head", help="the first samples")
-    headed.add_argument("-n", "--samples", type=int, default=5, help="how many (default: 5)")
-    counted = commands.add_parser("stats", help="how samples and bytes spread over shards and columns")
+    shown = commands.add_parser("ls", help="list the columns, and the shards with their samples and bytes")
+    headed = commands.add_parser("head", help="print the first samples")
+    headed.add_argument("-n", "--samples", type=int, default=5, help="number of samples (default: 5)")
+    counted = commands.add_parser("stats", help="show how samples and bytes spread over shards and columns")
     checked = commands.add_parser(
-        "verify", help="read every shard: sizes, hashes, offsets, every sample decoded"
+        "verify", help="read every shard: check sizes, hashes and offsets, and decode every sample"
     )
-    checked.add_argument("--quick", action="store_true", help="only that each file is there, and its size")
+    checked.add_argument(
+        "--quick", action="store_true", help="check only that each file exists and has its size"
+    )
     for command in (headed, checked):
         command.add_argument(
-            "--allow-pickle", action="store_true", help="decode pickled columns; they can run code"
+            "--allow-pickle", action="store_true", help="decode pickled columns; unpickling can run code"
         )
     for command in (shown, headed, counted, checked):
-        command.add_argument("dataset", type=Path, help="directory that holds index.json")
+        command.add_argument("dataset", type=Path, help="directory that contains index.json")
     merged = commands.add_parser(
-        "merge", help="one index over the datasets in a directory's folders", description=merge.__doc__
+        "merge",
+        help="write one index over the datasets in a directory's folders",
+        description=_MERGE_DESCRIPTION,
     )
-    merged.add_argument("dataset", type=Path, help="directory whose folders hold the parts")
+    merged.add_argument("dataset", type=Path, help="directory whose folders are the parts")
     merged.add_argument("parts", nargs="*", type=Path, help="folders, in order (default: all, 2 before 10)")
-    merged.add_argument("--replace", action="store_true", help="write over an index.json that is there")
+    merged.add_argument("--replace", action="store_true", help="overwrite an existing index.json")
     add_convert(
-        commands.add_parser("convert", help="make a dataset of text, JSON lines, Parquet or a dataset")
+        commands.add_parser("convert", help="convert text, JSON lines, Parquet or another dataset to MDS")
     )
     add_simulate(
         commands.add_parser(
             "simulate",
-            help="what a run will download: shards in use, the first batch, epochs by cache policy",
+            help="estimate what a run will download: shards in use, first batch, epochs by cache policy",
         )
     )
     return parser
 
 
 def _take(options: Any, rest: Sequence[str]) -> bool:
-    """Take paths that stand behind an option; False if the command has none there.
+    """Assign paths that follow an option to the command; return False if the command takes no such paths.
 
-    argparse calls them unknown once some stood before it, and its own remedy does not go with commands.
+    argparse reports them as unknown once paths stood before the option. Its remedy, parse_intermixed_args, does not
+    support subcommands.
     """
     if options.command == "merge":
         options.parts += map(Path, rest)

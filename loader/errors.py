@@ -1,50 +1,50 @@
-"""What can go wrong in the loader.
+"""The exceptions that the loader raises.
 
-Each error takes one message, so it survives the way back from a worker.
+Each exception takes one message argument, so it survives pickling on its way back from a worker process.
 """
 
 
 class LoaderError(Exception):
-    """Any error of the loader. The message names the file or the setting, the cause and a way out."""
+    """Base of every error of the loader. The message names the file or the setting, the cause and a remedy."""
 
 
 class ArgumentError(LoaderError, ValueError):
-    """Arguments that contradict each other, or that nothing here can be done with."""
+    """Arguments contradict each other, or have a value or a type that the loader cannot use."""
 
 
 class DatasetError(LoaderError):
-    """index.json is missing, damaged, or says something this loader cannot read."""
+    """index.json is missing or damaged, or describes something that this loader cannot read."""
 
 
 class ShardError(LoaderError):
-    """A shard is missing, truncated, replaced or unreadable. Names the shard, the bytes and the samples."""
+    """A shard is missing, truncated, replaced or unreadable. The message names the shard, its bytes and its samples."""
 
 
 class EncodingError(LoaderError):
-    """A value does not fit its column, or the bytes of a column do not decode."""
+    """A value does not fit its column, or the bytes of a column cannot be decoded."""
 
 
 class UnmetNeedError(EncodingError):
-    """A value may be sound, but decoding it needs what is not here: a package, a higher limit. Names it."""
+    """The value may be sound, but decoding it needs a package or a higher limit, which the message names."""
 
 
 class WriterError(LoaderError):
-    """A dataset cannot be written as asked."""
+    """A dataset cannot be written with these arguments or samples."""
 
 
 class NoSampleError(WriterError):
-    """What is to be written has no sample."""
+    """The input of a writer or a conversion has no samples."""
 
 
 class OrderError(LoaderError):
-    """A sample order that cannot exist: batches that do not divide, too few samples, an unknown name."""
+    """A sample order cannot exist: the batch does not divide, there are too few samples, or a name is unknown."""
 
 
 class StateError(LoaderError):
-    """A saved position does not belong to this dataset or order, or cannot be told."""
+    """A saved state does not belong to this dataset or order, or the current state is not known."""
 
 
 def cause_text(problem: BaseException) -> str:
-    """Return the first line of what an error says, or of its cause if it says nothing, or else its kind; never ""."""
-    told = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__
-    return told.splitlines()[0]
+    """Return the first line of an error's text, else of its cause's text, else the class name; never ""."""
+    text = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__
+    return text.splitlines()[0]

@@ -1,4 +1,4 @@
-"""The fast path: a loader whose threads read, decode and collate batches in sampler order."""
+"""The fast path without worker processes: threads read, decode and collate batches in the sampler's order."""
 
 from loader.torch.collate import collate
 from loader.torch.loader import Loader

@@ -1,4 +1,4 @@
-"""The API of MosaicML's StreamingDataset, on this loader: `from loader.streaming import StreamingDataset`."""
+"""The API of MosaicML's StreamingDataset on top of this loader: `from loader.streaming import StreamingDataset`."""
 
 from loader.torch.streaming import Stream, StreamingDataLoader, StreamingDataset
 

@@ -1,7 +1,7 @@
-"""Who this process is among those that read: nodes, ranks, and which of them it is.
+"""Finds the rank of this process, the number of ranks and the nodes that they run on.
 
-Not a process group: it starts nothing, and waits for nobody. It imports torch at no time; where
-torch.distributed is up, its module is loaded already.
+It is not a process group: it starts no process and never waits for another rank. It never imports torch. If
+torch.distributed is in use, the caller has already loaded that module.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Mesh(Protocol):
-    """torch.distributed's DeviceMesh, as far as it is needed here."""
+    """The part of torch.distributed's DeviceMesh that the loader uses."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,10 +33,10 @@ class Mesh(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where this process runs. What is done once for all processes of a machine is that of local rank 0.
+    """The machine that this process runs on. Local rank 0 does the work that a machine does once for all processes.
 
-    number: of the machine. local_rank: of this process there. dp_ranks: ascending, the data-parallel ranks whose
-    samples the machine's processes read; where nobody knows exactly, more than these.
+    number: of the machine. local_rank: of this process on it. dp_ranks: the data-parallel ranks whose samples the
+    machine's processes read, ascending. It is a superset where the exact ranks are unknown.
     """
 
     number: int
@@ -46,13 +46,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The data-parallel ranks, and this one among them, as orders deal samples out to them.
+    """The data-parallel rank of this process and the number of ranks, as the sample order deals samples to them.
 
-    rank: 0 <= rank < ranks, node by node. ranks_per_node: 0 stands for "all on one node".
-    Ranks that shall see the same samples (tensor, sequence, pipeline parallel) pass the same rank here. Then nodes
-    need not be machines: place says where this process runs; None: on machine `node`, which has the ranks of this node.
-    told: (rank, ranks) that detect() found in the environment, for confirm().
-    Raises OrderError for numbers that contradict each other.
+    rank: 0 <= rank < ranks; ranks are numbered node by node. ranks_per_node: 0 means that all ranks are on one node.
+    Ranks that must see the same samples (tensor, sequence or pipeline parallel peers) pass the same rank here. A node
+    is then not always a machine, so `place` says where this process runs. None: on machine `node`, which runs exactly
+    the ranks of this node. told: (rank, ranks) that detect() found in the environment, for confirm().
+    Raises OrderError if the numbers contradict each other.
     """
 
     rank: int = 0
@@ -73,22 +73,22 @@ class World:
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
+        """The number of nodes."""
         return self.ranks // self.ranks_per_node
 
     @property
     def node(self) -> int:
-        """The node of this rank."""
+        """The node that this rank is on."""
         return self.rank // self.ranks_per_node
 
     @property
     def rank_of_node(self) -> int:
-        """This rank among those of its node."""
+        """The index of this rank among the ranks of its node."""
         return self.rank % self.ranks_per_node
 
     @property
     def machine(self) -> Machine:
-        """Where this process runs."""
+        """The machine that this process runs on."""
         first = self.rank - self.rank_of_node
         return self.place or Machine(self.node, self.rank_of_node, range(first, first + self.ranks_per_node))
 
@@ -102,16 +102,16 @@ class World:
         replication: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Find out from torch.distributed if it is initialised, else from the environment, else one rank.
+        """Return the world by torch.distributed if it is initialised, else by the environment, else a single rank.
 
-        There, RANK and WORLD_SIZE count, else what mpirun of Open MPI tells, else a Slurm step. LOCAL_WORLD_SIZE,
-        or one of these, gives the ranks of a node; without, all count as one node, which is warned of. Where tensor,
-        sequence or pipeline peers must see the same samples, one of these says who they are: dp_rank and
-        dp_size (both or neither); mesh, the data-parallel part of a DeviceMesh, such as `mesh["dp"]` or
-        `mesh["replicate", "shard"]`; or replication, the number of consecutive ranks that are peers, whose nodes are
-        StreamingDataset's. Which of them a machine has, the last two say exactly; dp_rank only nearly. Raises
-        OrderError if they contradict each other or the environment, or that is incomplete, or says that nodes have
-        different numbers of ranks, or ranks that do not follow each other.
+        Environment, first match: RANK and WORLD_SIZE, Open MPI's mpirun, a Slurm step. LOCAL_WORLD_SIZE, or the
+        launcher found, gives the ranks of a node. Without it all ranks count as one node, and a warning is logged.
+        If tensor, sequence or pipeline peers must see the same samples, name them by one of: dp_rank with dp_size;
+        mesh, the data-parallel part of a DeviceMesh, such as `mesh["dp"]` or `mesh["replicate", "shard"]`; or
+        replication, the number of consecutive ranks that are peers, with StreamingDataset's rule for nodes.
+        mesh and replication give the ranks of a machine exactly, dp_rank only approximately.
+        Raises OrderError if these contradict each other or the environment. It also raises OrderError for an
+        incomplete environment, nodes with different numbers of ranks, and nodes whose ranks are not consecutive.
         """
         variables = os.environ if environment is None else environment
         known = _distributed()
@@ -124,14 +124,14 @@ class World:
             raise OrderError("dp_rank and dp_size go together: give both or neither")
         if (dp_rank is not None) + (mesh is not None) + (replication != 1) > 1:
             raise OrderError(
-                "dp_rank with dp_size, mesh and replication say the same thing: give one of them"
+                "dp_rank with dp_size, mesh and replication exclude each other: pass only one of them"
             )
         number, local_rank = divmod(rank, ranks_per_node)
         here = range(rank - local_rank, rank - local_rank + ranks_per_node)
         found: set[int] = set()
         if mesh is not None:
             dp_rank, dp_size = _position_in(mesh)
-            found = _detected_in(mesh, here)
+            found = _dp_ranks_by_mesh(mesh, here)
         elif replication != 1:
             if replication < 1 or ranks % replication:
                 raise OrderError(f"{ranks} ranks do not divide into {replication} consecutive ones each")
@@ -142,20 +142,20 @@ class World:
         if dp_size < 1 or ranks % dp_size:
             raise OrderError(f"{ranks} ranks do not divide into dp_size {dp_size}")
         if replication == 1 and mesh is None:
-            found = _detected_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
+            found = _dp_ranks_by_rule(rank, ranks // dp_size, dp_rank, dp_size, here)
         place = Machine(number, local_rank, sorted(found) if found else range(dp_size))
         if replication != 1:
-            # StreamingDataset's nodes keep their number of ranks, and become fewer; not to divide is to be one.
+            # As in StreamingDataset: a node keeps its number of ranks, there are fewer nodes; else there is one node.
             dp_per_node = dp_size if dp_size % ranks_per_node else ranks_per_node
             return cls(dp_rank, dp_size, dp_per_node, place=place, told=told)
         machines = max(ranks // ranks_per_node, 1)
-        # A replica that spans machines leaves no whole one to a data-parallel rank: count them all as one node.
+        # A replica that spans machines leaves no data-parallel rank a whole machine: count all as one node.
         dp_per_node = dp_size // machines if dp_size % machines == 0 else dp_size
-        # What the caller said himself needs no confirmation.
+        # No `told`: the caller gave the ranks explicitly, so there is nothing to confirm.
         return cls(dp_rank, dp_size, dp_per_node, place=place)
 
     def confirm(self) -> None:
-        """Raise OrderError if torch.distributed was initialised since detect() and contradicts the environment."""
+        """Raise OrderError if torch.distributed was initialised after detect() and contradicts the environment."""
         known = _distributed()
         if self.told is not None and known is not None and known != self.told:
             raise OrderError(
@@ -165,7 +165,7 @@ class World:
 
 
 def _position_in(mesh: Mesh) -> tuple[int, int]:
-    """(rank, ranks) within a mesh, counted along its last dimension first."""
+    """Return (rank, ranks) within a mesh, counted along its last dimension first."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise OrderError(f"this process is not in the mesh of shape {tuple(mesh.shape)}")
@@ -175,13 +175,13 @@ def _position_in(mesh: Mesh) -> tuple[int, int]:
     return rank, math.prod(mesh.shape)
 
 
-def _detected_in(mesh: Any, ranks: Sequence[int]) -> set[int]:
-    """The data-parallel ranks that these ranks are, by the mesh that `mesh` is cut out of; empty if nobody knows."""
+def _dp_ranks_by_mesh(mesh: Any, ranks: Sequence[int]) -> set[int]:
+    """Return the data-parallel ranks of `ranks`, by the root mesh that `mesh` is a slice of; empty if unknown."""
     root = _root_of(mesh) if hasattr(mesh, "mesh") else None
     if root is None:
         return set()
     places = {int(rank): place for place, rank in np.ndenumerate(np.array(root.mesh.tolist()))}
-    # One for each data-parallel rank, in their order: they differ from this process in nothing else.
+    # One process per data-parallel rank, in order. Their other coordinates equal those of this process.
     group = [places[rank] for rank in np.array(mesh.mesh.tolist()).ravel().tolist()]
     axes = [axis for axis, along in enumerate(zip(*group, strict=True)) if len(set(along)) > 1]
     numbers = {tuple(place[axis] for axis in axes): number for number, place in enumerate(group)}
@@ -189,19 +189,19 @@ def _detected_in(mesh: Any, ranks: Sequence[int]) -> set[int]:
 
 
 def _root_of(mesh: Any) -> Any:
-    """The DeviceMesh that another one was cut out of, itself if it was not; None if this torch does not tell."""
+    """Return the root DeviceMesh of a mesh (itself if it is the root); None if this torch version cannot say."""
     if hasattr(mesh, "_get_root_mesh"):
-        return mesh._get_root_mesh()  # torch has no other way to ask
-    # until torch 2.9
+        return mesh._get_root_mesh()  # torch has no public API for it
+    # torch up to 2.9 keeps it here
     keeper: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
     return keeper.get_root_mesh(mesh) if hasattr(keeper, "get_root_mesh") else None
 
 
-def _detected_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
-    """The data-parallel ranks that these ranks may be, where `rank` is known to be dp_rank; empty if no rule fits.
+def _dp_ranks_by_rule(rank: int, peers: int, dp_rank: int, dp_size: int, ranks: Sequence[int]) -> set[int]:
+    """Return a superset of the data-parallel ranks of `ranks`, given that `rank` is dp_rank; empty if no rule fits.
 
-    Ranks are numbered with so many peers next to each other (tensor parallel), then by dp_rank, then all other peers
-    (pipeline stages): all numbers that fit are taken, of which one is right.
+    Assumed numbering: some peers are consecutive (tensor parallel), then dp_rank counts, then the other peers
+    (pipeline stages). The split of the peers is unknown, so the result unites all splits that fit; one is right.
     """
     steps = [step for step in range(1, peers + 1) if peers % step == 0 and rank // step % dp_size == dp_rank]
     return {other // step % dp_size for step in steps for other in ranks}
@@ -224,7 +224,7 @@ def _from_environment(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _from_mpi(variables: Mapping[str, str]) -> tuple[int, int] | None:
-    # Asked before Slurm: the daemons that mpirun has on the nodes of a job are the tasks of a step themselves.
+    # Before Slurm: inside a Slurm job, mpirun's own daemons on the nodes are the tasks of a Slurm step.
     rank, ranks = (
         _number(variables, "OMPI_COMM_WORLD_RANK"),
         _number(variables, "OMPI_COMM_WORLD_SIZE", least=1),
@@ -235,7 +235,7 @@ def _from_mpi(variables: Mapping[str, str]) -> tuple[int, int] | None:
 def _from_slurm(variables: Mapping[str, str]) -> tuple[int, int] | None:
     rank = _number(variables, "SLURM_PROCID")
     ranks = _number(variables, "SLURM_STEP_NUM_TASKS") or _number(variables, "SLURM_NTASKS")
-    # A batch script has both, too, and is one process: only what srun started is in a step.
+    # A batch script has both variables too, but is one process. Only processes that srun started have a step id.
     if rank is None or ranks is None or _number(variables, "SLURM_STEP_ID") is None:
         return None
     return rank, ranks
@@ -244,7 +244,7 @@ def _from_slurm(variables: Mapping[str, str]) -> tuple[int, int] | None:
 def _ranks_per_node(variables: Mapping[str, str], rank: int, ranks: int) -> int:
     local = _number(variables, "LOCAL_WORLD_SIZE", least=1)
     mpi, slurm = _from_mpi(variables), _from_slurm(variables)
-    # A launcher of other numbers has started something that started the ranks: it does not know of them.
+    # A launcher with another number of ranks started a second launcher, and does not know the final ranks.
     if local is None and mpi is not None and mpi[1] == ranks:
         local = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE", least=1)
     elif local is None and slurm is not None and slurm[1] == ranks:
@@ -257,12 +257,13 @@ def _ranks_per_node(variables: Mapping[str, str], rank: int, ranks: int) -> int:
 
 
 def _check_blocks(variables: Mapping[str, str], rank: int, ranks: int, per_node: int) -> None:
-    """Raise OrderError if a launcher says that a node's ranks are not the `per_node` that follow each other."""
-    nodes = _number(variables, "GROUP_WORLD_SIZE")  # torchrun's; LOCAL_WORLD_SIZE is that of this node there
+    """Raise OrderError if the launcher says that the ranks of a node are not `per_node` consecutive ones."""
+    # torchrun's; its LOCAL_WORLD_SIZE is that of this node only.
+    nodes = _number(variables, "GROUP_WORLD_SIZE")
     if nodes is not None and _number(variables, "WORLD_SIZE") == ranks != nodes * per_node:
         raise OrderError(
             f"torchrun has started {ranks} ranks on {nodes} nodes of which this one has {per_node}, not {nodes} nodes "
-            f"of {per_node} ranks: give all the same number, or pass world=World(rank, ranks), for one node"
+            f"of {per_node} ranks: give each node the same number, or pass world=World(rank, ranks), for one node"
         )
     mpi, slurm = _from_mpi(variables), _from_slurm(variables)
     place, remedy = None, ""
@@ -271,20 +272,20 @@ def _check_blocks(variables: Mapping[str, str], rank: int, ranks: int, per_node:
         place, remedy = _number(variables, "OMPI_COMM_WORLD_LOCAL_RANK"), "start mpirun with --map-by slot"
     elif slurm is not None and slurm[1] == ranks:
         place, remedy = _number(variables, "SLURM_LOCALID"), "start srun with -m block"
-        # Rank 0 is where it would be in blocks, too: it must not wait for ranks that have failed. Who numbers ranks by
-        # himself may have mended it.
+        # Rank 0 has the same place in both layouts, so check the distribution too: otherwise rank 0 would wait for
+        # ranks that failed. Skip this if RANK is set or a process group exists: their ranks may be in blocks.
         is_slurms = _distributed() is None and "RANK" not in variables
         in_turn = is_slurms and per_node > 1 and variables.get("SLURM_DISTRIBUTION", "").startswith("cyclic")
     if in_turn or place not in (None, rank % per_node):
         raise OrderError(
-            f"rank {rank} of {ranks} is not the one that it is in blocks of {per_node} ranks a node: they are dealt "
-            f"out to nodes in turn; {remedy}, or, for one node, set LOCAL_WORLD_SIZE to {ranks} or pass "
+            f"rank {rank} of {ranks} is not where blocks of {per_node} consecutive ranks a node put it: the launcher "
+            f"deals ranks out to nodes in turn; {remedy}, or, for one node, set LOCAL_WORLD_SIZE to {ranks} or pass "
             f"world=World(rank, ranks)"
         )
 
 
 def _tasks_per_node(variables: Mapping[str, str]) -> int | None:
-    """Return 8 for Slurm's "8(x2)" or "8,8", None if it says nothing."""
+    """Return 8 for Slurm's "8(x2)" or "8,8"; None if the variables are not set."""
     text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
     if not text:
         return None
@@ -293,16 +294,16 @@ def _tasks_per_node(variables: Mapping[str, str]) -> int | None:
     number = numbers.pop()
     if numbers or number is None:
         raise OrderError(
-            f"Slurm's tasks per node are {text!r}: nodes are counted only where all have the same number; set "
+            f"Slurm's tasks per node are {text!r}: all nodes must have the same number; set "
             f"LOCAL_WORLD_SIZE to the number of all tasks, or pass world=World(rank, ranks), for one node"
         )
     return number
 
 
-@cache  # once a process
+@cache  # at most one warning a process
 def _warn_of_one_node(ranks: int) -> None:
     log.warning(
-        "the ranks of a node are not known: all %d count as one node, whose rank 0 alone tells a mount what comes; "
+        "number of ranks per node unknown: all %d ranks count as one node, and only its rank 0 sends hints to a mount; "
         "if there are more nodes, set LOCAL_WORLD_SIZE, or pass world=World(rank, ranks, ranks_per_node)",
         ranks,
     )
@@ -317,7 +318,5 @@ def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int | No
     except ValueError:
         raise OrderError(f"{name}={text!r} in the environment is not a number") from None
     if number < least:
-        raise OrderError(
-            f"{name}={text!r} in the environment is less than {least}: set it right, or unset it"
-        )
+        raise OrderError(f"{name}={text!r} in the environment is less than {least}: correct it, or unset it")
     return number

@@ -1,24 +1,30 @@
-"""Numbers that a caller gives, made plain: one of numpy's would get into states, which plain readers then refuse."""
+"""Checks a caller's numbers and sizes, and converts them to plain int and float.
 
+A numpy number in a saved state would fail to load in readers without numpy.
+"""
+
+import math
 import operator
+import re
 import reprlib
 from numbers import Integral, Real
 
-from loader.base.sizes import parse_size
 from loader.errors import ArgumentError, LoaderError, OrderError
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e(\d+))? *([kmgt]?)(ib|b)?", re.IGNORECASE)
 
 
 def whole_number(value: object, name: str, unit: str = "", error: type[LoaderError] = OrderError) -> int:
-    """Return a whole number as an int; 1e3 is one, too.
+    """Return a whole number as an int; 1e3 counts as whole.
 
-    Raises `error`, which names the argument and what it got, for anything else.
+    Raises `error` for anything else; its text names the argument and the value.
     """
     if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
         return int(float(value))
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # TypeError is the answer to anything else
+        return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for every other type
     except TypeError:
         raise error(_refusal(value, name, f"a whole number{unit and f' of {unit}'}")) from None
 
@@ -38,7 +44,7 @@ def plain_number(value: object, name: str) -> int | float:
 
 
 def sample_count(value: object, name: str) -> int | None:
-    """Return a number of samples, of which 100_000, "100,000", "100k" and "1.5m" are some; None for None.
+    """Return a number of samples, given as 100_000, "100,000", "100k" or "1.5m"; None for None.
 
     Raises OrderError.
     """
@@ -50,17 +56,40 @@ def sample_count(value: object, name: str) -> int | None:
     try:
         return int(float(digits) * factor)
     except (ValueError, OverflowError):
-        raise OrderError(f"{name} {value!r} is no number of samples: write 100000, 100k or 1.5m") from None
+        raise OrderError(f"{name} {value!r} is not a number of samples: write 100000, 100k or 1.5m") from None
 
 
 def byte_count(value: object, name: str) -> int:
-    """Return a number of bytes, which may be text: "200GB", "1.5 GiB". Raises ArgumentError."""
+    """Return a number of bytes, given as an int or a text such as "200GB" or "1.5 GiB". Raises ArgumentError."""
     if not isinstance(value, str):
         return whole_number(value, name, "bytes", ArgumentError)
     try:
         return parse_size(value)
     except ValueError as problem:
         raise ArgumentError(f"{name}: {problem}") from None
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of `500e9`, `500GB` (decimal) or `1.5 TiB`, as `fusecache mount --cache-size` takes them.
+
+    Raises ValueError.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or (not found[3] and (found[4] or "").lower() == "ib"):
+        raise ValueError(
+            f"{text} is not a number of bytes: write for example 500GB, 1GiB or 500e9, or 0 for no cache"
+        )
+    base = 1024 if (found[4] or "").lower() == "ib" else 1000
+    number = float(f"{found[1]}e{found[2] or 0}") * base ** _UNITS[found[3].lower()]
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a number of bytes: it is too large")
+    return int(number)
+
+
+def with_article(value: object) -> str:
+    """Return the type of a value with its article: an int, a str."""
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeioAEIO' or kind == 'ndarray' else 'a'} {kind}"
 
 
 def _refusal(value: object, name: str, wanted: str) -> str:

@@ -1,6 +1,6 @@
-"""Whole-shard compression: one frame a shard, in the five families of MDS.
+"""Compresses and decompresses whole shards, one frame a shard, in the five compression families of MDS.
 
-gzip and bz2 come with Python; zstandard, brotli and python-snappy are imported when a shard needs them.
+gzip and bz2 come with Python. zstandard, brotli and python-snappy are imported when a shard needs them.
 """
 
 import bz2
@@ -11,8 +11,7 @@ from typing import Any
 
 from loader.errors import LoaderError, cause_text
 
-# family -> (lowest level, highest level, default level); None: no levels. Endings of files are the families'
-# names.
+# family -> (lowest level, highest level, default level); None: no levels. A family's name is also the file extension.
 LEVELS: dict[str, tuple[int, int, int] | None] = {
     "br": (0, 11, 11),
     "bz2": (1, 9, 9),
@@ -34,8 +33,7 @@ def family_of(compression: object) -> str:
 
 
 def split(compression: object) -> tuple[str, int]:
-    """Return (family, level) of "zstd:7"; the family's default level if it names none; ("", 0) for no
-    compression.
+    """Return (family, level) of "zstd:7", with the family's default level if none is given; ("", 0) for none.
 
     Raises LoaderError for an unknown family or level.
     """
@@ -61,10 +59,10 @@ def split(compression: object) -> tuple[str, int]:
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """Return data as one frame. Raises LoaderError if the family's wheel is missing."""
+    """Return data as one frame. Raises LoaderError if the family's package is not installed."""
     family, level = split(compression)
     if family == "gz":
-        return gzip.compress(data, level, mtime=0)  # the same samples make the same file
+        return gzip.compress(data, level, mtime=0)  # no timestamp: the same samples make the same file
     if family == "bz2":
         return bz2.compress(data, level)
     wheel = _wheel(family)
@@ -76,11 +74,11 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def decompress(family: str, data: bytes, expected_bytes: int = 0) -> bytes:
-    """Return what the frame holds.
+    """Return the content of a frame.
 
-    expected_bytes: how many these are, 0 if unknown. It keeps a damaged frame from taking memory, and is not promised:
-    whoever needs so many counts them. Raises ValueError, always with a cause, if the frame is damaged, LoaderError if
-    the wheel is missing.
+    expected_bytes: its size, 0 if unknown. It limits the memory that a damaged frame can take, but is not enforced:
+    callers that need exactly this size check it. Raises ValueError, always with a cause, for a damaged frame, and
+    LoaderError if the family's package is not installed.
     """
     wheel = _wheel(family) if family in _WHEELS else None
     broken = (getattr(wheel, _ERRORS[family]),) if wheel else (OSError, EOFError, zlib.error)
@@ -97,7 +95,7 @@ def decompress(family: str, data: bytes, expected_bytes: int = 0) -> bytes:
 
 
 def _unpack_zstd(wheel: Any, data: bytes) -> bytes:
-    # Not its one-call form, which allocates whatever the frame's head claims.
+    # Not the library's one-call form: it allocates whatever size the frame's header claims.
     parts: list[bytes] = []
     while data:  # some tools write several frames in a row
         reader = wheel.ZstdDecompressor().decompressobj()
@@ -109,20 +107,20 @@ def _unpack_zstd(wheel: Any, data: bytes) -> bytes:
 
 
 def _check_snappy_head(data: bytes, expected_bytes: int) -> None:
-    """Raise ValueError for a frame that claims a size it cannot have.
+    """Raise ValueError for a frame whose header claims an impossible size.
 
-    The library allocates so much at once and, where there is not so much memory, ends the process: no exception.
-    A frame begins with its size as a varint of at most 32 bits; no element is shorter than 3 bytes for 64 bytes of
+    The library allocates the claimed size at once. If memory does not suffice, it kills the process, no exception.
+    A frame begins with its size as a varint of at most 32 bits. An element takes at least 3 bytes for 64 bytes of
     content (github.com/google/snappy, format_description.txt).
     """
     end = next((place for place, byte in enumerate(data[:5]) if byte < 0x80), None)
     if end is None:
-        raise ValueError("its head is damaged")
+        raise ValueError("its header is damaged")
     claimed = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(data[: end + 1]))
     if expected_bytes and claimed != expected_bytes:
-        raise ValueError(f"its head claims {claimed} bytes, not {expected_bytes}")
+        raise ValueError(f"its header claims {claimed} bytes, not {expected_bytes}")
     if claimed * 3 > len(data) * 64:
-        raise ValueError(f"its head claims {claimed} bytes, more than {len(data)} bytes can hold")
+        raise ValueError(f"its header claims {claimed} bytes, more than {len(data)} bytes can contain")
 
 
 def _wheel(family: str) -> Any:

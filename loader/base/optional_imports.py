@@ -1,4 +1,4 @@
-"""Packages that only some datasets need, imported when they are."""
+"""Imports packages that only some datasets need, at first use."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from loader.errors import LoaderError
 
 
 def optional_module(name: str, *, why: str, package: str = "") -> Any:
-    """Import a module. Raises LoaderError saying what it is for and how to install it."""
+    """Import a module. Raises LoaderError with what needs it and the command that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Which samples a caller means: what a dataset may be indexed with."""
+"""Normalises the ids, slices and arrays that a dataset is indexed with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Several = slice | Sequence[int] | NDArray[np.integer[Any]]
 def several(
     which: int | np.integer[Any] | Several, total: int
 ) -> Sequence[int] | NDArray[np.integer[Any]] | None:
-    """Return the ids of a slice, a list or an array, of a dataset of `total` samples; None for a single id."""
+    """Return the ids that a slice, list or array selects from `total` samples; None for a single id."""
     if isinstance(which, slice):
         return range(*which.indices(total))
     if isinstance(which, (list, tuple, range)) or (isinstance(which, np.ndarray) and which.ndim):
@@ -21,7 +21,7 @@ def several(
 
 
 def checked_ids(which: Sequence[int] | NDArray[np.integer[Any]], total: int, where: str) -> NDArray[np.int64]:
-    """Return (ids,) counted from the beginning. Raises IndexError for what is none of `total`, in `where`."""
+    """Return (ids,) int64, negative ids resolved. Raises IndexError for an id outside of `total`; names `where`."""
     ids = np.asarray(which)
     if ids.size == 0:
         return np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Work that several threads of a process want at the same time, and one of them does."""
+"""Runs work once for all threads of a process that ask for it at the same time."""
 
 import os
 import threading
@@ -10,23 +10,23 @@ Result = TypeVar("Result")
 
 
 class SingleFlight(Generic[Result]):
-    """Has one thread do what several want at the same time; the others wait for its result, or its error.
+    """Lets one thread do the work for a key; threads that ask concurrently wait for its result or its error.
 
-    Nothing is kept beyond that. Safe for fork: a child does not wait for threads that it does not have.
+    It caches nothing after that. Fork-safe: a child never waits for threads of its parent.
     """
 
     def __init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._coming: dict[Hashable, Future[Result]] = {}
         self._process = os.getpid()
 
     def do(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, called here or by the thread that is at this key already."""
+        """Return the result of `work`, called here or by the thread that already works on this key."""
         if self._process != os.getpid():
-            self._forget()  # the lock may be held by a thread that is not here
+            self._reset()  # a thread of the parent may hold the lock
         with self._lock:
             coming = self._coming.get(key)
             if coming is None:
@@ -35,7 +35,7 @@ class SingleFlight(Generic[Result]):
             try:
                 return coming.result()
             finally:
-                del coming  # an error and this frame would keep each other, and open files
+                del coming  # the error's traceback refers to this frame: a cycle that would keep files open
         try:
             result = work()
         except BaseException as problem:

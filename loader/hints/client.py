@@ -1,16 +1,16 @@
 """Tells the daemon of a mounted bucket what this machine's ranks will read, and how far they are.
 
-    hints = Hints(dataset, sampler)      # before the model is loaded: the first batches are on their way
+    hints = Hints(dataset, sampler)      # before the model is loaded: the daemon fetches the first batches
     ...                                  # the training loop, with that sampler in a DataLoader
 
 `loader.fast.Loader` and `loader.streaming.StreamingDataset` do this by themselves.
 
-A thread of the first rank of each machine sends the plans and, several times a second, the step, for all ranks there:
-the order is a pure function, so that one knows what all of them read. The others, and all on a plain directory, do
-nothing. Advice only: whatever fails is logged once, and the training loop never waits for it.
+On each machine a thread of local rank 0 sends the plans and, several times a second, the current step, for all ranks
+of the machine. The order is a pure function, so this rank knows what all of them read. Other ranks, and runs on a
+plain directory, send nothing. Hints are advice: the first failure is logged, and the training loop never waits.
 
-What is sent (`docs/hints.md`): for the first batches the exact bytes of their samples; behind them windows of whole
-shards with their first and last step, until an epoch ahead is known. The steps are counted over epochs.
+Content (`docs/hints.md`): for the first batches the exact byte ranges of their samples; after them plan windows of
+whole shards, with the first and last step of each, until one epoch ahead is known. Steps are counted over all epochs.
 """
 
 import atexit
@@ -33,38 +33,40 @@ from loader.hints.job_name import hold_name, release_name
 from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.page_warmer import PageWarmer
 from loader.hints.plan_messages import MountMap, PlanMessage, choose
-from loader.hints.planned_reads import Ids, PlannedReads, behind, sample_reads, shard_reads, table_bytes
+from loader.hints.planned_reads import Ids, PlannedReads, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.index import Index
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.step_plan import StepPlan
 
 log = logging.getLogger(__name__)
 
+# How often the step is sent: cheap, and early enough for the daemon's read-ahead.
 CURSOR_SECONDS = 0.25
-# The daemon forgets jobs of which it hears nothing for ten minutes: an evaluation may last longer.
-ALIVE_SECONDS = 60.0
-# After a failure that may pass, such as a mount that is made anew.
-AGAIN_SECONDS = 10.0
-# After EPERM: other jobs have named all that may be named, and end in hours rather than seconds.
-FULL_SECONDS = 60.0
-# Of the first batches the exact bytes are named: half a minute of training or more, in which the first shards come.
+# The daemon forgets a job after ten minutes without a message. An evaluation may last longer, so repeat the step.
+KEEPALIVE_SECONDS = 60.0
+# Retry after a failure that may pass, such as a mount that is being mounted again.
+RETRY_SECONDS = 10.0
+# Retry after EPERM: other jobs use up the daemon's limit on plans. They end in hours rather than seconds.
+LIMIT_RETRY_SECONDS = 60.0
+# Batches whose exact bytes are sent: half a minute of training or more, enough to fetch the first whole shards.
 COLD_STEPS = 64
 COLD_SAMPLES = 1 << 15
+# Reads of offset tables in flight: each is a small request, so latency dominates.
 TABLES_AT_ONCE = 32
-# A window of whole shards is at most so long, and no longer than one message can be …
+# Largest plan window of whole shards; it is halved until one message can contain it.
 WINDOW_SAMPLES = 1 << 22
-# … and so much is known in advance, if an epoch has more.
+# Plan ahead by at most this many samples, if an epoch has more.
 AHEAD_SAMPLES = 1 << 24
-# Batches that are handed out and not read yet: the workers of a DataLoader fetch ahead of the loop.
+# Batches handed out but not read yet: the workers of a DataLoader fetch ahead of the loop.
 READING_STEPS = 16
 
-# To take back what was said; a mount that does not answer keeps no process from ending.
+# Time to withdraw the plan at exit: a mount that does not answer must not block the exit.
 _CLOSE_SECONDS = 2.0
 
 
 @runtime_checkable
 class Plannable(Protocol):
-    """A dataset, as far as hints need it."""
+    """The part of a dataset that hints need."""
 
     @property
     def index(self) -> Index: ...
@@ -74,7 +76,7 @@ class Plannable(Protocol):
 
 
 class HintedSampler(Protocol):
-    """A sampler, as far as hints need it."""
+    """The part of a sampler that hints need."""
 
     @property
     def step_plan(self) -> StepPlan: ...
@@ -84,11 +86,12 @@ class HintedSampler(Protocol):
 
 
 class Hints:
-    """Sends what a sampler's machine reads next, until it is closed or the process ends.
+    """Sends what a sampler's machine will read next, until it is closed or the process ends.
 
-    dataset: an MDSDataset; sampler: its ElasticBatchSampler. job: a name that a run keeps when it is started again, so
-    that its new plans take the place of the old; by default of the run's id in the environment, or the process.
-    A forked process sends nothing, and takes nothing back. Raises OrderError for the sampler of another dataset.
+    dataset: an MDSDataset. sampler: its ElasticBatchSampler. job: a name that a run keeps across restarts, so that its
+    new plans replace its old ones; the default derives from the run's id in the environment, else from the process.
+    A forked child sends and withdraws nothing. Raises ArgumentError for arguments of the wrong kind, and OrderError
+    for the sampler of another dataset.
     """
 
     def __init__(self, dataset: Plannable, sampler: HintedSampler, *, job: str | None = None) -> None:
@@ -104,10 +107,10 @@ class Hints:
         self._mount_map = MountMap(
             self._index, [find_endpoint(directory) for directory in self._index.directories]
         )
-        self._doors = self._mount_map.doors
+        self._endpoints = self._mount_map.endpoints
         step_plan = sampler.step_plan
         machine = step_plan.world.machine
-        self.is_sending = bool(self._doors) and machine.local_rank == 0
+        self.is_sending = bool(self._endpoints) and machine.local_rank == 0
         self._step_plan = step_plan
         self._job = job or ""
         if self.is_sending and not job:
@@ -115,19 +118,19 @@ class Hints:
             self._job = hold_name(dataset.fingerprint, machine.number, about)
         self._process = os.getpid()
         self._stopped = threading.Event()
-        self._planned_to = -1  # the step up to which plans were sent
+        self._planned_to = -1  # plans were sent up to this step
         self._at = -1
-        self._full_until = -math.inf  # when to plan ahead again, by the monotonic clock
+        self._limit_retry_at = -math.inf  # time of the next attempt to plan ahead, by the monotonic clock
         self._window_steps = max(1, WINDOW_SAMPLES // step_plan.samples)
-        # Shards whose bytes were named exactly up to a step.
+        # (shards, step): the exact bytes of these shards were sent for all steps before this step.
         self._cold: tuple[Ids, int] = (np.zeros(0, np.int64), 0)
-        self._told = False
+        self._has_warned = False
         self._thread: threading.Thread | None = None
         self._warmers = {
             endpoint: PageWarmer(
                 endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN), self._mount_map.raw_file
             )
-            for endpoint in (self._doors if self.is_sending else ())
+            for endpoint in (self._endpoints if self.is_sending else ())
         }
         if self.is_sending:
             self._ends: Ids = np.cumsum(self._index.samples)
@@ -136,14 +139,16 @@ class Hints:
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop sending, and take back what was said: now, or when the mount answers again."""
+        """Stop sending, and withdraw the plan: now, or when the mount answers again."""
         thread = self._thread
-        if thread is None or self._process != os.getpid():  # whose thread it is not, its plan it is not
+        if thread is None or self._process != os.getpid():  # a forked child does not own the parent's plan
             return
         self._thread = None
         self._stopped.set()
         atexit.unregister(self.close)
-        if thread is not threading.current_thread():  # which collects garbage, too
+        if (
+            thread is not threading.current_thread()
+        ):  # the garbage collector may close this object on that thread
             thread.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> "Hints":
@@ -160,7 +165,7 @@ class Hints:
         finally:
             for warmer in self._warmers.values():
                 warmer.close()
-            for endpoint in self._doors:
+            for endpoint in self._endpoints:
                 self._withdraw(endpoint)
             release_name(self._job)
 
@@ -170,54 +175,54 @@ class Hints:
             quiet += pause
             pause = CURSOR_SECONDS
             try:
-                said = self._tick(is_due=quiet >= ALIVE_SECONDS)
+                was_sent = self._tick(is_due=quiet >= KEEPALIVE_SECONDS)
             except (OSError, LoaderError, HintError) as problem:
                 self._warn(problem)
                 if isinstance(problem, HintError) or _errno(problem) == errno.EINVAL:
-                    return  # it will not be understood the next time either
-                self._planned_to = -1  # the mount, or the daemon's memory, may have been made anew
-                pause = FULL_SECONDS if _errno(problem) == errno.EPERM else AGAIN_SECONDS
-                said = False
-            quiet = 0.0 if said else quiet
+                    return  # the daemon would reject it again
+                self._planned_to = -1  # the daemon may have been restarted and have lost the plan
+                pause = LIMIT_RETRY_SECONDS if _errno(problem) == errno.EPERM else RETRY_SECONDS
+                was_sent = False
+            quiet = 0.0 if was_sent else quiet
 
     def _tick(self, *, is_due: bool) -> bool:
-        """Say what is new; return whether anything was said."""
+        """Send what is new; return whether the current step was sent."""
         epoch, batch = self._sampler.position
         at = epoch * self._step_plan.steps + batch
         if self._planned_to < 0 or not self._at <= at <= self._planned_to:
-            self._begin(at)  # for the first time, or as a state was loaded, or an iteration begun anew
+            self._begin(at)  # the first plan, or a state was loaded, or an iteration was started again
         has_moved = at != self._at
         self._at = at
         if self._plan_ahead(at) or not (has_moved or is_due):
             return False
-        for endpoint in self._doors:
+        for endpoint in self._endpoints:
             endpoint.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
             self._warmers[endpoint].move(max(0, at - READING_STEPS))
         return True
 
     def _begin(self, at: int) -> None:
-        """Name the exact bytes of the first batches from a step on."""
+        """Send the exact bytes of the first batches from a step on."""
         steps = max(1, min(COLD_STEPS, COLD_SAMPLES // self._step_plan.samples))
         steps = min(steps, self._step_plan.steps - at % self._step_plan.steps)
         tables = self._tables(at, steps)
-        uses = sample_reads(self._step_plan, self._index, self._ends, at, steps, table_of=tables.get)
-        parts = self._mount_map.parts(uses)
+        reads = sample_reads(self._step_plan, self._index, self._ends, at, steps, table_of=tables.get)
+        parts = self._mount_map.parts(reads)
         self._send(2 * at, at, parts, is_exact=True)
-        # Shards whose bytes nobody can name yet come as a whole from the first step on.
-        named = [part.uses.shard for part in parts]
+        # Shards whose exact bytes are unknown are sent as whole shards, from the first step on.
+        named = [part.reads.shard for part in parts]
         self._cold = np.unique(np.concatenate(named)), at + steps
         self._planned_to = at
 
     def _plan_ahead(self, at: int) -> bool:
-        """Send windows of whole shards until enough is known, refused for now, or time to say where the run is.
+        """Send plan windows until enough is known, the daemon refuses more, or it is time to send the step.
 
-        Return whether any was sent; each says it, too.
+        Return whether any was sent. Each window carries the current step too.
         """
         step_plan = self._step_plan
         enough = at + min(step_plan.steps, max(1, AHEAD_SAMPLES // step_plan.samples))
         was = self._planned_to
         began = time.monotonic()
-        if began < self._full_until:
+        if began < self._limit_retry_at:
             return False
         while self._planned_to <= enough and not self._stopped.is_set():
             if self._planned_to > was and time.monotonic() > began + CURSOR_SECONDS:
@@ -235,21 +240,21 @@ class Hints:
             except (OSError, HintError) as problem:
                 if isinstance(problem, OSError) and problem.errno not in (errno.EPERM, errno.EINVAL):
                     raise
-                # What is planned stays, and is followed by the cursor meanwhile.
+                # Keep the plans already sent; the cursor still follows them.
                 self._warn(problem)
-                self._full_until = time.monotonic() + FULL_SECONDS
+                self._limit_retry_at = time.monotonic() + LIMIT_RETRY_SECONDS
                 break
             self._planned_to = first + count
         return self._planned_to > was
 
-    def _without_cold(self, uses: PlannedReads) -> PlannedReads:
-        """Leave out the steps whose bytes are named exactly, of the shards of which they are."""
+    def _without_cold(self, reads: PlannedReads) -> PlannedReads:
+        """Leave out the reads of steps whose exact bytes were sent, for the shards that they were sent of."""
         shards, step = self._cold
-        if uses.first.size == 0 or int(uses.first[0]) >= step:
-            return uses
-        named = np.isin(uses.shard, shards)
-        late = behind(choose(uses, named), step)
-        rest = choose(uses, ~named)
+        if reads.first.size == 0 or int(reads.first[0]) >= step:
+            return reads
+        named = np.isin(reads.shard, shards)
+        late = reads_from(choose(reads, named), step)
+        rest = choose(reads, ~named)
         joined = PlannedReads(
             *(
                 np.concatenate([getattr(rest, name), getattr(late, name)])
@@ -259,7 +264,7 @@ class Hints:
         return choose(joined, np.argsort(joined.first, kind="stable"))
 
     def _tables(self, at: int, steps: int) -> dict[int, NDArray[np.uint32]]:
-        """Read the tables of offsets that the first batches need, many at once; what fails is left out."""
+        """Read the offset tables that the first batches need, concurrently; skip failed reads."""
         index = self._index
         first = shard_reads(self._step_plan, self._ends, at, steps)
         needed = {
@@ -285,7 +290,7 @@ class Hints:
                     if table is not None:
                         found[shard] = table
 
-        # Daemons, unlike a pool's: a read that hangs does not keep the process from ending.
+        # Daemon threads, unlike a pool's: a read that hangs does not block the exit of the process.
         count = min(TABLES_AT_ONCE, len(needed))
         readers = [threading.Thread(target=read, name="fusecache-tables", daemon=True) for _ in range(count)]
         for reader in readers:
@@ -300,32 +305,32 @@ class Hints:
         """Send each mount its part of a plan."""
         for part in parts:
             message = part.message(window=window, step=max(0, step - READING_STEPS), is_exact=is_exact)
-            part.door.send(self._job + PLAN, message)
+            part.endpoint.send(self._job + PLAN, message)
             if not is_exact:
-                self._warmers[part.door].plan(window, part.uses.shard, part.uses.last)
+                self._warmers[part.endpoint].plan(window, part.reads.shard, part.reads.last)
 
     def _withdraw(self, endpoint: MountEndpoint) -> None:
         try:
             endpoint.send(self._job + PLAN, b"")
         except FileNotFoundError:
-            pass  # nothing was said, or it is forgotten
+            pass  # no plan was sent, or the daemon has forgotten it
         except OSError as problem:
             self._warn(problem)
 
     def _warn(self, problem: Exception) -> None:
-        """Log the first of all failures."""
-        level = logging.DEBUG if self._told else logging.INFO
-        self._told = True
-        log.log(level, "the daemon takes no hints, reading goes on without: %s", problem)
+        """Log the first failure at INFO, later ones at DEBUG."""
+        level = logging.DEBUG if self._has_warned else logging.INFO
+        self._has_warned = True
+        log.log(level, "the daemon takes no hints; reading continues without them: %s", problem)
 
 
 def _table(index: Index, shard: int, size: int) -> NDArray[np.uint32] | None:
-    """Return a shard's table of offsets, None if it cannot be read, or is none."""
+    """Return a shard's offset table; None if it cannot be read or is not valid."""
     path = os.path.join(index.directory(shard), index.raw_names[shard])
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # its table, and not a page behind it
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead past the table
             head = os.pread(descriptor, size, 0)
         finally:
             os.close(descriptor)
@@ -337,7 +342,7 @@ def _table(index: Index, shard: int, size: int) -> NDArray[np.uint32] | None:
         or int(words[0]) != int(index.samples[shard])
         or (words[2:] < words[1:-1]).any()
     ):
-        return None  # the reader will say what is wrong with it
+        return None  # the reader reports what is wrong with it
     return words[1:].astype(np.uint32)
 
 

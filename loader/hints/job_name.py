@@ -1,7 +1,7 @@
-"""The name under which a run tells a daemon what it reads: the same when it is started again, and nobody else's.
+"""Chooses the job name that a run uses for its plans: the same after a restart, and used by no other process.
 
-Which names are taken on this machine the kernel knows: who has one holds an address of its own, which is no file, and
-free as soon as its process has ended, however that ends.
+The kernel arbitrates the names of a machine. A process that uses one holds an abstract socket address, which is not a
+file and is freed when the process ends, however it ends.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ import re
 import socket
 
 _ADDRESS = "\0fusecache-job-"
-# Names of this process; None where the kernel has no such addresses.
+# Names of this process -> their sockets; None if the kernel offers no such address.
 _held: dict[str, socket.socket | None] = {}
 
 
 def hold_name(fingerprint: str, node: int, about: str) -> str:
-    """Return a name for the reader of a dataset on a machine, and keep it from all others until it is released.
+    """Return a job name for the reader of a dataset on a machine, and reserve it until it is released.
 
-    about: what else tells it from the other runs of one allocation, such as the dataset's place and the seed.
+    about: what else distinguishes runs of one allocation, such as the dataset's location and the seed.
     """
-    # Slurm's step is left out: a script that starts a failed step again has the same run.
+    # Without Slurm's step id: a script that starts a failed step again is the same run.
     run = _from_environment("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID") or f"{socket.gethostname()}-{os.getpid()}"
-    # Ranks that each read on their own, as an evaluation does, are jobs of their own.
+    # Ranks that read independently, as in an evaluation, are separate jobs.
     rank = _from_environment("LOCAL_RANK", "SLURM_LOCALID") or "0"
     told_by = repr((run, _from_environment("CUDA_VISIBLE_DEVICES"), about)).encode(errors="surrogateescape")
     digest = hashlib.blake2b(told_by, digest_size=4).hexdigest()
@@ -33,18 +33,18 @@ def hold_name(fingerprint: str, node: int, about: str) -> str:
 
 
 def release_name(name: str) -> None:
-    """Let others have a name; nothing happens where this process has it not."""
+    """Free a name for other processes; does nothing if this process does not hold it."""
     holder = _held.pop(name, None)
     if holder is not None:
         holder.close()
 
 
 def _hold(name: str) -> bool:
-    """Take a name, if it is free."""
+    """Reserve a name; return False if it is taken."""
     if name in _held:
         return False
     holder: socket.socket | None = None
-    with contextlib.suppress(OSError):  # a sandbox may have no sockets of this family
+    with contextlib.suppress(OSError):  # a sandbox may forbid sockets of this family
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     if holder is not None:
         try:
@@ -53,20 +53,20 @@ def _hold(name: str) -> bool:
             holder.close()
             if problem.errno == errno.EADDRINUSE:
                 return False
-            holder = None  # then it is known within this process alone
+            holder = None  # then only this process knows that the name is taken
     _held[name] = holder
     return True
 
 
-def _leave_to_the_parent() -> None:
-    """A worker that outlives its run would keep the name from the next start."""
+def _release_in_child() -> None:
+    """Release all names in a forked worker: if it outlives its run, the next start could not reuse them."""
     for name in list(_held):
         release_name(name)
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _from_environment(*names: str) -> str:
-    """Return the first variable that says something; torchrun's run id is "none" where nobody chose one."""
+    """Return the first variable that is set; torchrun's default run id is "none", which does not count."""
     return next((value for name in names if (value := os.environ.get(name, "")) not in ("", "none")), "")

@@ -1,4 +1,4 @@
-"""The way from a directory to the daemon of the mount that it lies on, and for messages to it."""
+"""Finds the daemon of the mount that a directory lies on, and sends messages to it."""
 
 import errno
 import json
@@ -11,20 +11,20 @@ from fusecache.model.hints import FOLDER
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
-# What the socket's answer says where a file's close has an errno of its own.
-_REFUSALS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
+# The errno for texts in the socket's answer. Writing the hint file instead reports its errno directly.
+_REJECTIONS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
 
 
 @dataclass(frozen=True, slots=True)
 class MountEndpoint:
-    """Where a mount takes hints: its directory, or its daemon's socket where the mount can only be read."""
+    """Where a mount accepts hints: files in its directory, or its daemon's socket on a read-only mount."""
 
     root: Path
 
     def send(self, file: str, message: bytes) -> None:
-        """Hand a message over; b"" takes back what the job has said.
+        """Send a message for a hint file; b"" withdraws what the job has sent.
 
-        Raises OSError: EINVAL if it is refused, EPERM if it is until other jobs end.
+        Raises OSError: EINVAL if the daemon rejects it, EPERM if it rejects it until other jobs end.
         """
         path = self.root / ".fusecache" / FOLDER / file
         try:
@@ -48,17 +48,17 @@ class MountEndpoint:
                 try:
                     answer = json.loads(lines.readline())
                 except ValueError as problem:
-                    raise OSError(errno.EPROTO, f"the daemon's answer is no JSON: {problem}") from problem
+                    raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
         if answer.get("result") != "ok":
             reason = str(answer.get("message"))
-            known = (number for words, number in _REFUSALS.items() if words in reason)
+            known = (number for words, number in _REJECTIONS.items() if words in reason)
             raise OSError(next(known, errno.EINVAL), reason)
 
 
 def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
-    """Return the way to the daemon of the mount that a directory lies in, and its path there; None if it lies in none.
+    """Return the endpoint of the mount that a directory lies in, and its path there; None if it is in no mount.
 
-    A directory that only looks like a mount's is no mount: nothing is ever written into a plain directory.
+    The root must be a real mount point: the loader never writes hint files into a plain directory.
     """
     path = Path(os.path.realpath(directory))
     for root in (path, *path.parents):
@@ -66,7 +66,7 @@ def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
             try:
                 if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
                     return None
-            except OSError:  # of another kind, or its daemon is gone
+            except OSError:  # another kind of mount, or its daemon is gone
                 return None
             inner = path.relative_to(root).as_posix()
             return MountEndpoint(root), "" if inner == "." else inner + "/"

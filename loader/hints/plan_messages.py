@@ -1,4 +1,4 @@
-"""Plans as the daemon takes them: what of a plan lies on which mount, by the paths it has there, as far as they fit."""
+"""Splits a plan by mount, and encodes each part with the mount's own paths, up to one message in length."""
 
 import os
 import posixpath
@@ -15,67 +15,67 @@ from loader.hints.mount_endpoint import MountEndpoint
 from loader.hints.planned_reads import Ids, PlannedReads
 from loader.mds.index import Index
 
-# Of a plan's message: an extent is a number in each of five columns; a line of JSON stands before them.
+# In a message, an extent takes one number in each of five columns; one line of JSON precedes them.
 _EXTENT_BYTES = 5 * 8
 _HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanMessage:
-    """What of a plan one mount has: uses, and the path of each; is_cut: more than fits into one message was there."""
+    """The part of a plan for one mount: extents, and the path of each. is_cut: it did not fit into one message."""
 
-    door: MountEndpoint
-    uses: PlannedReads
+    endpoint: MountEndpoint
+    reads: PlannedReads
     names: list[str]
     is_cut: bool
 
     def message(self, *, window: int, step: int, is_exact: bool) -> bytes:
-        """Return it as a plan's message."""
-        uses = self.uses
+        """Encode this part as a message."""
+        reads = self.reads
         paths = sorted(set(self.names))
         number = {path: place for place, path in enumerate(paths)}
-        length = np.where(uses.stop > 0, uses.stop - uses.start, hints.TO_THE_END)
+        length = np.where(reads.stop > 0, reads.stop - reads.start, hints.TO_THE_END)
         return hints.encode_plan(
             window=window,
             step=step,
             is_exact=is_exact,
             paths=paths,
             path=array("q", [number[name] for name in self.names]),
-            start=_column(uses.start),
+            start=_column(reads.start),
             length=_column(length),
-            first=_column(uses.first),
-            span=_column(uses.last - uses.first),
+            first=_column(reads.first),
+            span=_column(reads.last - reads.first),
         )
 
 
 class MountMap:
-    """Where the shards of an index lie, below the mounts that they are on. places: of each of its directories."""
+    """Maps shards of an index to paths on mounts. places: for each of its directories, the mount and the path there."""
 
     def __init__(self, index: Index, places: Sequence[tuple[MountEndpoint, str] | None]) -> None:
         self._index = index
         self._places = places
-        self.doors = {place[0] for place in places if place is not None}
+        self.endpoints = {place[0] for place in places if place is not None}
 
     def __str__(self) -> str:
         return repr([place and (str(place[0].root), place[1]) for place in self._places])
 
-    def parts(self, uses: PlannedReads) -> list[PlanMessage]:
-        """Share uses out to the mounts: to each the first of its own, as many as one message holds."""
-        streams = np.searchsorted(self._index.borders, uses.shard, side="right") - 1
+    def parts(self, reads: PlannedReads) -> list[PlanMessage]:
+        """Split extents by mount; each mount gets the first of its extents, as many as one message can contain."""
+        streams = np.searchsorted(self._index.borders, reads.shard, side="right") - 1
         parts = []
-        for endpoint in self.doors:
+        for endpoint in self.endpoints:
             here = np.array([place is not None and place[0] == endpoint for place in self._places])
-            parts.append(self._part(endpoint, choose(uses, here[streams])))
+            parts.append(self._part(endpoint, choose(reads, here[streams])))
         return parts
 
-    def _part(self, endpoint: MountEndpoint, uses: PlannedReads) -> PlanMessage:
+    def _part(self, endpoint: MountEndpoint, reads: PlannedReads) -> PlanMessage:
         room = hints.LONGEST_MESSAGE_BYTES - _HEADER_BYTES
         paths: dict[int, str | None] = {}
         known: set[str] = set()
         names: list[str] = []
         rows: list[int] = []
         is_cut = False
-        for row, shard in enumerate(uses.shard.tolist()):
+        for row, shard in enumerate(reads.shard.tolist()):
             path = paths[shard] if shard in paths else paths.setdefault(shard, self._path(shard))
             if path is None:
                 continue
@@ -88,10 +88,10 @@ class MountMap:
                 break
             names.append(path)
             rows.append(row)
-        return PlanMessage(endpoint, choose(uses, np.array(rows, np.intp)), names, is_cut)
+        return PlanMessage(endpoint, choose(reads, np.array(rows, np.intp)), names, is_cut)
 
     def _path(self, shard: int) -> str | None:
-        """The path of a shard's file, below its mount's root, as the daemon has it; None if it can have none."""
+        """Return the path of a shard's file below its mount's root, as the daemon spells it; None if it has none."""
         index = self._index
         place = self._places[int(np.searchsorted(index.borders, shard, side="right")) - 1]
         assert place is not None
@@ -99,23 +99,23 @@ class MountMap:
         path = unicodedata.normalize("NFC", posixpath.normpath(name))
         try:
             path.encode()
-        except UnicodeEncodeError:  # a directory whose name is no UTF-8
+        except UnicodeEncodeError:  # a directory name that is not UTF-8
             return None
         first = path.split("/", 1)[0]
         return None if first in ("", ".", "..", ".fusecache") or "\0" in path else path
 
     def raw_file(self, shard: int) -> str | None:
-        """The file that samples are read from one by one; None for a compressed shard, which is read whole."""
+        """Return the file that samples are read from singly; None for a compressed shard, which is read as a whole."""
         index = self._index
         if index.zip_names[shard]:
             return None
         return os.path.join(index.directory(shard), index.raw_names[shard])
 
 
-def choose(uses: PlannedReads, which: NDArray[np.bool_] | NDArray[np.intp]) -> PlannedReads:
-    """Return some of the uses."""
+def choose(reads: PlannedReads, which: NDArray[np.bool_] | NDArray[np.intp]) -> PlannedReads:
+    """Return the selected extents."""
     return PlannedReads(
-        uses.shard[which], uses.start[which], uses.stop[which], uses.first[which], uses.last[which]
+        reads.shard[which], reads.start[which], reads.stop[which], reads.first[which], reads.last[which]
     )
 
 

@@ -1,7 +1,6 @@
-"""From the steps to come to the bytes to come: which shards when, and which of their bytes first.
+"""Turns future steps into planned reads: which shards when, and which of their bytes first.
 
-Plain arithmetic over the index; the only bytes it needs of a shard are its table of offsets, where the samples of
-a shard differ in size.
+Pure arithmetic over the index. Of a shard's bytes it needs only the offset table, where samples differ in size.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from loader.mds.index import Index
 from loader.sampling.step_plan import StepPlan
 
-# Extents of the same shard and step with less between them are one: a request costs more than that.
+# Extents of one shard and step with a smaller gap are joined: a separate request costs more than these bytes.
 GAP_BYTES = 16 << 10
 
 Ids = NDArray[np.int64]
@@ -21,7 +20,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedReads:
-    """Extents in the order of their first steps. All arrays: (extents,). stop: 0 for the end of the file."""
+    """Byte extents, ordered by first step. All arrays: (extents,) int64. stop: 0 means the end of the file."""
 
     shard: Ids
     start: Ids
@@ -31,16 +30,16 @@ class PlannedReads:
 
 
 def shard_reads(step_plan: StepPlan, ends: Ids, first: int, count: int) -> PlannedReads:
-    """Return the shards that a machine reads in steps first … first + count - 1 of an epoch, each with its steps.
+    """Return the shards that a machine reads in steps first … first + count - 1 of one epoch, with their steps.
 
-    ends: (shards,) one past the last id of each.
+    ends: (shards,) one past the last sample id of each shard.
     """
     begins = np.full(ends.size, -1, np.int64)
     lasts = np.zeros(ends.size, np.int64)
     for step, ids in step_plan.ids(first, count):
         shards = np.searchsorted(ends, ids.ravel(), side="right")
         steps = np.repeat(np.arange(step, step + ids.shape[0]), ids.shape[1])
-        order = np.argsort(shards, kind="stable")  # so that the steps of a shard stay in order
+        order = np.argsort(shards, kind="stable")  # keeps the steps of a shard in order
         borders = np.flatnonzero(np.diff(shards[order], prepend=-1, append=ends.size))
         used = shards[order[borders[:-1]]]
         fresh = begins[used] < 0
@@ -52,23 +51,23 @@ def shard_reads(step_plan: StepPlan, ends: Ids, first: int, count: int) -> Plann
     return PlannedReads(used, nothing, nothing, begins[used], lasts[used])
 
 
-def behind(uses: PlannedReads, step: int) -> PlannedReads:
-    """Return uses as they are once all before a step is done: nothing begins before it."""
-    first = np.maximum(uses.first, step)
+def reads_from(reads: PlannedReads, step: int) -> PlannedReads:
+    """Return the reads that remain once all steps before `step` are done; none begins before it."""
+    first = np.maximum(reads.first, step)
     order = np.argsort(first, kind="stable")
-    order = order[uses.last[order] >= step]
+    order = order[reads.last[order] >= step]
     return PlannedReads(
-        uses.shard[order], uses.start[order], uses.stop[order], first[order], uses.last[order]
+        reads.shard[order], reads.start[order], reads.stop[order], first[order], reads.last[order]
     )
 
 
 def table_bytes(index: Index, shard: int) -> int:
-    """Return how many bytes at a shard's beginning say where its samples are; 0 if the index says it."""
+    """Return the size of the offset table at a shard's beginning; 0 if the index alone gives the offsets."""
     return 0 if _fixed(index, shard) else 4 * (int(index.samples[shard]) + 2)
 
 
 def _fixed(index: Index, shard: int) -> range | None:
-    """Where the samples of a shard begin, and the last one ends, if all have the same size."""
+    """Return the offsets of all samples and of the end if all samples have the same size, else None."""
     count, record = int(index.samples[shard]), index.schema(shard).record_bytes
     size = int(index.raw_bytes[shard])
     first = size - count * record
@@ -84,9 +83,9 @@ def sample_reads(
     *,
     table_of: Callable[[int], NDArray[np.uint32] | None],
 ) -> PlannedReads:
-    """Return exactly the bytes of the samples of so many steps: small extents, neighbours of a step joined.
+    """Return the exact bytes of the samples of `count` steps, as small extents; neighbours of a step are joined.
 
-    table_of: a shard's table of offsets, for those that have one; None if it is not known: then nothing of it.
+    table_of: a shard's offset table, for shards that have one. None: unknown, which leaves out the shard.
     """
     rows: list[tuple[int, int, int, int]] = []
     for step, ids in step_plan.ids(first, count):

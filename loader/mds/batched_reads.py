@@ -1,10 +1,10 @@
-"""Many small reads of one size into one block of memory: one system call for a thousand of them where Linux has it.
+"""Reads many small records of one size into one block of memory, up to 256 of them in one system call.
 
-`io_submit` takes a list of reads; of files that were not opened with O_DIRECT each is done before it returns, so this
-is preadv without the interpreter's part in it: a tenth to a third less CPU a read, and its lock is let go once, not
-once a sample (8 KiB from the page cache: 1.9 against 2.6 µs, 2 cores, 6.18). Who may not do it (another system, a
-sandbox, no contexts left) and whatever it could not read whole is read by preadv. Unlike a mapped file, neither ends
-the process when a read fails.
+`io_submit` takes a list of reads. For files opened without O_DIRECT, each read is complete when it returns, so this is
+preadv without the interpreter's overhead: a tenth to a third less CPU a read. The interpreter's lock is released once
+a call instead of once a sample (8 KiB from the page cache: 1.9 against 2.6 µs, 2 cores, Linux 6.18). preadv is the
+fallback if io_submit is unavailable (another system, a sandbox, no contexts left), and for records that it did not
+read completely. Unlike a mapped file, neither kills the process when a read fails.
 """
 
 import ctypes
@@ -16,28 +16,28 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-# linux/aio_abi.h; the numbers are of arch/x86/entry/syscalls/syscall_64.tbl and asm-generic/unistd.h.
+# linux/aio_abi.h; the numbers are from arch/x86/entry/syscalls/syscall_64.tbl and asm-generic/unistd.h.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _IOCB = np.dtype(
     [("data", "<u8"), ("key", "<u8"), ("opcode", "<u2"), ("priority", "<i2"), ("file", "<u4"), ("buffer", "<u8"),
      ("bytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u8")]
 )  # fmt: skip
 _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
-# The kernel counts contexts' places machine-wide, 65 536 by default.
+# Events a context. The kernel limits the sum over all contexts of a machine, to 65 536 by default.
 _PLACES = 256
 
 
 def read_batched(
     files: NDArray[np.int32], offsets: NDArray[np.int64], block: NDArray[np.uint8]
 ) -> NDArray[np.intp]:
-    """Fill each row of a block from its file, at its offset; return the rows that could not be filled at once.
+    """Fill each row of a block from its file at its offset; return (rows,) the rows that this could not fill.
 
-    files, offsets: (rows,). block: (rows, bytes), C-contiguous. What is wrong with the rows returned a single read of
-    them will tell. Raises nothing of its own.
+    files, offsets: (rows,). block: (rows, bytes), C-contiguous. To get the error of a returned row, read it singly.
+    Raises nothing of its own.
     """
     context = _context()
     if context is None:
-        return _gather_by_preadv(files, offsets, block)
+        return _read_by_preadv(files, offsets, block)
     bad = [np.empty(0, np.intp)]
     for first in range(0, len(block), _PLACES):
         part = slice(first, first + _PLACES)
@@ -45,7 +45,7 @@ def read_batched(
     return np.concatenate(bad)
 
 
-def _gather_by_preadv(
+def _read_by_preadv(
     files: NDArray[np.int32], offsets: NDArray[np.int64], block: NDArray[np.uint8]
 ) -> NDArray[np.intp]:
     size = block.shape[1]
@@ -62,7 +62,7 @@ def _gather_by_preadv(
 
 
 class _Context:
-    """One thread's io_context. Raises OSError if the system gives none."""
+    """The io_context of one thread. Raises OSError if the kernel gives none."""
 
     def __init__(self) -> None:
         self._setup, self._destroy, self._getevents, self._submit = _NUMBERS[platform.machine()]
@@ -70,31 +70,31 @@ class _Context:
         self._handle = ctypes.c_ulong(0)
         self._call(self._setup, _PLACES, ctypes.byref(self._handle))
         self._calls = np.zeros(_PLACES, _IOCB)
-        self._turn = 0
+        self._first_number = 0
         self._pointers = self._calls.ctypes.data + _IOCB.itemsize * np.arange(_PLACES, dtype=np.uint64)
         self._events = np.zeros(_PLACES, _EVENT)
 
     def __del__(self) -> None:
-        # A forked child does not have its parent's contexts.
+        # A forked child does not own its parent's contexts.
         if self._handle.value and self._process == os.getpid():
             _syscall(ctypes.c_long(self._destroy), self._handle)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this process's: a forked child has none of its parent's."""
+        """Whether it belongs to this process: a forked child does not own its parent's contexts."""
         return self._process == os.getpid()
 
     def read(
         self, files: NDArray[np.int32], offsets: NDArray[np.int64], block: NDArray[np.uint8]
     ) -> NDArray[np.intp]:
-        """Fill at most _PLACES rows; return those that were not filled."""
+        """Fill at most _PLACES rows; return the rows that were not filled."""
         rows, size = block.shape
         calls = self._calls[:rows]
         calls["file"], calls["offset"], calls["bytes"] = files, offsets, size
         calls["buffer"] = block.ctypes.data + size * np.arange(rows, dtype=np.uint64)
-        # What an interrupted call has left behind is told from this one's by its number.
-        self._turn += _PLACES
-        calls["data"] = np.arange(self._turn, self._turn + rows)
+        # Number the reads, so that events left by an interrupted call are recognised.
+        self._first_number += _PLACES
+        calls["data"] = np.arange(self._first_number, self._first_number + rows)
         filled = np.zeros(rows, bool)
         done = 0
         while done < rows:
@@ -103,7 +103,7 @@ class _Context:
                 taken = self._call(self._submit, self._handle, ctypes.c_long(rows - done), address)
                 self._collect(taken, filled, size)
             except OSError:
-                taken = 1  # the first of them was refused (a closed file, say)
+                taken = 1  # the kernel rejected the first read (for example: a closed file)
             done += taken
         return np.flatnonzero(~filled)
 
@@ -117,8 +117,8 @@ class _Context:
             except InterruptedError:
                 continue
             found = self._events[:got]
-            found = found[found["data"] >= self._turn]
-            filled[(found["data"][found["result"] == size] - self._turn).astype(np.intp)] = True
+            found = found[found["data"] >= self._first_number]
+            filled[(found["data"][found["result"] == size] - self._first_number).astype(np.intp)] = True
             count -= len(found)
 
     def _call(self, number: int, *arguments: object) -> int:

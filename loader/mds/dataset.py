@@ -1,7 +1,7 @@
 """A map-style dataset over MDS shards: ids in, samples out.
 
-It reads a plain directory and a mounted bucket alike, keeps no state between samples but caches, and starts
-no process, thread or lock file. Order, epochs and ranks are the batch sampler's business.
+It reads a plain directory and a mounted bucket in the same way. It keeps no state between samples except caches, and
+starts no process and no lock file. Its only thread is the watchdog's. Order, epochs and ranks belong to the sampler.
 """
 
 import operator
@@ -33,19 +33,19 @@ Where = str | Path | Stream
 
 
 class MDSDataset:
-    """The samples of an MDS dataset, or of several in a row, counted through the shards in the indices' order.
+    """The samples of one or several MDS datasets, numbered through their shards in the order of the indices.
 
-    path: directory with index.json, or with one directory a split; or a list of those, or of Streams,
-    which have weights for the sample order. allow_pickle: columns of encoding `pkl` run code that comes with
-    the dataset.
-    check_hashes: compare each shard with the hashes that its index holds before its first sample is read.
-    decompressed_cache_bytes: bound for compressed shards (or as "200GB"), in the memory of each process, or in
-    cache_folder, which a machine's processes share; the dataset's own directory is not written to. stall_seconds:
-    log a warning when a read lasts longer.
-    Each sample has its own memory, or shares that of the samples that were asked for with it: its arrays are views
-    into it, and may be written to.
-    Raises DatasetError if an index is missing or damaged, or check_hashes finds none. Pickles (for DataLoader
-    workers) without its caches.
+    path: a directory with index.json, or with one subdirectory a split; or a list of directories or Streams. Streams
+    carry weights for the sample order. allow_pickle: decode columns of encoding `pkl`, which can run code that comes
+    with the dataset.
+    check_hashes: before the first sample of a shard is read, compare the shard with the hashes in its index.
+    decompressed_cache_bytes: limit in bytes (or as "200GB") for decompressed shards, in the memory of each process, or
+    in cache_folder, which all processes of a machine share. The dataset's own directory is never written to.
+    stall_seconds: log a warning when a read lasts longer.
+    The arrays of a sample are writable views into its own memory, or into memory shared with the samples that were
+    requested together with it.
+    Raises DatasetError if an index is missing or damaged, or has no hashes for check_hashes. Raises ArgumentError for
+    a URL, and LoaderError if cache_folder lies in the dataset. Pickles (for DataLoader workers) without its caches.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MDSDataset:
         self._prepare()
 
     def _prepare(self) -> None:
-        # Single ids: bisect in plain numbers is much faster than searchsorted, and array holds 10**6 in 8 MB.
+        # For single ids, bisect on plain ints is much faster than searchsorted; `array` stores 10**6 ids in 8 MB.
         self._ends = np.cumsum(self._index.samples)
         self._end_list = array("q", self._ends.astype("=i8").tobytes())
         self._decoders: list[SampleDecoder] = []
@@ -119,7 +119,7 @@ class MDSDataset:
         return f"MDSDataset({self._where!r}: {len(self)} samples in {self._index.shards} shards)"
 
     def __iter__(self) -> Iterator[Sample]:
-        """Go through all samples in the order of the index."""
+        """Iterate over all samples in the order of the index."""
         return (self._sample(number) for number in range(len(self)))
 
     @overload
@@ -133,21 +133,21 @@ class MDSDataset:
         """Return one sample, or a list of them for a slice, a list or an array of ids. Negative ids count
         from the end.
 
-        Raises IndexError for an id out of range, ShardError or EncodingError for what cannot be read.
+        Raises IndexError for an id out of range, ShardError for bytes that cannot be read or decoded.
         """
         ids = several(which, len(self))
         if ids is not None:
             return list(self.__getitems__(ids))
-        number = operator.index(which)  # type: ignore[arg-type]  # TypeError is the answer to anything else
+        number = operator.index(which)  # type: ignore[arg-type]  # raises TypeError for every other type
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} is not among the {len(self)} of {self._where}")
         return self._sample(number % len(self))
 
     def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
-        """Return many samples, in the order asked for; each shard is visited once. DataLoader calls this.
+        """Return many samples, in the requested order; each shard is visited once. DataLoader calls this.
 
-        Where each sample is numbers of fixed shapes, they are a Table: read into one block of memory, which they
-        share, and `loader.fast.collate` makes a batch of it without looking at any one.
+        If every sample consists of numbers of fixed shapes, the result is a RecordTable: one shared block of memory,
+        which `loader.fast.collate` turns into a batch without touching single samples.
         """
         ids = checked_ids(which, len(self), self._where)
         if ids.size == 0:
@@ -168,14 +168,14 @@ class MDSDataset:
         return found
 
     def _schema_of(self, shards: NDArray[np.int64]) -> int | None:
-        """The number of the schema that these shards have, None if they have several."""
+        """Return the number of the schema of these shards, None if they have different schemas."""
         if len(self._tables) == 1:
             return 0
         schemas = np.unique(self._index.schema_of[shards])
         return int(schemas[0]) if schemas.size == 1 else None
 
     def _visit(self, schema: int | None, shards: list[int], numbers: list[int]) -> list[Sample]:
-        """Samples by their shards and their numbers in these; those of one shard come in a row."""
+        """Return samples by shard and number within the shard; the samples of a shard are consecutive."""
         samples = None if schema is None else self._read_blobs(schema, shards, numbers)
         if samples is None:
             samples = []
@@ -184,7 +184,7 @@ class MDSDataset:
         return samples
 
     def _read_blobs(self, schema: int, shards: list[int], numbers: list[int]) -> list[Sample] | None:
-        """The same for samples with one value that varies in size; None if these are none, or `_read` has to look."""
+        """Like `_visit`, for schemas with one value of variable size. None: another schema, or `_read` must check."""
         if (blobs := self._blobs[schema]) is None:
             return None
         head, tail, decode = blobs
@@ -200,7 +200,7 @@ class MDSDataset:
         return samples
 
     def _read(self, shard: int, numbers: list[int]) -> list[Sample]:
-        """Samples of one shard, by their numbers in it."""
+        """Return samples of one shard, by their numbers within it."""
         decode = self._decoders[self._index.schema_number(shard)]
         samples: list[Sample] = []
         try:
@@ -212,12 +212,12 @@ class MDSDataset:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The columns of the first shard, in stored order; schemas may differ between shards."""
+        """The columns of the first shard, in stored order; shards may have different schemas."""
         return self._index.schemas[0].names if self._index.schemas else ()
 
     @property
     def encodings(self) -> dict[str, str]:
-        """The encoding of each column of the first shard."""
+        """Column name -> encoding, of the first shard."""
         return (
             dict(zip(self.column_names, self._index.schemas[0].encodings, strict=True))
             if self.column_names
@@ -226,32 +226,27 @@ class MDSDataset:
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """(shards,) samples of each shard; a sample order is made of these."""
+        """(shards,) int64, number of samples in each shard; the input of a sample order."""
         return self._index.samples
 
     @property
-    def stream_borders(self) -> tuple[int, ...]:
-        """(streams + 1,) stream i has the shards from border i to border i + 1: one stream for one path."""
-        return self._index.borders
-
-    @property
     def shards_per_stream(self) -> list[int]:
-        """(streams,) how many shards each has."""
+        """(streams,) number of shards in each stream."""
         return [stop - start for start, stop in pairwise(self._index.borders)]
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """(streams,) how much of an epoch each is; Weight() for what came without."""
+        """(streams,) the weight of each stream in an epoch; Weight() if it was given none."""
         return self._weights
 
     @property
     def index(self) -> Index:
-        """The index of all streams in a row: where which shard lies, and what it holds."""
+        """The joined index of all streams: where each shard lies, and what it contains."""
         return self._index
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that tell this dataset from another: shard names, counts, sizes and columns."""
+        """32 hex digits that identify the dataset: a hash of shard names, sample counts, sizes and columns."""
         if not self._fingerprint:
             self._fingerprint = self._index.fingerprint()
         return self._fingerprint
@@ -275,7 +270,7 @@ class MDSDataset:
 
 
 def _streams(path: Where | Sequence[Where], split: str | None) -> list[Stream]:
-    """The streams; one's own split goes before the one that is given for all."""
+    """Return the streams; a stream's own split takes precedence over the common one."""
     several = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
     if not several:
         raise DatasetError("no path was given: a dataset has at least one stream")
@@ -287,6 +282,6 @@ def _require_hashes(index: Index) -> None:
     for shard in range(index.shards):
         if not any(index.hashes_of(shard)):
             raise DatasetError(
-                f"{index.directory(shard)}/{INDEX_NAME} holds no hash of shard {shard}, and check_hashes asks "
-                f"for one: write the dataset with hashes, or leave check_hashes away"
+                f"{index.directory(shard)}/{INDEX_NAME} has no hash of shard {shard}, which check_hashes needs: "
+                f"write the dataset with hashes, or do not pass check_hashes"
             )

@@ -1,8 +1,8 @@
-"""Decompressed shards: a folder of them that all processes of a machine share, and what they cost in time.
+"""A folder of decompressed shards that all processes of a machine share, and a detector of repeated decompression.
 
-Each file appears whole, under its final name, by a rename; who opens it keeps it for as long as it is open,
-also when another process makes room. No locks: two processes that miss the same shard at once both unpack
-it, and the second rename changes nothing.
+Each file appears complete, by a rename to its final name. A reader that has opened a file keeps it, even if another
+process evicts it. There are no locks: two processes that miss the same shard concurrently both decompress it, and the
+second rename changes nothing.
 """
 
 import logging
@@ -15,42 +15,42 @@ from loader.errors import LoaderError
 log = logging.getLogger("loader")
 
 ENDING = ".mds"
-# So many shards unpacked, or row groups decoded, again for less than this part of their samples: the cache is too small
-# for the order.
+# Warn after this many repeated loads (shards decompressed, row groups decoded) if fewer than 1/THRASHING_PART of their
+# samples were read: the cache is too small for the order.
 THRASHING_LOADS = 64
 THRASHING_PART = 8
 
 
-class Repetitions:
-    """Warns, once, of an order for which the same shards are unpacked, or row groups decoded, again and again.
+class ThrashingDetector:
+    """Warns once if the same shards are decompressed, or row groups decoded, repeatedly: the cache thrashes.
 
-    words: what to say, of: times, samples given, rows, limit_bytes. rows: samples of a shard, on average. limit_bytes:
-    the bound that is too small then. Threads may lose a count.
+    message: the message, formatted with: repetitions, samples read, rows, limit_bytes. rows: mean samples of a shard.
+    limit_bytes: the cache limit that is too small. Concurrent threads may lose a count, which does no harm.
     """
 
-    def __init__(self, words: str, rows: float, limit_bytes: int) -> None:
-        self._words, self._rows, self._limit_bytes = words, rows, limit_bytes
+    def __init__(self, message: str, rows: float, limit_bytes: int) -> None:
+        self._message, self._rows, self._limit_bytes = message, rows, limit_bytes
         self._seen: set[int] = set()
         self._again = 0
-        self._told = False
-        self.given = 0  # samples of such shards; who reads them counts
+        self._has_warned = False
+        self.samples_read = 0  # samples of such shards; the readers add to it
 
     def count(self, shard: int) -> None:
-        """Note that a shard, or row group, was unpacked."""
+        """Record that a shard was decompressed, or a row group decoded."""
         self._again += shard in self._seen
         self._seen.add(shard)
         if self._again < THRASHING_LOADS:
             return
-        if self.given < self._again * self._rows / THRASHING_PART and not self._told:
-            self._told = True
-            log.warning(self._words, self._again, self.given, self._rows, self._limit_bytes)
-        self._again = self.given = 0
+        if self.samples_read < self._again * self._rows / THRASHING_PART and not self._has_warned:
+            self._has_warned = True
+            log.warning(self._message, self._again, self.samples_read, self._rows, self._limit_bytes)
+        self._again = self.samples_read = 0
 
 
 class DecompressedCache:
-    """Keeps what it is given until the folder holds more than `limit_bytes`; then the longest unused go.
+    """Stores data in files up to `limit_bytes`; beyond that, the least recently used files are evicted.
 
-    Raises LoaderError if the folder cannot be made.
+    Raises LoaderError if the folder cannot be created.
     """
 
     def __init__(self, folder: str | Path, limit_bytes: int) -> None:
@@ -62,22 +62,22 @@ class DecompressedCache:
             raise LoaderError(f"the cache folder {folder} cannot be made: {problem.strerror}") from problem
 
     def path(self, key: str, expected_bytes: int, unpack: Callable[[], bytes]) -> str:
-        """Return the file that holds what `unpack` returns for this key, calling it only if there is none.
+        """Return the path of the file with the result of `unpack` for this key; calls it only if the file is missing.
 
-        key: of letters and digits, different for different content. expected_bytes: 0 if unknown; a file of
-        another size (a disk that was full, a power cut) is made anew. Raises OSError if the folder is full or
-        not writable, and what `unpack` raises.
+        key: letters and digits, different for different content. expected_bytes: 0 if unknown; a file of another size
+        (after a full disk or a power cut) is made again. Raises OSError if the folder is full or not writable, and
+        what `unpack` raises.
         """
         path = self._folder / (key + ENDING)
         try:
             found_bytes = path.stat().st_size
-            os.utime(path)  # it is in use: the last to be removed
+            os.utime(path)  # marks it as recently used
         except FileNotFoundError:
             found_bytes = -1
         if found_bytes != (expected_bytes or max(found_bytes, 0)):
             data = unpack()
             self._evict_for(len(data))
-            # No process's number: containers that share the folder have the same ones.
+            # Not the process id: containers that share the folder have equal process ids.
             temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
             try:
                 temporary.write_bytes(data)
@@ -94,7 +94,7 @@ class DecompressedCache:
                     try:
                         status = entry.stat()
                     except FileNotFoundError:
-                        continue  # another process made room
+                        continue  # another process evicted it
                     found.append((status.st_mtime, status.st_size, entry.path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):

@@ -1,38 +1,42 @@
-"""MDS column encodings: values to bytes and back, compiled once per schema.
+"""Encodes and decodes the values of MDS columns; the functions are compiled once per schema.
 
-A decoder gets (data, start, stop) rather than a slice, so that arrays are views into the sample's bytes and
-nothing is copied; where there are arrays, the bytes are a bytearray of the sample's own, so they can be
-written to. `pkl` runs code that the dataset brings along: it is refused unless the caller allows it. PIL is
-imported when an image column is met.
+A decoder takes (data, start, stop) rather than a slice, so arrays are views into the sample's bytes without a copy. If
+a sample has arrays, its bytes are its own bytearray, so the arrays are writable. `pkl` can run code that comes with the
+dataset, so it is rejected unless the caller allows it. `image_encodings` has the encodings of images.
 """
 
-import importlib
 import json
 import operator
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from loader.base.argument_checks import with_article
 from loader.errors import EncodingError, UnmetNeedError, cause_text
+from loader.mds.image_encodings import (
+    decode_image,
+    decode_pil,
+    encode_pil,
+    image_encoder,
+)
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
 Decoder = Callable[[Buffer, int, int], Any]
 SampleDecoder = Callable[[Buffer], dict[str, Any]]
-# Bytes before and after the value, and what makes a sample of it and of all else.
+# (bytes before the value, bytes after it, function that makes a sample of (value, all other bytes))
 BlobDecoder = tuple[int, int, Callable[[bytes, bytearray], dict[str, Any]]]
 
 SCALARS = (
     *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)),
     *("float16", "float32", "float64"),
 )
-# The dtype byte of `ndarray`.
+# The dtype byte of an `ndarray` value.
 DTYPE_CODES = {
     "uint8": 8,
     "int8": 9,
@@ -53,7 +57,7 @@ NAMES = (
     *SCALARS,
 )
 MOST_AXES = 63
-# All that the decoders below, and those of json, pickle and PIL, say of damaged bytes, and of what is not here.
+# The errors of the decoders below, of json, pickle and PIL, for damaged bytes or missing packages.
 _DECODE_ERRORS = (
     *(ValueError, LookupError, TypeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError),
     *(ImportError, AttributeError, struct.error, pickle.UnpicklingError, UnmetNeedError),
@@ -61,9 +65,9 @@ _DECODE_ERRORS = (
 
 
 def column_bytes(encoding: str) -> int:
-    """Return the bytes of every value of an encoding, 0 if they vary.
+    """Return the size of every value of an encoding in bytes, 0 if it varies.
 
-    Raises EncodingError if it is unknown.
+    Raises EncodingError if the encoding is unknown.
     """
     _check(encoding)
     if encoding == "int":
@@ -75,14 +79,13 @@ def column_bytes(encoding: str) -> int:
 
 
 def makes_views(encoding: str) -> bool:
-    """Whether values of this encoding are views into the sample's bytes, which must then be writable."""
+    """Return whether values of this encoding are views into the sample's bytes, which must then be writable."""
     return encoding.startswith("ndarray")
 
 
 def encoder(encoding: str) -> Encoder:
-    """Return the function that encodes one value. Values of type bytes count as encoded already, except for
-    `pkl`, text and numbers written as text. The function raises EncodingError for a value that does not
-    fit.
+    """Return the function that encodes one value. It passes values of type bytes through as already encoded, except
+    for `pkl`, text and numbers written as text. It raises EncodingError for a value that does not fit.
     """
     _check(encoding)
     encode = _raw_encoder(encoding)
@@ -104,7 +107,9 @@ def encoder(encoding: str) -> Encoder:
             RecursionError,
             pickle.PicklingError,
         ) as problem:
-            raise EncodingError(f"{_a(value)} is no {encoding}: {cause_text(problem)}") from problem
+            raise EncodingError(
+                f"{with_article(value)} is not a valid {encoding}: {cause_text(problem)}"
+            ) from problem
 
     return checked
 
@@ -112,7 +117,7 @@ def encoder(encoding: str) -> Encoder:
 def decoder(encoding: str, *, allow_pickle: bool = False) -> Decoder:
     """Return the function that decodes data[start:stop].
 
-    Raises EncodingError if unknown, or a pickle not allowed.
+    Raises EncodingError for an unknown encoding, or for a pickle that is not allowed.
     """
     _check(encoding)
     if encoding == "pkl":
@@ -130,16 +135,16 @@ def decoder(encoding: str, *, allow_pickle: bool = False) -> Decoder:
         return _array_decoder(encoding)
     if encoding.startswith("list["):
         return _list_decoder(decoder(encoding[5:-1]), head_bytes=4)
-    return _list_decoder(_decode_image, head_bytes=0)
+    return _list_decoder(decode_image, head_bytes=0)
 
 
 def sample_decoder(
     names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int], *, allow_pickle: bool
 ) -> SampleDecoder:
-    """Return the function that turns a sample's bytes into its dict.
+    """Return the function that decodes a sample's bytes into its dict.
 
-    sizes: bytes of each column, 0 for variable ones. The function raises EncodingError, naming the column,
-    for bytes that do not decode, and for a sample that is longer or shorter than its columns.
+    sizes: bytes of each column, 0 for variable ones. The function raises EncodingError, naming the column, for bytes
+    that cannot be decoded, and for a sample that is longer or shorter than its columns.
     """
     decoders = []
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
@@ -180,10 +185,10 @@ def sample_decoder(
 def blob_decoder(
     names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int], *, allow_pickle: bool
 ) -> BlobDecoder | None:
-    """Return (bytes before, bytes after, decoder of (value, all else)) for one value that varies among fixed ones.
+    """Return (bytes before, bytes after, decoder of (value, rest)) for schemas with one value of variable size.
 
-    None for other schemas, and where the value would be a view, so that it is not to be copied by itself. The
-    decoder raises EncodingError. Raises EncodingError as sample_decoder does.
+    None for other schemas, and if the value would be a view, because it is copied separately here. The decoder raises
+    EncodingError. This function raises EncodingError as sample_decoder does.
     """
     varying = [number for number, size in enumerate(sizes) if not size]
     if len(varying) != 1 or makes_views(encodings[varying[0]]) or column_bytes(encodings[varying[0]]):
@@ -217,7 +222,7 @@ def blob_decoder(
 def _fixed_sample_decoder(
     names: Sequence[str], decoders: Sequence[Decoder], sizes: Sequence[int]
 ) -> SampleDecoder:
-    """Where every column has its place, there is nothing to work out for each sample."""
+    """Return a decoder for fixed offsets, which need no computation for each sample."""
     stops = list(accumulate(sizes))
     places = [
         (name, decode, stop - size, stop)
@@ -237,13 +242,13 @@ def _fixed_sample_decoder(
 
 
 def head_text(sample_bytes: int, head_bytes: int) -> str:
-    """Say that a sample ends within the sizes of its values."""
+    """Return the error text for a sample that ends within the sizes of its values."""
     count = f"{sample_bytes} byte{'' if sample_bytes == 1 else 's'}"
     return f"the sample has {count}, its values' sizes alone take {head_bytes}"
 
 
 def _undecoded(column: str, problem: BaseException) -> EncodingError:
-    """The error for a value that does not decode, or not here."""
+    """Return the error for a value that cannot be decoded, or not in this environment."""
     if isinstance(problem, UnmetNeedError):
         return UnmetNeedError(f"{column} {problem}")
     if isinstance(problem, (ImportError, AttributeError)):
@@ -255,7 +260,7 @@ def _undecoded(column: str, problem: BaseException) -> EncodingError:
 
 
 def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:
-    """Make sure that a value of a fixed-size encoding gets as many bytes as it reads."""
+    """Check that a value of a fixed-size encoding has exactly the bytes that the decoder reads."""
     needed = column_bytes(encoding)
     if not needed or needed == size:
         return decode
@@ -270,12 +275,6 @@ def _sized(decode: Decoder, encoding: str, size: int) -> Decoder:
     return decode_checked
 
 
-def _a(value: Any) -> str:
-    """The kind of a value: an int, a str."""
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeioAEIO' or kind == 'ndarray' else 'a'} {kind}"
-
-
 def _check(encoding: str) -> None:
     name, colon, _ = encoding.partition(":")
     if name not in NAMES or (colon and name != "ndarray"):
@@ -285,9 +284,9 @@ def _check(encoding: str) -> None:
 
 
 def array_details(encoding: str) -> tuple[np.dtype[Any] | None, tuple[int, ...] | None]:
-    """Return dtype and shape that `ndarray:...` says, None for what each value says. Raises EncodingError."""
+    """Return dtype and shape of `ndarray:...`; None for what each value stores itself. Raises EncodingError."""
     parts = encoding.split(":")[1:]
-    if parts in ([], [""]):  # "ndarray:" is what the library takes, too
+    if parts in ([], [""]):  # MosaicML's library accepts "ndarray:" too
         return None, None
     if len(parts) > 2 or parts[0] not in DTYPE_CODES:
         raise EncodingError(f"encoding {encoding!r}: expected ndarray[:dtype[:d0,d1...]]")
@@ -322,14 +321,14 @@ def _raw_encoder(encoding: str) -> Encoder:
 
 
 def _encode_bytes(value: Any) -> bytes:
-    if not isinstance(value, (bytearray, memoryview)):  # bytes never come so far
-        raise EncodingError(f"{_a(value)} is not bytes")
+    if not isinstance(value, (bytearray, memoryview)):  # `encoder` has passed bytes through already
+        raise EncodingError(f"{with_article(value)} is not bytes")
     return bytes(value)
 
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise EncodingError(f"{_a(value)} is not text")
+        raise EncodingError(f"{with_article(value)} is not text")
     return value.encode()
 
 
@@ -339,8 +338,10 @@ def _encode_json(value: Any) -> bytes:
 
 def _text_of(kind: type) -> Encoder:
     def encode(value: Any) -> bytes:
-        if not isinstance(value, kind) or isinstance(value, bool):  # "True" would not come back
-            raise EncodingError(f"{_a(value)} is no {kind.__name__}")
+        if not isinstance(value, kind) or isinstance(
+            value, bool
+        ):  # the text "True" would not decode to a number
+            raise EncodingError(f"{with_article(value)} is not a valid {kind.__name__}")
         return str(value).encode()
 
     return encode
@@ -361,7 +362,9 @@ def _whole_encoder(encoding: str, size: int, *, signed: bool) -> Encoder:
         except OverflowError:
             bits = 8 * size - signed
             low = -(1 << bits) if signed else 0
-            raise EncodingError(f"{number} is no {encoding}, which is {low} to {(1 << bits) - 1}") from None
+            raise EncodingError(
+                f"{number} is out of range for {encoding}, which is {low} to {(1 << bits) - 1}"
+            ) from None
 
     return encode
 
@@ -371,7 +374,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, np.ndarray):
-            raise EncodingError(f"{_a(value)} is no array")
+            raise EncodingError(f"{with_article(value)} is not an array")
         code = DTYPE_CODES.get(value.dtype.name)
         if code is None or (dtype is not None and value.dtype.name != dtype.name):
             raise EncodingError(f"an array of {value.dtype.name} does not fit {encoding}")
@@ -391,36 +394,12 @@ def _array_encoder(encoding: str) -> Encoder:
 
 def _items(value: Any) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise EncodingError(f"{_a(value)} is no list")
+        raise EncodingError(f"{with_article(value)} is not a list")
     return value
 
 
 def _join(parts: list[bytes]) -> bytes:
     return struct.pack(f"<{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
-
-
-def _encode_pil(value: Any) -> bytes:
-    mode: bytes = value.mode.encode()
-    return struct.pack("<III", *value.size, len(mode)) + mode + bytes(value.tobytes())
-
-
-def _image_encoder(kind: str) -> Encoder:
-    def encode(value: Any) -> bytes:
-        if not hasattr(value, "save"):
-            raise EncodingError(f"{_a(value)} is neither a PIL image nor an encoded one")
-        filename = getattr(value, "filename", "")
-        if kind == "jpeg" and filename and getattr(value, "format", "") == "JPEG":
-            # As it lies on the disk: encoding it again would lose quality.
-            try:
-                with open(filename, "rb") as file:
-                    return file.read()
-            except FileNotFoundError:
-                pass
-        out = BytesIO()
-        value.save(out, format=kind.upper())
-        return out.getvalue()
-
-    return encode
 
 
 _SIMPLE_ENCODERS: dict[str, Encoder] = {
@@ -430,9 +409,9 @@ _SIMPLE_ENCODERS: dict[str, Encoder] = {
     "str_int": _text_of(int),
     "str_float": _text_of(float),
     "str_decimal": _text_of(Decimal),
-    "pil": _encode_pil,
-    "jpeg": _image_encoder("jpeg"),
-    "png": _image_encoder("png"),
+    "pil": encode_pil,
+    "jpeg": image_encoder("jpeg"),
+    "png": image_encoder("png"),
     "pkl": pickle.dumps,
 }
 
@@ -441,7 +420,7 @@ _SIMPLE_ENCODERS: dict[str, Encoder] = {
 
 
 def _decode_bytes(data: Buffer, start: int, stop: int) -> bytes:
-    # One copy, not two, where the sample is a bytearray.
+    # One copy instead of two if the sample is a bytearray.
     return data[start:stop] if isinstance(data, bytes) else bytes(memoryview(data)[start:stop])
 
 
@@ -474,44 +453,10 @@ def _array_decoder(encoding: str) -> Decoder:
             raise ValueError("the shape of an array goes beyond its bytes")
         count, rest = divmod(stop - values, dtype.itemsize)
         if rest:
-            raise ValueError(f"{stop - values} bytes are no whole number of {dtype.name}")
+            raise ValueError(f"{stop - values} bytes are not a multiple of the size of {dtype.name}")
         return np.frombuffer(data, dtype, count, values).reshape(shape)
 
     return decode
-
-
-def _pil_image() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError:
-        raise UnmetNeedError("is of images, which need the package pillow: pip install pillow") from None
-
-
-def _decode_pil(data: Buffer, start: int, stop: int) -> Any:
-    width, height, mode_bytes = struct.unpack_from("<III", data, start)
-    pixels = start + 12 + mode_bytes
-    # No mode has less than a bit for a pixel: PIL would take memory for all of them first.
-    if (width + 7) // 8 * height > stop - pixels:
-        raise ValueError(f"{stop - pixels} bytes are too few for {width} x {height} pixels")
-    return _pil_image().frombytes(
-        data[start + 12 : pixels].decode(), (width, height), bytes(data[pixels:stop])
-    )
-
-
-def _decode_image(data: Buffer, start: int, stop: int) -> Any:
-    image = _pil_image()
-    try:
-        return image.open(BytesIO(data[start:stop]))
-    except image.UnidentifiedImageError:
-        begin = bytes(data[start : min(stop, start + 8)])
-        raise ValueError(
-            f"its {stop - start} bytes are no image that PIL knows: they begin with {begin!r}"
-        ) from None
-    except image.DecompressionBombError as problem:
-        raise UnmetNeedError(
-            f"holds an image that PIL takes for an attack ({problem}): raise PIL.Image.MAX_IMAGE_PIXELS if you trust "
-            f"the dataset"
-        ) from problem
 
 
 def _list_decoder(element: Decoder, head_bytes: int) -> Decoder:
@@ -539,7 +484,7 @@ _SIMPLE_DECODERS: dict[str, Decoder] = {
     "str_int": lambda data, start, stop: int(data[start:stop]),
     "str_float": lambda data, start, stop: float(data[start:stop]),
     "str_decimal": lambda data, start, stop: Decimal(data[start:stop].decode()),
-    "pil": _decode_pil,
-    "jpeg": _decode_image,
-    "png": _decode_image,
+    "pil": decode_pil,
+    "jpeg": decode_image,
+    "png": decode_image,
 }

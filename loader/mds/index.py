@@ -1,9 +1,8 @@
-"""index.json of an MDS dataset, read into compact arrays and checked before anything trusts it.
+"""Reads the index.json of an MDS dataset into compact arrays, and checks it before anything relies on it.
 
-An index may come from MosaicML's writer, from a merge (basenames are then relative paths), or from somebody's
-script: only `samples`, a basename, and the columns' names, encodings and sizes are needed. What a hand-made
-index leaves out (byte counts, hashes, compression) is 0 or None here, and is then not checked. Knows nothing
-of shards' contents and opens none.
+An index may come from MosaicML's writer, from a merge (basenames are then relative paths), or from a hand-written
+script. Required are only `samples`, a basename, and the columns' names, encodings and sizes. Missing byte counts,
+hashes and compression become 0 or None here, and are not checked. This module opens no shard.
 """
 
 import hashlib
@@ -24,24 +23,24 @@ from loader.mds.index_parser import VERSION, IndexRows, Schema
 from loader.mds.packed_names import PackedNames
 
 INDEX_NAME = "index.json"
-# What is parsed at a time. An index of 10**6 shards is a text of 300 MB: it is never in memory as a whole.
+# Bytes parsed at a time. An index of 10**6 shards is 300 MB of text, which is never in memory as a whole.
 CHUNK_BYTES = 1 << 20
-# Folders that an error names.
+# The number of folders that an error names.
 NEARBY = 5
-# How an index begins that is read piece by piece: nothing stands before its shards but perhaps the version.
+# The beginning of an index that can be read in pieces: at most the version precedes the shards.
 _HEAD = re.compile(rb'\s*\{\s*(?:"version"\s*:\s*2\s*,\s*)?"shards"\s*:\s*\[\s*')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All that the loader keeps of an index.json, or of several in a row.
+    """The content of one index.json, or of several joined ones, as far as the loader needs it.
 
-    samples, raw_bytes, zip_bytes: (shards,) counts; bytes are 0 where the index does not say. schema_of:
-    (shards,) index into schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard
-    that is stored raw. compressions: families, "" for none, that compression_of indexes. hashes: JSON texts
-    [{hash: value} of the raw file, of the packed one], if asked for. directories: one a stream; borders:
-    (streams + 1,) the first shard of each stream, and how many shards there are.
+    samples, raw_bytes, zip_bytes: (shards,) int64 counts; bytes are 0 if the index does not give them. schema_of:
+    (shards,) index into schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard that is
+    stored uncompressed. compressions: families, "" for none; compression_of indexes them. hashes: JSON texts
+    [{hash: value} of the raw file, of the compressed one], if requested. directories: one a stream; borders:
+    (streams + 1,) the first shard of each stream, then the number of shards.
     """
 
     directories: tuple[str, ...]
@@ -60,42 +59,42 @@ class Index:
 
     @property
     def shards(self) -> int:
-        """How many shards."""
+        """The number of shards."""
         return int(self.samples.size)
 
     @property
     def streams(self) -> int:
-        """How many datasets in a row."""
+        """The number of joined datasets."""
         return len(self.directories)
 
     def directory(self, shard: int) -> str:
-        """The directory that a shard's name is relative to."""
+        """Return the directory that a shard's name is relative to."""
         if len(self.directories) == 1:
             return self.directories[0]
         return self.directories[bisect_right(self.borders, shard) - 1]
 
     def schema_number(self, shard: int) -> int:
-        """Which of the schemas one shard has."""
-        # Asked for each sample, and nearly always there is one.
+        """Return the number of a shard's schema."""
+        # Called for each sample, and there is nearly always one schema.
         return int(self.schema_of[shard]) if len(self.schemas) > 1 else 0
 
     def schema(self, shard: int) -> Schema:
-        """The columns of one shard."""
+        """Return the columns of a shard."""
         return self.schemas[self.schema_number(shard)]
 
     def compression(self, shard: int) -> str:
-        """The compression family of one shard, "" for none."""
+        """Return the compression family of a shard, "" for none."""
         return self.compressions[int(self.compression_of[shard])]
 
     def hashes_of(self, shard: int) -> tuple[dict[str, str], dict[str, str]]:
-        """({hash: value} of the raw file, of the packed one); empty where none were read, or there are none."""
+        """Return ({hash: value} of the raw file, of the compressed one); empty if not requested or not given."""
         if self.hashes is None:
             return {}, {}
         raw, packed = json.loads(self.hashes[shard])
         return raw, packed
 
     def fingerprint(self) -> str:
-        """Return 32 hex digits that differ between datasets: names, sample counts, sizes and columns."""
+        """Return 32 hex digits that differ between datasets: a hash of names, sample counts, sizes and columns."""
         digest = hashlib.blake2b(digest_size=16)
         if self.streams > 1:
             digest.update("\n".join(self.fingerprints).encode())
@@ -111,8 +110,8 @@ class Index:
 def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     """Read and check `<directory>/index.json`.
 
-    Raises DatasetError, naming the file, the shard and the cause, if it is missing, damaged, of another
-    format, or points outside its directory; ArgumentError for a path of another machine.
+    Raises DatasetError, naming the file, the shard and the cause, if it is missing, damaged, of another format, or
+    refers to files outside its directory. Raises ArgumentError for a URL.
     """
     check_is_local(directory)
     path = Path(directory) / INDEX_NAME
@@ -122,22 +121,23 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
             try:
                 _read_in_pieces(file, rows)
             except (ValueError, RecursionError):
-                # Not JSON, or JSON that happens to have the seam of two shards within a text: the whole of it
-                # decides.
+                # Not JSON; or JSON in which the border of two shards also occurs within a text. Parse it as a whole.
                 file.seek(0)
                 rows = IndexRows(str(path), with_hashes)
-                rows.take(_document(file.read(), rows.path)["shards"])
+                rows.add(_document(file.read(), rows.path)["shards"])
     except FileNotFoundError:
         raise DatasetError(
-            f"{path} does not exist: this is no MDS dataset, its writer has not finished, or the split has a "
+            f"{path} does not exist: this is not an MDS dataset, its writer has not finished, or the split has a "
             f"directory of its own ({_splits_nearby(path.parent)}){_parquet_nearby(path.parent)}"
         ) from None
     except NotADirectoryError:
-        raise DatasetError(f"{path.parent} is a file: give the directory that holds {INDEX_NAME}") from None
-    except OSError as problem:
-        way_out = mount_advice(problem, path)
         raise DatasetError(
-            f"{path} cannot be read: {problem.strerror}{'. ' if way_out else ''}{way_out}"
+            f"{path.parent} is a file: give the directory that contains {INDEX_NAME}"
+        ) from None
+    except OSError as problem:
+        remedy = mount_advice(problem, path)
+        raise DatasetError(
+            f"{path} cannot be read: {problem.strerror}{'. ' if remedy else ''}{remedy}"
         ) from problem
     except (ValueError, RecursionError) as problem:
         raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None
@@ -159,7 +159,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
 
 
 def join_indices(parts: Sequence[Index]) -> Index:
-    """Return several indices as one, the shards of the first before those of the second."""
+    """Return several indices as one; the shards of the first come before those of the second."""
     if len(parts) == 1:
         return parts[0]
     schemas = {schema: None for part in parts for schema in part.schemas}
@@ -188,7 +188,7 @@ def join_indices(parts: Sequence[Index]) -> Index:
 
 
 def _joined_hashes(parts: Sequence[Index]) -> PackedNames | None:
-    """The hashes of all shards, none of those of parts where none were read; None where no part has any."""
+    """Return the hashes of all shards, empty for parts read without hashes; None if no part has any."""
     if all(part.hashes is None for part in parts):
         return None
     none = json.dumps([{}, {}])
@@ -200,38 +200,38 @@ def _joined_hashes(parts: Sequence[Index]) -> PackedNames | None:
 def _renumbered(
     columns: Sequence[NDArray[np.int32]], values: Sequence[tuple[Any, ...]], numbers: dict[Any, int]
 ) -> NDArray[np.int32]:
-    """Concatenate columns that index values of their own, so that they index common ones."""
+    """Concatenate columns that index their own values, renumbered to index the common values."""
     tables = [np.array([numbers[value] for value in own], np.int32) for own in values]
     return np.concatenate([table[column] for table, column in zip(tables, columns, strict=True)])
 
 
 def _read_in_pieces(file: BinaryIO, rows: IndexRows) -> None:
-    """Take a text of any length, a piece at a time.
+    """Parse a text of any length, a piece at a time.
 
-    The text is cut between two shards, "}, {". If both sides of a cut are whole JSON, it was such a place: no
-    other reading of the text exists. If not, ValueError says so.
+    The text is cut between two shards, "}, {". If both sides of a cut are complete JSON, the cut was between shards,
+    because no other reading of the text exists. Otherwise raises ValueError.
     """
     text = file.read(CHUNK_BYTES)
     head = _HEAD.match(text)
     if head is None:
-        raise ValueError("something stands before the shards")
+        raise ValueError("the index does not begin with its shards")
     text = text[head.end() :]
     while more := file.read(CHUNK_BYTES):
         cut = text.rfind(b"}, {")
         if cut < 0:
             cut = max((found.start() for found in _BETWEEN.finditer(text)), default=-1)
         if cut >= 0:
-            rows.take_text(b"[" + text[: cut + 1] + b"]")
+            rows.add_text(b"[" + text[: cut + 1] + b"]")
             text = text[text.index(b"{", cut + 1) :]
         text += more
     document = _document(b'{"shards": [' + text, rows.path)
-    rows.take(document["shards"])
+    rows.add(document["shards"])
 
 
 def _document(text: bytes, path: str) -> dict[str, Any]:
     document = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("shards"), list):
-        raise DatasetError(f'{path} is no MDS index: it has no list "shards"')
+        raise DatasetError(f'{path} is not an MDS index: it has no list "shards"')
     if document.get("version", VERSION) != VERSION:
         raise DatasetError(f"{path} is version {document['version']!r}; this loader reads version {VERSION}")
     return document

@@ -1,8 +1,8 @@
-"""Shards' descriptions, one after the other, checked and put into compact columns.
+"""Parses the shard descriptions of an index, checks them, and collects them in compact columns.
 
-Two ways in: `take` checks one description and says exactly what is wrong with it; `take_text` takes a JSON
-list of them at a twentieth of the time if all are plain (the writers' form), and leaves any other list to
-`take`. Both accept the same and give the same. Reads no file.
+Two entry points: `add` checks descriptions one by one and reports exactly what is wrong. `add_text` takes a JSON list
+in a twentieth of the time if all its shards are plain (as writers make them), and passes any other list to `add`.
+Both accept the same and give the same result. Reads no file.
 """
 
 import json
@@ -19,11 +19,11 @@ from loader.errors import DatasetError, LoaderError
 from loader.mds.packed_names import NamePacker, PackedNames
 
 VERSION = 2
-# A shard begins with its sample count and one offset more than samples, each 4 bytes, and no offset reaches
-# 2**32: more samples than that cannot be.
+# A shard begins with its sample count and its offsets, one more than samples, 4 bytes each. No offset reaches 2**32, so
+# a shard cannot have more samples.
 MOST_SAMPLES = (1 << 30) - 2
 MOST_BYTES = 1 << 62
-# Of names that have a line each: absolute, empty, or with something in it that may lead elsewhere.
+# Searched in the names, one a line: absolute, empty, or with characters that may lead outside the dataset.
 _ODD_SIGNS = ("\n/", "\n\n", "\\", "\0", "..")
 
 
@@ -37,7 +37,7 @@ class Schema:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of every sample, or 0 where that differs from sample to sample."""
+        """Size of every sample in bytes, or 0 if it varies."""
         return sum(self.sizes) if self.sizes and all(self.sizes) else 0
 
 
@@ -46,7 +46,7 @@ Numbers = int | NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """(shards,) each: what Index is made of. hashes: JSON texts [of the raw file, of the packed one]."""
+    """The columns of an Index, (shards,) each. hashes: JSON texts [of the raw file, of the compressed one]."""
 
     samples: NDArray[np.int64]
     raw_bytes: NDArray[np.int64]
@@ -87,26 +87,26 @@ class _HashedShard(_AnyShard, gc=False, kw_only=True):
     zip_data: _HashedFile | None = None
 
 
-# Measured on one core of a build machine, 10**5 shards of 300 bytes: 0.44 us a shard; json takes 2.1 and
-# builds ten objects each.
+# Measured on one core with 10**5 shards of 300 bytes: 0.44 us a shard. json takes 2.1 us, and makes ten objects for
+# each.
 _DECODE: Callable[[bytes], list[_Shard]] = msgspec.json.Decoder(list[_Shard]).decode
 _DECODE_HASHED: Callable[[bytes], list[_HashedShard]] = msgspec.json.Decoder(list[_HashedShard]).decode
 
 
 class _NotPlainError(Exception):
-    """This list of shards has to be taken one by one."""
+    """This list of shards must be parsed one by one."""
 
 
 @dataclass(slots=True)
 class IndexRows:
-    """Collects shards in the order of the index. path: how errors call it."""
+    """Collects shards in the order of the index. path: names the index in errors."""
 
     path: str
     with_hashes: bool = False
     count: int = 0
     schemas: dict[Schema, int] = field(default_factory=dict)
     compressions: dict[str, int] = field(default_factory=dict)
-    # Bytes that grow in place: lists of arrays would be in memory twice when they are put together.
+    # Bytes that grow in place: joining lists of arrays would need the memory twice.
     _samples: bytearray = field(default_factory=bytearray)
     _raw_bytes: bytearray = field(default_factory=bytearray)
     _zip_bytes: bytearray = field(default_factory=bytearray)
@@ -118,29 +118,29 @@ class IndexRows:
     _last_columns: list[Any] = field(default_factory=list)
     _last_schema: int = 0
 
-    def take_text(self, text: bytes) -> None:
-        """Add the shards of a JSON list. Raises ValueError if it is not JSON, DatasetError like `take`."""
+    def add_text(self, text: bytes) -> None:
+        """Add the shards of a JSON list. Raises ValueError if it is not JSON, DatasetError like `add`."""
         try:
-            self._take_plain(_DECODE_HASHED(text) if self.with_hashes else _DECODE(text))
+            self._add_plain(_DECODE_HASHED(text) if self.with_hashes else _DECODE(text))
         except (_NotPlainError, msgspec.DecodeError, OverflowError, UnicodeError):
-            self.take(json.loads(text))
+            self.add(json.loads(text))
 
-    def take(self, found: list[Any]) -> None:
-        """Add shards. Raises DatasetError, naming index and shard, for the first that cannot be read."""
+    def add(self, found: list[Any]) -> None:
+        """Add shards. Raises DatasetError, naming index and shard, for the first invalid one."""
         for shard in found:
             samples, raw, packed, schema, compression, hashes = self._row(shard, self.count)
             try:
                 self._raw_names.add([raw[0]])
                 self._zip_names.add([packed[0]])
             except UnicodeEncodeError as problem:
-                self._refuse(f": shard {self.count} has {problem.object!r}, which is no file name")
+                self._refuse(f": shard {self.count} has {problem.object!r}, which is not a file name")
             if self.with_hashes:
                 self._hashes.add([hashes])
             self._add_numbers(samples, raw[1], packed[1], schema, compression)
             self.count += 1
 
     def columns(self) -> Columns:
-        """Return all that was taken; nothing may be taken after."""
+        """Return the collected columns; add nothing afterwards."""
         return Columns(
             np.frombuffer(self._samples, np.int64),
             np.frombuffer(self._raw_bytes, np.int64),
@@ -166,8 +166,8 @@ class IndexRows:
         self._schema_of += np.asarray(schema_of, np.int32).tobytes()
         self._compression_of += np.asarray(compression_of, np.int32).tobytes()
 
-    def _take_plain(self, found: Sequence[_Shard | _HashedShard]) -> None:
-        """Add shards of which nothing is left out or odd; _NotPlainError, with nothing added, for others."""
+    def _add_plain(self, found: Sequence[_Shard | _HashedShard]) -> None:
+        """Add shards that are complete and plain; _NotPlainError, with nothing added, for others."""
         if not found:
             return
         raws = [shard.raw_data for shard in found]
@@ -234,7 +234,7 @@ class IndexRows:
         return schema_of
 
     def _row(self, found: object, number: int) -> tuple[int, tuple[str, int], tuple[str, int], int, int, str]:
-        """Check one shard. Returns (samples, raw file, packed file, schema, compression, hashes)."""
+        """Check one shard. Returns (samples, raw file, compressed file, schema, compression, hashes)."""
         if not isinstance(found, dict) or ("samples" not in found and "column_names" not in found):
             self._refuse(f": shard {number} is not described by an object with samples and columns")
         if found.get("format", "mds") != "mds":
@@ -283,7 +283,7 @@ class IndexRows:
         if not isinstance(found, dict) or not isinstance(found.get("basename"), str) or not found["basename"]:
             self._refuse(f": {what} of shard {number} has no basename")
         name = found["basename"]
-        # Only a relative path below the index: a merged index holds "17/shard.00085.mds", never more.
+        # Only a relative path below the index is valid: a merged index has names such as "17/shard.00085.mds".
         if name.startswith("/") or "\0" in name or "\\" in name or ".." in name.split("/"):
             self._refuse(f": shard {number} lies outside the dataset ({name!r}); refused")
         return name, self._count(found.get("bytes") or 0, number, f"{what}.bytes")
@@ -294,7 +294,7 @@ class IndexRows:
         return found
 
     def _sample_count(self, found: object, raw_bytes: int, number: int) -> int:
-        """Return the count, once it is known that a shard can hold so many."""
+        """Return the sample count, after checking that a shard can contain so many samples."""
         count = self._count(found, number, "samples")
         if count > MOST_SAMPLES:
             self._refuse(
@@ -309,7 +309,7 @@ class IndexRows:
         return count
 
     def _schema_number(self, columns: list[Any], number: int) -> int:
-        if columns != self._last_columns:  # nearly all shards have those of the shard before
+        if columns != self._last_columns:  # nearly all shards have the columns of the previous one
             schema = self._schema(columns, number)
             self._last_columns = columns
             self._last_schema = self.schemas.setdefault(schema, len(self.schemas))
@@ -331,8 +331,8 @@ class IndexRows:
 
 
 def _are_odd(names: list[str]) -> bool:
-    """Whether `_file` has to look at one of these names."""
-    # A name a line, and plain searches: a regular expression takes ten times as long.
+    """Return whether `_file` must check one of these names."""
+    # One joined text and plain searches: a regular expression takes ten times as long.
     text = "\n".join(["", *names, ""])
     return text.count("\n") != len(names) + 1 or any(sign in text for sign in _ODD_SIGNS)
 

@@ -1,7 +1,7 @@
-"""One index over the parts of a dataset that several writers wrote, each into a folder of its own.
+"""Makes one index over the parts of a dataset that several writers wrote, each into its own folder.
 
-Nothing is copied: the new index names the parts' shards by their paths below it. The order of the parts is
-the order of the samples: folders in natural order (2 before 10), or as listed.
+Nothing is copied: the new index names the parts' shards by paths relative to it. The order of the parts is the order
+of the samples: folders in natural order (2 before 10), or as listed.
 """
 
 import json
@@ -22,21 +22,19 @@ log = logging.getLogger(__name__)
 
 
 def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replace: bool = False) -> int:
-    """Write `<root>/index.json` over all datasets in folders below root; return how many shards it has.
+    """Write `<root>/index.json` over all datasets in folders below root; return the number of shards.
 
-    parts: folders below root, in the order wanted; without it, all that have an index.json, in natural order,
-    and a folder that has shards but no index (its writer has not finished) is an error. A folder whose shards
-    another index above it names already adds nothing. replace: write over an index that root has already.
-    Raises WriterError if there is nothing to merge, a shard is named twice, a file is missing or of another size than
-    its index says, or root has an index; DatasetError for an index that cannot be read. Parts with other columns than
-    the first are warned of: samples of them make no batch together.
+    parts: folders below root, in the wanted order. None: all folders that have an index.json, in natural order; a
+    folder with shards but without index (its writer has not finished) is then an error. A folder whose shards an
+    index above it lists already is skipped. replace: overwrite an existing index of root.
+    Raises WriterError if there is nothing to merge, a shard is listed twice, a file is missing or has another size
+    than its index says, or root has an index; DatasetError for an index that cannot be read. Logs a warning for parts
+    with other columns than the first, because a batch cannot mix their samples.
     """
     check_is_local(root)
     top = Path(root)
     if (top / INDEX_NAME).exists() and not replace:
-        raise WriterError(
-            f"{top / INDEX_NAME} exists already: pass replace=True (--replace) to write it anew"
-        )
+        raise WriterError(f"{top / INDEX_NAME} exists already: pass replace=True (--replace) to overwrite it")
     folders = sorted_folders(top) if parts is None else [_below(top, part) for part in parts]
     shards: list[dict[str, Any]] = []
     owners: dict[str, str] = {}
@@ -45,7 +43,7 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
         names = [name for name, _ in entries]
         known = [owners[name] for name in names if name in owners]
         if parts is None and len(known) == len(names) and all(_is_above(owner, folder) for owner in known):
-            continue  # a merge of these is listed already
+            continue  # an index above this folder lists the same shards
         if known:
             twice = next(name for name in names if name in owners)
             raise WriterError(
@@ -68,7 +66,7 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
 
 
 def natural_key(path: str) -> tuple[list[list[tuple[int, int, str]]], str]:
-    """Sort key of a relative path: numbers within it count as numbers, a folder comes before those in it."""
+    """Return the sort key of a relative path: digits compare as numbers, and a folder comes before its content."""
     parts = [
         [
             (0, int(piece), "") if piece.isdecimal() else (1, 0, piece)
@@ -97,9 +95,7 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 def _below(root: Path, part: str | Path) -> str:
     path = root / part if (root / part).exists() else Path(part)
     if not path.exists():
-        raise WriterError(
-            f"there is no folder {root / part}: the parts to be merged are folders below {root}"
-        )
+        raise WriterError(f"there is no folder {root / part}: the parts to merge are folders below {root}")
     inner = os.path.relpath(path, root)
     if inner == "." or inner.split("/")[0] == "..":
         raise WriterError(f"{part} does not lie below {root}: an index names only what is below it")
@@ -107,9 +103,9 @@ def _below(root: Path, part: str | Path) -> str:
 
 
 def _entries(root: Path, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The shards of a part, as the index above shall name them: (path of the stored file, entry)."""
+    """Yield a part's shards as the merged index lists them: (path of the stored file, entry)."""
     directory = root / folder
-    read_index(directory)  # it checks what the rest relies on
+    read_index(directory)  # checks what the code below relies on
     for shard in json.loads((directory / INDEX_NAME).read_bytes())["shards"]:
         entry = dict(shard)
         name = ""
@@ -129,7 +125,7 @@ def _warn_of_columns(folder: str, entry: dict[str, Any], first: str, first_entry
     )
     if differ:
         log.warning(
-            "%s has other columns than %s: %s. They are merged, but samples of both make no batch together",
+            "%s has other columns than %s: %s. They are merged, but a batch cannot mix samples of both",
             folder, first, "; ".join(differ),
         )  # fmt: skip
 
@@ -158,7 +154,7 @@ def _check_files(root: Path, shards: Sequence[dict[str, Any]]) -> None:
 
 
 def _check_unlisted(root: Path, owners: dict[str, str]) -> None:
-    """A part whose writer has not finished would be left out without a word."""
+    """Raise WriterError for a part without an index: its writer has not finished, and a merge would omit it."""
     for folder, files in _walk(root):
         if INDEX_NAME in files and folder != ".":
             continue

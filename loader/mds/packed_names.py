@@ -1,4 +1,4 @@
-"""A list of file names in one buffer: 10**6 of them take 24 MB, where a list of str takes 80."""
+"""A list of file names in one buffer: 10**6 names take 24 MB, where a list of str takes 80."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self, overload
@@ -10,9 +10,9 @@ BLOCK_NAMES = 1 << 16
 
 
 class PackedNames(Sequence[str]):
-    """Names that never change; each str is made when it is asked for.
+    """An immutable list of names; each str is made on access.
 
-    text: all names, one after the other, UTF-8. ends: (names,) where each ends in it.
+    text: all names, concatenated, in UTF-8. ends: (names,) int64, the end of each name in it.
     """
 
     __slots__ = ("_ends", "_text")
@@ -22,7 +22,7 @@ class PackedNames(Sequence[str]):
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Self:
-        """Pack names. Raises UnicodeEncodeError for half a surrogate pair, which no file name holds."""
+        """Pack names. Raises UnicodeEncodeError for an unpaired surrogate, which no file name contains."""
         packer = NamePacker()
         packer.add(list(names))
         return cls(*packer.packed())
@@ -35,12 +35,12 @@ class PackedNames(Sequence[str]):
         return cls(b"".join(part._text for part in parts), ends)
 
     def zero_separated(self) -> Iterator[bytes]:
-        """Yield all names with a zero byte between each two, some ten thousand at a time."""
+        """Yield all names, separated by zero bytes, in pieces of some ten thousand names."""
         text = np.frombuffer(self._text, np.uint8)
         for first in range(0, len(self), BLOCK_NAMES):
             ends = self._ends[first : first + BLOCK_NAMES]
             start = int(self._ends[first - 1]) if first else 0
-            led = int(first > 0)  # a separator stands before the block
+            led = int(first > 0)  # a separator precedes the block
             block = np.zeros(int(ends[-1]) - start + ends.size - 1 + led, np.uint8)
             is_text = np.ones(block.size, bool)
             is_text[ends[:-1] - start + np.arange(led, ends.size - 1 + led)] = False
@@ -57,7 +57,7 @@ class PackedNames(Sequence[str]):
     def __getitem__(self, which: slice) -> "PackedNames": ...
 
     def __getitem__(self, which: "int | slice") -> "str | PackedNames":
-        """Return one name, or several as a copy."""
+        """Return one name, or a copy of several."""
         if isinstance(which, slice):
             return PackedNames.of([self[number] for number in range(*which.indices(len(self)))])
         number = which + len(self) if which < 0 else which
@@ -68,22 +68,22 @@ class PackedNames(Sequence[str]):
 
 
 class NamePacker:
-    """Collects names for Names, which takes its buffers over as they are."""
+    """Collects names for PackedNames, which takes over its buffers without a copy."""
 
     def __init__(self) -> None:
         self._text = bytearray()
         self._ends = bytearray()
 
     def add(self, names: Sequence[str]) -> None:
-        """Add names. Raises UnicodeEncodeError, with nothing added, for half a surrogate pair."""
+        """Add names. Raises UnicodeEncodeError, with nothing added, for an unpaired surrogate."""
         text = "".join(names)
         encoded = text.encode()
-        # A name of ASCII has as many bytes as letters.
+        # An ASCII name has as many bytes as characters.
         sized: Sequence[str | bytes] = names if text.isascii() else [name.encode() for name in names]
         lengths = np.fromiter(map(len, sized), np.int64, len(names))
         self._ends += (np.cumsum(lengths) + len(self._text)).tobytes()
         self._text += encoded
 
     def packed(self) -> tuple[bytearray, NDArray[np.int64]]:
-        """Return the buffers; nothing may be added after."""
+        """Return the buffers; add nothing afterwards."""
         return self._text, np.frombuffer(self._ends, np.int64)

@@ -1,4 +1,4 @@
-"""A dataset written by several processes, each into a folder of its own, and merged at the end."""
+"""Writes a dataset with several processes, each into its own folder, and merges the folders at the end."""
 
 import multiprocessing
 import pickle
@@ -28,13 +28,14 @@ def write_parallel(
     progress: Callable[[int, int], None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write each source's samples into a folder of its own below out, then the index over all; return samples.
+    """Write each source's samples into its own folder below out, then one index over all; return the sample count.
 
-    sources: functions that return samples, importable by name (they go to other processes); the samples of
-    the first come first, whatever order they are written in. resume: keep finished parts, and go on with
-    unfinished ones, if each source returns the same samples again. progress: called with (finished parts,
-    samples in them). options: of MDSWriter. The first error of a part ends it all; the parts stay; one
-    of a source has a note of the part, and of how many samples came before it.
+    sources: functions that return samples, importable by name (they are sent to other processes). Samples are ordered
+    by source, whatever order they are written in. resume: keep finished parts and continue unfinished ones; each
+    source must return the same samples again. progress: called with (finished parts, samples in them). options: of
+    MDSWriter. The first error of a part ends the call; the parts stay. An error that a source raises gets a note that
+    names the part and the number of samples before it. Raises WriterError if `out` has a dataset or, without resume,
+    any file; NoSampleError if the sources have no samples.
     """
     check_is_local(out)
     root = Path(out)
@@ -46,7 +47,7 @@ def write_parallel(
         raise WriterError(f"{root} holds a dataset already: choose another directory, or remove it")
     if not resume and root.exists() and any(root.iterdir()):
         raise WriterError(
-            f"{root} is not empty: choose another directory, or pass resume=True to go on with it"
+            f"{root} is not empty: choose another directory, or pass resume=True to continue it"
         )
     width = max(5, len(str(len(sources) - 1)))
     folders = [f"{number:0{width}}" for number in range(len(sources))]
@@ -70,14 +71,14 @@ def write_parallel(
     if samples:
         merge(root, [root / folder for folder in folders])
     else:
-        raise NoSampleError(f"the sources hold no sample: there is nothing to write to {root}")
+        raise NoSampleError(f"the sources contain no samples: there is nothing to write to {root}")
     return samples
 
 
 def write_part(
     directory: Path, columns: Mapping[str, str], source: Source, *, resume: bool, options: Mapping[str, Any]
 ) -> int:
-    """Write one part, in the process that calls; return its samples."""
+    """Write one part, in the calling process; return its sample count."""
     if resume and (directory / INDEX_NAME).exists():
         return int(read_index(directory).samples.sum())
     try:
@@ -90,16 +91,16 @@ def write_part(
 
 
 def numbered(source: Source, part: str = "") -> Iterator[tuple[tuple[Source, int], Mapping[str, Any]]]:
-    """Yield a source's samples, each with (the source, its number from 0): whence it is.
+    """Yield a source's samples, each with its origin: (the source, its number from 0).
 
-    An error of the source gets a note of it and how many it gave, behind `part`.
+    An error of the source gets a note that names `part`, the source, and how many samples it gave before.
     """
     number = -1
     try:
         for number, sample in enumerate(source()):
             yield (source, number), sample
     except Exception as problem:
-        problem.add_note(f"{part}the source {source!r} raised it behind its first {number + 1} samples")
+        problem.add_note(f"{part}the source {source!r} raised it after its first {number + 1} samples")
         raise
 
 
@@ -114,7 +115,7 @@ def _check_can_be_sent(number: int, source: Source) -> None:
 
 
 def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Source, int]) -> None:
-    """Write a sample. Raises EncodingError, naming its source and number too, for a value that does not fit."""
+    """Write a sample. Raises EncodingError, also naming its source and number, for a value that does not fit."""
     try:
         writer.write(sample)
     except EncodingError as problem:

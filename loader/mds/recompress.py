@@ -1,7 +1,7 @@
-"""A dataset written anew with another compression, other hashes or alignment; samples and shards stay as they are.
+"""Rewrites a dataset with another compression, other hashes or alignment; samples and shards stay the same.
 
-The same samples are in the same shards in the same order, so a sample order made of the shards' sizes is the
-same too. Not a copy of files: every sample is read, and shards that differ in their columns keep them.
+The same samples are in the same shards in the same order, so a sample order, which depends on the shards' sizes, stays
+the same too. It does not copy files: every sample is read. Shards with different columns keep their columns.
 """
 
 import os
@@ -28,11 +28,11 @@ def recompress(
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write the dataset in `source` into `out`; return how many shards it has.
+    """Write the dataset in `source` into `out`; return the number of shards.
 
-    threads: that compress at a time, each with a shard in memory. progress: called with the shards done so
-    far. Raises DatasetError or ShardError for a source that cannot be read, WriterError if `out` has a
-    dataset or shards already or is within source.
+    threads: number of shards compressed concurrently, each of them in memory. progress: called with the number of
+    shards done so far. Raises DatasetError or ShardError for a source that cannot be read, and WriterError if `out`
+    has a dataset or shards already or lies within source.
     """
     check_is_local(out)
     index = read_index(source)
@@ -40,12 +40,12 @@ def recompress(
     if (target / INDEX_NAME).exists():
         raise WriterError(f"{target} holds a dataset already: choose another directory, or remove it")
     if f"{target.resolve()}/".startswith(f"{Path(source).resolve()}/"):
-        raise WriterError(f"{target} lies in {source}, to which nothing is written: choose another directory")
+        raise WriterError(f"{target} lies in {source}, which is not written to: choose another directory")
     packers = [ShardPacker(schema, options) for schema in index.schemas]
     make_directory(target)
     if left_over := left_over_shards(target):
         raise WriterError(
-            f"{target} holds {left_over[0]}, which a run left that did not finish: choose another directory, or "
+            f"{target} holds {left_over[0]}, which an unfinished run left: choose another directory, or "
             f"remove it"
         )
     shards: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ def recompress(
 def _in_order(
     index: Index, packers: list[ShardPacker], target: Path, threads: int
 ) -> Iterator[dict[str, Any]]:
-    """Write shards side by side, and yield their entries in order."""
+    """Write shards concurrently, and yield their entries in order."""
     reader = ShardReader(index, ReadOptions(decompressed_cache_bytes=0))
 
     def work(shard: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _in_order(
 
     with ThreadPoolExecutor(threads) as pool:
         rest = iter(range(index.shards))
-        # As many as there are threads: each holds a shard, raw and packed.
+        # At most one shard a thread, because each is in memory, raw and compressed.
         waiting: list[Future[dict[str, Any]]] = [pool.submit(work, shard) for shard in islice(rest, threads)]
         try:
             while waiting:

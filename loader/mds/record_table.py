@@ -1,6 +1,6 @@
-"""Samples of which every one has the same bytes: a block of memory, read as columns without looking at any one.
+"""Samples of one fixed size in a block of memory, which is read as columns without touching single samples.
 
-Not torch's: arrays of numpy, and samples made of them on demand.
+Plain numpy, no torch. Sample dicts are made on demand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """Where in a sample each column lies. columns: (name, first byte, end, dtype, shape of one value)."""
+    """The layout of a sample. columns: (name, first byte, end, dtype, shape of one value)."""
 
     columns: tuple[tuple[str, int, int, np.dtype[Any], tuple[int, ...]], ...]
     record_bytes: int
-    plain: frozenset[str]  # columns whose values are Python's own numbers
+    plain: frozenset[str]  # columns whose values are Python ints
 
     @classmethod
     def of(cls, schema: Schema) -> "TableSchema | None":
-        """Return the places of a schema's columns, None if they differ between samples or are no numbers."""
+        """Return the layout of a schema; None if sizes vary between samples, or a column is not numeric."""
         if not schema.record_bytes:
             return None
         columns = []
@@ -45,9 +45,9 @@ class TableSchema:
         return cls(tuple(columns), schema.record_bytes, plain)
 
     def columns_of(self, block: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """Return each column as a contiguous array (samples, ...). block: (samples, record_bytes).
+        """Return each column as a contiguous array (samples, ...). block: (samples, record_bytes) uint8.
 
-        A single column is the block itself, others are copies.
+        A single column is a view of the block; several columns are copies.
         """
         return {
             name: np.ascontiguousarray(block[:, start:stop]).view(dtype).reshape(len(block), *shape)
@@ -65,9 +65,9 @@ def _details(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
 
 
 class RecordTable(Sequence[Sample]):
-    """Samples in one block of memory, which they share.
+    """Samples in one shared block of memory.
 
-    columns: name -> array (samples, ...). As a sequence it has dicts, made when they are asked for.
+    columns: name -> array (samples, ...). As a sequence it has dicts, made on access.
     """
 
     def __init__(self, columns: dict[str, NDArray[Any]], samples: int, plain: frozenset[str]) -> None:
@@ -76,7 +76,7 @@ class RecordTable(Sequence[Sample]):
 
     @classmethod
     def joined(cls, parts: "Sequence[RecordTable]") -> "RecordTable | list[Sample]":
-        """Return several as one; as a list where their columns differ."""
+        """Return several tables as one; a list of samples if their columns differ."""
         first = parts[0]
         shapes = {tuple((name, a.dtype, a.shape[1:]) for name, a in part.columns.items()) for part in parts}
         if len(shapes) > 1 or any(part._plain != first._plain for part in parts):
@@ -107,4 +107,4 @@ class RecordTable(Sequence[Sample]):
         return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
     def __repr__(self) -> str:
-        return f"Table({self._samples} samples: {', '.join(self.columns)})"
+        return f"RecordTable({self._samples} samples: {', '.join(self.columns)})"

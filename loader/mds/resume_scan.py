@@ -1,10 +1,10 @@
-"""What a writer that did not finish has left: its whole shards, told by what they hold themselves.
+"""Finds the complete shards that an unfinished writer left, by reading the shards themselves.
 
-A shard is whole if its header has the writer's settings, its table of offsets begins behind the header and
-ends at the end of the file, and, for a compressed one, if all of it unpacks. A killed process or a full disk
-leaves a shorter file, and so does a power cut on file systems that set a file's length after its data (ext4,
-XFS). The last whole shard is decoded as well, each sample. The entries of the index are made from the files
-as they are, so an index cannot say what they do not hold.
+A shard is complete if three conditions hold: its header has the writer's settings; its offset table begins after the
+header and ends at the end of the file; and a compressed shard decompresses fully. A killed process or a full disk
+leaves a shorter file. So does a power cut on file systems that set a file's length after its data (ext4, XFS). Of the
+last complete shard, each sample is decoded as well. The index entries are made from the files, so they match the files'
+content.
 """
 
 import json
@@ -21,7 +21,7 @@ from loader.mds.shard_packer import SHARD_FILE, ShardPacker
 
 
 def make_directory(directory: Path) -> None:
-    """Make it, unless it is there. Raises WriterError."""
+    """Create a directory unless it exists. Raises WriterError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -31,14 +31,14 @@ def make_directory(directory: Path) -> None:
 
 
 def left_over_shards(directory: Path) -> list[str]:
-    """Return the names of all shards in a directory, whole or not."""
+    """Return the names of all shards in a directory, complete or not."""
     return sorted(path.name for path in directory.iterdir() if SHARD_FILE.fullmatch(path.name))
 
 
 def whole_shards(directory: Path, packer: ShardPacker) -> list[dict[str, Any]]:
-    """Return the index entries of the whole shards, from number 0 to the last before a gap or a harmed one.
+    """Return the index entries of the complete shards, from number 0 to the last one before a gap or a damaged one.
 
-    Raises WriterError if a shard is of other settings, so that none of it is written over.
+    Raises WriterError if a shard has other settings, so that no shard is overwritten.
     """
     found: list[dict[str, Any]] = []
     while (entry := _entry(directory, packer, len(found))) is not None:
@@ -63,12 +63,12 @@ def _entry(directory: Path, packer: ShardPacker, number: int) -> dict[str, Any] 
             head = words.tobytes() + file.read(4 * (count + 1) + len(packer.config(count)))
             count = _count(path, packer, head, size)
             return packer.entry(number, count, size, None) if count else None
-    except (FileNotFoundError, ValueError):  # ValueError: it does not unpack
+    except (FileNotFoundError, ValueError):  # ValueError: it does not decompress
         return None
 
 
 def _count(path: Path, packer: ShardPacker, raw: bytes, size: int) -> int:
-    """Return the samples of a whole shard of so many bytes that begins with `raw`; 0 if it is not whole."""
+    """Return the sample count of a complete shard of `size` bytes that begins with `raw`; 0 if it is incomplete."""
     if len(raw) < 8:
         return 0
     count = int(np.frombuffer(raw, "<u4", 1)[0])
@@ -80,7 +80,7 @@ def _count(path: Path, packer: ShardPacker, raw: bytes, size: int) -> int:
     if config != expected:
         if config.startswith(b'{"column_encodings"'):
             raise WriterError(
-                f"{path} was written with other settings than these, so it is not gone on with: choose another "
+                f"{path} was written with other settings than these, so it cannot be resumed: choose another "
                 f"directory, the settings that it begins with ({_begin(raw[start:])}), or remove it"
             )
         return 0
@@ -92,7 +92,7 @@ def _count(path: Path, packer: ShardPacker, raw: bytes, size: int) -> int:
 
 
 def _begin(config: bytes) -> str:
-    """The settings that a shard holds, as far as they can be told."""
+    """Return the settings that a shard contains, as far as they can be read."""
     try:
         text = config.decode(errors="replace")
         settings, _ = json.JSONDecoder().raw_decode(text)
@@ -106,7 +106,7 @@ def _decodes(directory: Path, packer: ShardPacker, number: int) -> bool:
     if packer.family:
         raw = decompress(packer.family, raw)
     schema = packer.schema
-    # A pickle could run code; that its bytes are there is enough.
+    # A pickle could run code, so check only that its bytes are there.
     encodings = ["bytes" if encoding == "pkl" else encoding for encoding in schema.encodings]
     decode = sample_decoder(schema.names, encodings, schema.sizes, allow_pickle=False)
     count = int(np.frombuffer(raw, "<u4", 1)[0])

@@ -1,12 +1,10 @@
-"""A dataset's shards, opened: files that are what the index says, tables of offsets, decompressed shards, each within a
-bound.
+"""Opens and checks the shards of a dataset; caches open files, offset tables and decompressed shards, each bounded.
 
-Compressed shards are decompressed as a whole, once, into memory or into a folder that the user names, and
-never beside the source.
+A compressed shard is decompressed as a whole, once, into memory or into a folder that the user names, and never beside
+the source.
 
-Safe for threads and for fork: the caches are ordered dicts whose single operations are atomic, at worst two
-threads open the same file twice, but one alone unpacks a shard; an open file is closed when its last user lets go of
-it.
+Safe for threads and for fork. The caches are ordered dicts with atomic single operations. At worst two threads open
+the same file twice, but only one thread decompresses a shard. An open file is closed when its last user releases it.
 """
 
 import contextlib
@@ -26,21 +24,21 @@ from loader.base.hashing import mismatch
 from loader.base.paths import mount_advice
 from loader.base.single_flight import SingleFlight
 from loader.errors import LoaderError, ShardError
-from loader.mds.decompressed_cache import DecompressedCache, Repetitions
+from loader.mds.decompressed_cache import DecompressedCache, ThrashingDetector
 from loader.mds.index import Index
 from loader.mds.watchdog import STALL_SECONDS
 
-# Well below the usual limit of 1024 open files a process, of which the trainer wants some, too.
+# Well below the usual limit of 1024 open files a process, which leaves descriptors for the trainer.
 OPEN_FILES = 256
 # 4 bytes a sample: the tables of 16 million samples, or of 8 000 shards of 2 048.
 OFFSET_CACHE_BYTES = 64 << 20
-# 64 MiB shards: enough for the few that a py1e block has in use at a time; each worker process has its own.
+# Shards of 64 MiB: enough for the few that a py1e block uses at a time. Each worker process has its own cache.
 DECOMPRESSED_CACHE_BYTES = 1 << 30
 
-# Part of an error's way out; the tool itself leaves it away.
+# Part of the remedy in an error; `python -m loader verify` itself omits it.
 VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
 _RESTORE = f"Restore the shard{VERIFY_HINT}."
-_AGAIN_AND_AGAIN = (
+_THRASHING_TEXT = (
     "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "
     "decompressed_cache_bytes (%d), which bounds the memory of each process or, with a cache_folder, a "
     "folder on disk that all processes share; or choose an order with fewer shards in use at a time: a "
@@ -52,32 +50,32 @@ Offsets = NDArray[np.uint32] | range
 
 
 class OpenShardFile:
-    """A descriptor that closes when nobody uses it any more: eviction cannot pull it from under a reader."""
+    """A file descriptor that is closed with its last reference, so eviction cannot close it under a reader."""
 
     __slots__ = ("fd",)
 
     def __init__(self, path: str) -> None:
         self.fd = -1
-        # A FIFO in a shard's place shall be an error, not a wait for its writer.
+        # O_NONBLOCK: a FIFO in place of a shard is an error rather than a wait for its writer.
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        # Samples come in shuffled order: where two neighbours are read, the kernel would ask a mount for 1 MiB more.
+        # Samples come in shuffled order. Otherwise two adjacent reads would trigger 1 MiB of read-ahead on a mount.
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            # Nothing was written: a close that fails, on a mount that is gone, has lost nothing.
+            # Only reads happened, so a close that fails (the mount is gone) loses nothing.
             with contextlib.suppress(OSError):
                 os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a dataset is read; all bounds are per process, but the cache folder's.
+    """How a dataset is read. All limits are per process, except that of the cache folder.
 
-    open_files: descriptors kept, and as many more while a thread reads. offset_cache_bytes: tables of offsets kept.
-    decompressed_cache_bytes: decompressed shards kept, in memory or in cache_folder, which a machine's processes share;
-    the dataset's own directory is refused. check_hashes: compare each shard with the hashes of the index before its
-    first sample is read.
+    open_files: cached descriptors; during a read, a thread may hold as many more. offset_cache_bytes: cached offset
+    tables. decompressed_cache_bytes: decompressed shards, in memory or in cache_folder, which all processes of a
+    machine share; the dataset's own directory is refused. check_hashes: compare each shard with the hashes in the
+    index before its first sample is read. stall_seconds: log a warning when a read lasts longer.
     """
 
     open_files: int = OPEN_FILES
@@ -91,8 +89,8 @@ class ReadOptions:
 class ShardFiles:
     """Opens and checks the shards of one dataset. Raises LoaderError if the cache folder cannot be used.
 
-    some_packed: whether any shard is compressed. repetitions: counts what is unpacked again; who reads samples of
-    compressed shards adds them.
+    some_packed: whether any shard is compressed. thrashing: detects repeated decompression; callers that read
+    samples of compressed shards add their number to `thrashing.samples_read`.
     """
 
     def __init__(self, index: Index, options: ReadOptions) -> None:
@@ -106,18 +104,18 @@ class ShardFiles:
         self._unpacking: SingleFlight[bytes] = SingleFlight()
         self._unpacking_into_folder: SingleFlight[str] = SingleFlight()
         samples = index.samples
-        self.repetitions = Repetitions(
-            _AGAIN_AND_AGAIN, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
+        self.thrashing = ThrashingDetector(
+            _THRASHING_TEXT, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
         )
         self._checked: set[int] = set()
         self._folder = DecompressedCache(folder, options.decompressed_cache_bytes) if folder else None
 
     def path(self, shard: int) -> str:
-        """The file that holds a shard."""
+        """Return the path of a shard's file."""
         return path_of(self._index, shard)
 
     def check_size(self, shard: int) -> None:
-        """Raise ShardError if the shard's file is missing, or not as long as the index says."""
+        """Raise ShardError if the shard's file is missing, or its size differs from the index."""
         stored = self._index.zip_bytes if self._is_packed(shard) else self._index.raw_bytes
         self._open(shard, self.path(shard), int(stored[shard]))
 
@@ -125,16 +123,16 @@ class ShardFiles:
         return self.some_packed and bool(self._index.compression(shard))
 
     def is_in_memory(self, shard: int) -> bool:
-        """Whether a shard is compressed, and read as a `whole`; all others have a `file`."""
+        """Return whether a shard is compressed and cached in memory as a `whole`; all others have a `file`."""
         return self._is_packed(shard) and self._folder is None
 
     def file(self, shard: int) -> OpenShardFile:
-        """Return the open file with a shard's samples. Raises ShardError if it is not what the index says."""
+        """Return the open file with a shard's samples. Raises ShardError if it does not match the index."""
         file = self._files.get(shard)
         if file is not None:
-            try:  # noqa: SIM105 -- half a microsecond a sample, where each is of another shard
+            try:  # noqa: SIM105 -- saves half a microsecond a sample if each sample is in another shard
                 self._files.move_to_end(shard)
-            except KeyError:  # another thread has evicted it just now; ours stays open
+            except KeyError:  # another thread has just evicted it; this reference keeps it open
                 pass
             return file
         if self._is_packed(shard):
@@ -148,7 +146,7 @@ class ShardFiles:
                 self._check_hashes(shard, hashes, self.rest(shard, file, 0, size, 0))
             self._checked.add(shard)
         self._files[shard] = file
-        with contextlib.suppress(KeyError):  # another thread makes room too
+        with contextlib.suppress(KeyError):  # another thread evicts concurrently
             while len(self._files) > self._options.open_files:
                 self._files.popitem(last=False)
         return file
@@ -172,8 +170,8 @@ class ShardFiles:
         return file
 
     def rest(self, shard: int, file: OpenShardFile, start: int, stop: int, sample: int) -> bytes:
-        """Return bytes [start, stop) of a shard. Raises ShardError, naming the sample, if they are not there."""
-        # A short read is legal (a signal, an odd file system); only an empty one means the end of the file.
+        """Return bytes [start, stop) of a shard. Raises ShardError, naming the sample, if they are missing."""
+        # A short read is legal (a signal, an unusual file system); only an empty read means the end of the file.
         parts = []
         while start < stop:
             try:
@@ -187,7 +185,7 @@ class ShardFiles:
         return b"".join(parts)
 
     def table(self, shard: int) -> Offsets:
-        """Return where each sample begins, and where the last one ends. Raises ShardError if that is damaged."""
+        """Return the offset of each sample and of the end of the last one. Raises ShardError for a damaged table."""
         offsets = self._offsets.get(shard)
         if offsets is None:
             offsets = self._offsets[shard] = self._load_table(shard)
@@ -203,7 +201,7 @@ class ShardFiles:
         size = int(index.raw_bytes[shard])
         first = size - count * record
         if record and size and first >= 4 * (count + 2):
-            # Every sample has the same size: the table follows from the index, and needs no read.
+            # Every sample has the same size: the index alone gives the table, without a read.
             return range(first, size + 1, record)
         head_bytes = 4 * (count + 2)
         if self.is_in_memory(shard):
@@ -228,7 +226,7 @@ class ShardFiles:
         return offsets
 
     def whole(self, shard: int) -> bytes:
-        """Return a compressed shard, decompressed. Raises ShardError for what does not decompress."""
+        """Return a compressed shard, decompressed. Raises ShardError if it does not decompress."""
         whole = self._decompressed.get(shard)
         if whole is not None:
             with contextlib.suppress(KeyError):
@@ -239,9 +237,9 @@ class ShardFiles:
     def _into_memory(self, shard: int) -> bytes:
         whole = self._decompressed.get(shard)
         if whole is not None:
-            return whole  # by a thread that was done with it just now
+            return whole  # another thread has just loaded it
         whole = self._decompressed[shard] = self._unpack(shard)
-        with contextlib.suppress(KeyError):  # another thread makes room too
+        with contextlib.suppress(KeyError):  # another thread evicts concurrently
             while (
                 len(self._decompressed) > 1
                 and self._decompressed_bytes() > self._options.decompressed_cache_bytes
@@ -250,18 +248,18 @@ class ShardFiles:
         return whole
 
     def _decompressed_bytes(self) -> int:
-        # Counted, not kept: a count that two threads change drifts, and there are few of them.
+        # Summed each time: a counter that two threads change would drift, and the cache has few entries.
         return sum(map(len, list(self._decompressed.values())))
 
     def _unpack(self, shard: int) -> bytes:
         index = self._index
-        self.repetitions.count(shard)
+        self.thrashing.count(shard)
         samples = range(int(index.samples[shard]))
         raw_hashes, zip_hashes = index.hashes_of(shard) if self._options.check_hashes else ({}, {})
         path = self.path(shard)
         raw_path = os.path.join(index.directory(shard), index.raw_names[shard])
         if not os.path.lexists(path) and os.path.isfile(raw_path):
-            # StreamingDataset's local directory: it unpacks beside the source, and removes that.
+            # A local directory of StreamingDataset, which decompresses beside the source and deletes the source.
             file = self._open(shard, raw_path, int(index.raw_bytes[shard]))
             whole = self.rest(shard, file, 0, os.fstat(file.fd).st_size, 0)
         else:
@@ -282,15 +280,15 @@ class ShardFiles:
         return whole
 
     def _unpacked_path(self, shard: int) -> str:
-        """The file in the cache folder that holds a compressed shard, decompressed."""
+        """Return the path of a shard's decompressed file in the cache folder."""
         assert self._folder is not None
         path, index = self.path(shard), self._index
         try:
             found = os.stat(path)
             identity: tuple[object, ...] = (found.st_size, found.st_mtime_ns)
         except OSError:
-            identity = ()  # `_unpack` says what is wrong with it
-        # Another dataset, or a shard written anew, must not be taken for this one.
+            identity = ()  # `_unpack` reports what is wrong with it
+        # The key must differ for another dataset, and for a shard that was written again.
         about = repr((os.path.realpath(path), identity, index.raw_bytes[shard], index.samples[shard]))
         key = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
         make = partial(self._folder.path, key, int(index.raw_bytes[shard]), partial(self._unpack, shard))
@@ -313,11 +311,11 @@ class ShardFiles:
     def unread(
         self, shard: int, start: int, stop: int, samples: range | list[int], problem: OSError
     ) -> ShardError:
-        """Return the error for bytes that the system does not give: as `failed`, with a way out that fits."""
-        way_out = mount_advice(problem, self.path(shard))
+        """Return the error for a failed read: like `failed`, with the remedy that fits."""
+        remedy = mount_advice(problem, self.path(shard))
         if problem.errno == errno.EMFILE:
-            way_out = _RAISE_LIMIT
-        return self.failed(shard, start, stop, samples, cause_of(problem), way_out or _RESTORE)
+            remedy = _RAISE_LIMIT
+        return self.failed(shard, start, stop, samples, cause_of(problem), remedy or _RESTORE)
 
     def failed(
         self,
@@ -326,24 +324,24 @@ class ShardFiles:
         stop: int,
         samples: range | list[int],
         cause: str,
-        way_out: str = _RESTORE,
+        remedy: str = _RESTORE,
     ) -> ShardError:
-        """Return the error that names a shard, its bytes [start, stop), the samples and the way out."""
+        """Return the error that names a shard, its bytes [start, stop), the samples and the remedy."""
         first = int(self._index.samples[:shard].sum())
         ids = [first + min(samples), first + max(samples)] if len(samples) else [first, first]
         which = f"sample {ids[0]}" if ids[0] == ids[1] else f"samples {ids[0]} to {ids[1]}"
         return ShardError(
-            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {way_out}"
+            f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {remedy}"
         )
 
 
 def path_of(index: Index, shard: int) -> str:
-    """Return the file that holds a shard."""
+    """Return the path of a shard's file."""
     return os.path.join(index.directory(shard), index.zip_names[shard] or index.raw_names[shard])
 
 
 def cause_of(problem: OSError) -> str:
-    """Put an error in words; the path is said already."""
+    """Return an error's text without the path, which the message names already."""
     if isinstance(problem, FileNotFoundError):
         return "the file is missing"
     return f"{problem.strerror}{'; it was replaced' if problem.errno == errno.ESTALE else ''}"

@@ -1,6 +1,6 @@
-"""A shard's bytes and its line in the index, from encoded samples. Touches no file.
+"""Packs encoded samples into the bytes of a shard and its index entry. Touches no file.
 
-Byte-identical with MosaicML's MDSWriter 0.13, unless `align` pads. Invariant: no offset reaches 2**32.
+The bytes are identical to those of MosaicML's MDSWriter 0.13, unless `align` pads. Invariant: no offset reaches 2**32.
 """
 
 import json
@@ -18,11 +18,11 @@ from loader.errors import LoaderError, WriterError
 from loader.mds.encodings import column_bytes
 from loader.mds.index_parser import VERSION, Schema
 
-# What MDS readers expect to download at once; MosaicML's default.
+# MosaicML's default; readers that download shards expect about this size.
 DEFAULT_SIZE_LIMIT = 1 << 26
 OFFSET_LIMIT = 1 << 32
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-# What a writer calls its files, with the ending of a compression.
+# The names of a writer's files, with the extension of a compression.
 SHARD_FILE = re.compile(r"shard\.\d+\.mds(\.\w+)?")
 _SIZE = re.compile(r"(\d+|\d*\.\d+|\d+\.\d*) *([kmg]?b?)", re.IGNORECASE)
 
@@ -31,9 +31,9 @@ _SIZE = re.compile(r"(\d+|\d*\.\d+|\d+\.\d*) *([kmg]?b?)", re.IGNORECASE)
 class PackOptions:
     """How shards are stored.
 
-    compression: None or "zstd:7", "gz", .... hashes: names of hashlib or xxhash, or one, kept in the index.
-    size_limit: raw bytes of a shard, or "64mb"; None: all samples in one. align: pad each shard so that its
-    samples begin at a multiple of it (64 lets fixed-size arrays be used where they lie); 1 pads nothing.
+    compression: None or "zstd:7", "gz", .... hashes: names of hashlib or xxhash, or one name, stored in the index.
+    size_limit: raw bytes of a shard, or "64mb"; None: all samples in one shard. align: pad each shard so that its
+    samples begin at a multiple of this many bytes (64 lets fixed-size arrays be used in place); 1: no padding.
     """
 
     compression: str | None = None
@@ -74,20 +74,20 @@ class ShardPacker:
 
     @property
     def empty_bytes(self) -> int:
-        """Raw bytes of a shard without samples; each sample adds 4 and its own."""
+        """Raw bytes of a shard without samples; each sample adds 4 bytes and its own."""
         return 8 + len(self._config) + self._align - 1
 
     @property
     def has_hashes(self) -> bool:
-        """Whether the index holds hashes of the files."""
+        """Whether the index contains hashes of the files."""
         return bool(self._hashes)
 
     def file_name(self, number: int) -> str:
-        """The file that holds a shard."""
+        """Return the name of the file that contains a shard."""
         return f"shard.{number:05}.mds{'.' + self.family if self.family else ''}"
 
     def head(self, sizes: Sequence[int] | NDArray[np.int64]) -> bytes:
-        """Return what stands before samples of these sizes. Raises WriterError if offsets pass 2**32."""
+        """Return the header of a shard with samples of these sizes. Raises WriterError if offsets exceed 2**32."""
         count = len(sizes)
         config = self.config(count)
         ends = np.cumsum([0, *sizes], dtype=np.int64) + 4 * (count + 2) + len(config)
@@ -96,7 +96,7 @@ class ShardPacker:
         return np.array([count, *ends], "<u4").tobytes() + config
 
     def config(self, count: int) -> bytes:
-        """The settings as a shard of so many samples holds them, padded."""
+        """Return the padded settings as a shard of `count` samples contains them."""
         head_bytes = 4 * (count + 2)
         return self._config.ljust(
             -(-(head_bytes + len(self._config)) // self._align) * self._align - head_bytes
@@ -109,7 +109,7 @@ class ShardPacker:
         return self.entry(number, len(samples), raw, packed), raw if packed is None else packed
 
     def entry(self, number: int, samples: int, raw: bytes | int, packed: bytes | None) -> dict[str, Any]:
-        """The shard's entry in the index. raw: its raw bytes, or how many if there are no hashes."""
+        """Return the shard's entry in the index. raw: its raw bytes, or only their number if there are no hashes."""
         raw_name = f"shard.{number:05}.mds"
         return {
             "samples": samples,
@@ -124,7 +124,7 @@ class ShardPacker:
 
 
 def schema_of(columns: Mapping[str, str]) -> Schema:
-    """Return columns (name -> encoding) as a writer stores them. Raises WriterError for what cannot be one."""
+    """Return columns (name -> encoding) as a writer stores them. Raises WriterError for invalid columns."""
     if not columns:
         raise WriterError("a dataset needs at least one column")
     names = tuple(sorted(columns))
@@ -145,7 +145,7 @@ def _size_limit(size: int | str | None) -> int | None:
     if isinstance(size, str):
         found = _SIZE.fullmatch(size.strip())
         if found is None:
-            raise WriterError(f"size_limit {size!r} is no size: write 67108864, 64mb or 1gb")
+            raise WriterError(f"size_limit {size!r} is not a size: write 67108864, 64mb or 1gb")
         unit = found[2].lower()
         number = int(float(found[1]) * _UNITS[unit if unit in _UNITS else unit + "b"])
     if not isinstance(number, int) or not 0 < number < OFFSET_LIMIT:
@@ -154,5 +154,5 @@ def _size_limit(size: int | str | None) -> int | None:
 
 
 def index_text(shards: Sequence[Mapping[str, Any]]) -> str:
-    """The text of index.json."""
+    """Return the text of index.json."""
     return json.dumps({"version": VERSION, "shards": list(shards)}, sort_keys=True)

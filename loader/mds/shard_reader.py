@@ -1,7 +1,8 @@
-"""Bytes of samples out of shard files.
+"""Reads the bytes of samples from shard files.
 
-Raw shards are read with pread, one call a sample, or many in one where all samples have one size (`gather`): a mapped
-file would answer an I/O error with SIGBUS. Which files these are, and what is kept of them: `shard_files`.
+Raw shards are read with pread, one call a sample, or one call for many samples of equal size (`batched_reads`). They
+are not mapped into memory, because a mapped file answers an I/O error with SIGBUS. `shard_files` opens the files and
+caches tables and decompressed shards.
 
 Safe for threads and for fork. A pickled copy starts with empty caches.
 """
@@ -31,16 +32,16 @@ from loader.order.spec import Ids
 
 __all__ = ["DECOMPRESSED_CACHE_BYTES", "VERIFY_HINT", "ReadOptions", "ShardReader", "dataset_directory"]
 
-# A little less than the largest piece that raises glibc's thresholds. It is mapped, and never touched.
+# Just below the largest size that raises glibc's thresholds. The memory is mapped, but never touched.
 _LARGEST_MALLOC = (32 << 20) - (64 << 10)
-# Up to so many, one by one is faster than by arrays.
+# Up to this many samples, a plain loop is faster than array operations.
 _FEW = 16
-# A sample begins with the size of each value that varies.
+# A sample begins with the size of each variable value.
 _SIZE_BYTES = 4
 
 
 class ShardReader:
-    """Reads samples' bytes of one dataset. Raises LoaderError if the cache folder cannot be used."""
+    """Reads the bytes of one dataset's samples. Raises LoaderError if the cache folder cannot be used."""
 
     def __init__(self, index: Index, options: ReadOptions | None = None) -> None:
         self._index = index
@@ -51,11 +52,11 @@ class ShardReader:
                 os.path.realpath(folder or "") == os.path.realpath(directory)
             ):
                 raise LoaderError(
-                    f"the cache folder {folder} lies in the dataset, to which nothing is written"
+                    f"the cache folder {folder} lies in the dataset, which the loader never writes to: choose another"
                 )
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         _keep_freed_memory()
         self._writable = [any(map(makes_views, schema.encodings)) for schema in self._index.schemas]
         self._files = ShardFiles(self._index, self._options)
@@ -68,16 +69,16 @@ class ShardReader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._index, self._options = state["_index"], state["_options"]
-        self._forget()
+        self._reset()
 
     def read(self, shard: int, sample: int) -> Buffer:
-        """Return the bytes of one sample. Raises ShardError, naming shard, bytes and sample, if it cannot."""
+        """Return the bytes of one sample. Raises ShardError, naming shard, bytes and sample, if that fails."""
         return self.read_many(shard, [sample])[0]
 
     def read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
-        """Return the bytes of several samples of a shard, in the order asked for, each a buffer by itself.
+        """Return the bytes of several samples of a shard, in the requested order, each in its own buffer.
 
-        They are bytearrays where the shard has columns whose values are views into them.
+        The buffers are bytearrays if the shard has columns whose values are views into them.
         """
         self._watchdog.begin(shard)
         try:
@@ -86,10 +87,10 @@ class ShardReader:
             self._watchdog.end()
 
     def read_records(self, shards: Ids, samples: Ids, block: NDArray[np.uint8]) -> bool:
-        """Fill each row of a block with a sample of one size, whichever shards they are of.
+        """Fill each row of a block with a fixed-size sample; the samples may come from several shards.
 
-        shards, samples: (rows,), samples counted within their shards. block: (rows, record bytes). Returns False,
-        with nothing read, if the index does not say where these shards' samples are.
+        shards, samples: (rows,) int64, samples counted within their shards. block: (rows, record bytes). Returns
+        False, with nothing read, if the index does not give the offsets of these samples, or a shard is in memory.
         """
         index, size = self._index, block.shape[1]
         used, which = np.unique(shards, return_inverse=True)
@@ -102,24 +103,24 @@ class ShardReader:
             if self._some_packed:
                 if any(map(self._files.is_in_memory, used.tolist())):
                     return False
-                self._files.repetitions.given += len(block)
+                self._files.thrashing.samples_read += len(block)
             starts = firsts[which] + samples * size
             if used.size <= self._options.open_files:
-                self._gather(used, which, starts, block, shards, samples)
+                self._read_batched(used, which, starts, block, shards, samples)
             else:
-                # Rows in a row, not those of the same shards: these would have to be copied into their places.
+                # Consecutive rows, not rows of the same shards: those would have to be copied into place.
                 for first in range(0, len(block), self._options.open_files):
                     part = slice(first, first + self._options.open_files)
                     some, where = np.unique(shards[part], return_inverse=True)
-                    self._gather(some, where, starts[part], block[part], shards[part], samples[part])
+                    self._read_batched(some, where, starts[part], block[part], shards[part], samples[part])
         finally:
             self._watchdog.end()
         return True
 
-    def _gather(
+    def _read_batched(
         self, used: Ids, which: Ids, starts: Ids, block: NDArray[np.uint8], shards: Ids, samples: Ids
     ) -> None:
-        # Held until this returns: nobody closes them meanwhile.
+        # Hold the files until this returns, so that an eviction does not close them.
         held = [self._files.file(shard) for shard in used.tolist()]
         files = np.fromiter((file.fd for file in held), np.int32, used.size)[which]
         for row in read_batched(files, starts, block).tolist():
@@ -128,11 +129,11 @@ class ShardReader:
     def read_blobs(
         self, shards: list[int], samples: list[int], head: int, tail: int
     ) -> list[tuple[bytes, bytearray]] | None:
-        """Return [(value, all else)] of samples with one value that varies in size, which is copied once only.
+        """Return [(value, rest)] of samples with one variable value, which is copied only once.
 
-        shards, samples: one of each a sample, counted within its shard; those of one shard come in a row. head, tail:
-        bytes of the other columns before and after the value. Its size is taken from the table of offsets; None if
-        that contradicts a sample itself, or a shard is in memory, or cannot be read: then read_many has to look.
+        shards, samples: the shard of each sample, and its number there; the samples of a shard are consecutive. head,
+        tail: bytes of the other columns before and after the value. The offset table gives its size. Returns None if
+        that contradicts the sample, a shard is in memory, or a read fails; the caller must then use read_many.
         Raises ShardError for a shard that cannot be opened.
         """
         lead, around = _SIZE_BYTES + head, _SIZE_BYTES + head + tail
@@ -149,7 +150,7 @@ class ShardReader:
                     begin(shard, 1)
                     file, offsets = self._files.file(shard), self._files.table(shard)
                     offset = offsets.__getitem__ if isinstance(offsets, range) else offsets.item
-                    last, fd = shard, file.fd  # the file is held, so that nobody closes it
+                    last, fd = shard, file.fd  # `file` stays referenced, so no eviction closes it
                 start = offset(sample)
                 size = offset(sample + 1) - start - around
                 if size < 0 or (shard not in self._sized and not self._is_sized(shard, fd, start, size)):
@@ -167,11 +168,11 @@ class ShardReader:
         finally:
             self._watchdog.end()
         if self._some_packed:
-            self._files.repetitions.given += len(found)
+            self._files.thrashing.samples_read += len(found)
         return found
 
     def _is_sized(self, shard: int, fd: int, start: int, size: int) -> bool:
-        # An index that belongs to another dataset: once a shard is enough.
+        # Detects an index that belongs to another dataset; one check a shard suffices.
         if os.pread(fd, _SIZE_BYTES, start) != size.to_bytes(_SIZE_BYTES, "little"):
             return False
         self._sized.add(shard)
@@ -180,7 +181,7 @@ class ShardReader:
     def _read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         writable = self._writable[self._index.schema_number(shard)]
         if self._some_packed:
-            self._files.repetitions.given += len(samples)
+            self._files.thrashing.samples_read += len(samples)
         if self._files.is_in_memory(shard):
             whole = memoryview(self._files.whole(shard))
             kind = bytearray if writable else bytes
@@ -224,25 +225,26 @@ class ShardReader:
         return list(zip(offsets[which].tolist(), offsets[which + 1].tolist(), strict=True))
 
     def path(self, shard: int) -> str:
-        """The file that holds a shard."""
+        """Return the path of a shard's file."""
         return self._files.path(shard)
 
     def check_size(self, shard: int) -> None:
-        """Raise ShardError if the shard's file is missing, or not as long as the index says."""
+        """Raise ShardError if the shard's file is missing, or its size differs from the index."""
         self._files.check_size(shard)
 
 
 def _keep_freed_memory() -> None:
-    """Have malloc keep up to 64 MiB that are freed, instead of giving them back and faulting them in again.
+    """Make malloc keep up to 64 MiB of freed memory, instead of returning it and faulting it in again.
 
-    mallopt(3): whoever frees a mapped piece raises both thresholds to it; at first, 128 KiB at the heap's end go back.
-    A batch of 64 samples of 100 KB took 12 page faults a sample, 35 µs, and takes none now, 7 µs (2 cores, 6.18).
+    mallopt(3): freeing a mapped chunk raises both thresholds to its size; initially, 128 KiB at the heap's end are
+    returned. A batch of 64 samples of 100 KB took 12 page faults a sample, 35 µs, and takes none now, 7 µs (2 cores,
+    Linux 6.18).
     """
     np.empty(_LARGEST_MALLOC, np.uint8)
 
 
 def _describe(index: Index, shard: int) -> str:
-    # Not a method: a watchdog that knows its reader would keep it, and its files, from closing when it is dropped.
+    # Not a method: a watchdog that refers to its reader would keep the reader and its files alive.
     first = int(index.samples[:shard].sum())
     last = first + int(index.samples[shard]) - 1
     return f"path={path_of(index, shard)} shard={shard} samples={first}..{last}"
@@ -255,7 +257,7 @@ def _hull(extents: list[tuple[int, int]]) -> tuple[int, int]:
 def dataset_directory(path: str | Path, split: str | None) -> str:
     """Return the directory of a dataset or of one of its splits.
 
-    Raises DatasetError for a split that leaves it, ArgumentError for a path of another machine.
+    Raises DatasetError for a split outside of the dataset, ArgumentError for a URL.
     """
     check_is_local(path)
     if split and (split.startswith("/") or ".." in Path(split).parts):

@@ -1,4 +1,4 @@
-"""One of the datasets that a dataset is made of: where it lies, and how much of an epoch it is."""
+"""One of the streams that a dataset consists of: its directory, and its share of an epoch."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +8,11 @@ from loader.order.spec import Weight
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A directory with an index.json (or with one directory a split), and at most one weight.
+    """A directory with an index.json (or with one subdirectory a split), and at most one weight.
 
-    proportion: of the epoch; all streams or none have one, and their sum counts as 1. repeat: times its
-    samples. choose: samples an epoch. check_hashes: as in MDSDataset, for this stream alone. Raises OrderError for
-    two weights, or negative ones.
+    proportion: of the epoch; set it for all streams or for none. Only the ratios count. repeat: times its samples.
+    choose: number of samples an epoch. check_hashes: as in MDSDataset, for this stream only. Raises OrderError for two
+    weights, or negative ones.
     """
 
     path: str | Path

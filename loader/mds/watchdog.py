@@ -1,8 +1,8 @@
-"""Tells of reads that do not come back: how many, which shard and samples, and for how long already.
+"""Logs reads that do not return: how many, which shard and samples, and for how long.
 
-A read of a mount can wait for a network, and a training loop that hangs does not say on what. One daemon
-thread a process looks once a second at what is being read; it begins with the first read, and a forked child
-begins its own. It never interrupts a read: whether that fails, and when, is the file system's to say.
+A read on a mount can wait for the network, and a hanging training loop does not show what it waits for. One daemon
+thread a process checks once a second what is being read. It starts with the first read, and a forked child starts its
+own. It never interrupts a read: only the file system decides whether and when a read fails.
 """
 
 import logging
@@ -13,79 +13,79 @@ from collections.abc import Callable
 from threading import get_ident
 from time import monotonic, sleep
 
-STALL_SECONDS = 30.0  # longer than any retry of a healthy bucket, shorter than a patience
+STALL_SECONDS = 30.0  # longer than any retry of a healthy bucket, shorter than the user's patience
 TICK_SECONDS = 1.0
-# Between two lines of what goes on all the same.
-AGAIN_SECONDS = 60.0
+# Interval between two log lines while reads stay stalled.
+REPEAT_SECONDS = 60.0
 
 log = logging.getLogger("loader")
 
-Reading = tuple[
-    int, int, float
-]  # shard, how many shards are read together, time.monotonic() of the beginning
+Reading = tuple[int, int, float]  # shard, number of shards read together, time.monotonic() at the beginning
 
 
 class Watchdog:
-    """Watches the reads of one dataset. describe: names a shard and its samples."""
+    """Watches the reads of one dataset. describe: returns a text that names a shard and its samples."""
 
     def __init__(self, describe: Callable[[int], str], *, stall_seconds: float = STALL_SECONDS) -> None:
         self._describe = describe
         self._stall_seconds = stall_seconds
         self._busy: dict[int, Reading] = {}
-        # Since when reads have been stalled, with pauses: None if they are not.
-        self._since: float | None = None
-        self._last_stalled = self._last_told = 0.0
+        # The time at which the present stall began, which may include pauses; None if no read is stalled.
+        self._stalled_since: float | None = None
+        self._last_stalled = self._last_logged = 0.0
         _watched.add(self)
 
     def begin(self, shard: int, together: int = 1) -> None:
-        """Say that this thread waits for a shard from now on; `end` must follow.
+        """Record that this thread starts to read a shard; `end` must follow.
 
-        together: the number of shards, if more are read by the same call: then which one it waits for is not known.
+        together: the number of shards if one call reads several; then it is unknown which of them it waits for.
         """
         if _thread is None:
             _start()
         self._busy[get_ident()] = shard, together, monotonic()
 
     def end(self) -> None:
-        """Say that this thread waits no more."""
+        """Record that this thread's read has returned."""
         del self._busy[get_ident()]
 
-    def look(self, now: float) -> None:
-        """Log that reads last too long when that begins, each minute with how many there are, and when it is over.
+    def check(self, now: float) -> None:
+        """Log when reads begin to stall, then once a minute, and when the stall is over.
 
-        A loop that tries again what has failed begins new reads: it is over when none has lasted too long for as long
-        as two of them may.
+        A loop that retries failed reads starts new ones. So a stall is over only when no read has stalled for twice
+        stall_seconds.
         """
         stalled = [each for each in set(self._busy.copy().values()) if now - each[2] >= self._stall_seconds]
         if stalled:
             self._last_stalled = now
             oldest = min(stalled, key=lambda each: each[2])
-            if self._since is None:
-                self._since = oldest[2]
+            if self._stalled_since is None:
+                self._stalled_since = oldest[2]
                 self._warn(stalled, oldest, now)
-            elif now - self._last_told >= AGAIN_SECONDS:
+            elif now - self._last_logged >= REPEAT_SECONDS:
                 self._warn(stalled, oldest, now)
-        elif self._since is not None and now - self._last_stalled > 2 * self._stall_seconds:
-            log.warning("reads come back again, after %.0f s", self._last_stalled - self._since)
-            self._since = None
+        elif self._stalled_since is not None and now - self._last_stalled > 2 * self._stall_seconds:
+            log.warning(
+                "reads no longer stalled after_seconds=%.0f", self._last_stalled - self._stalled_since
+            )
+            self._stalled_since = None
 
     def _warn(self, stalled: list[Reading], oldest: Reading, now: float) -> None:
-        self._last_told = now
+        self._last_logged = now
         shard, together, since = oldest
         others = f", or one of the {together - 1} shards read with it" if together > 1 else ""
         log.warning(
-            "reads do not come back: %d of them now, the longest for %.0f s (%s%s); they go on waiting; "
-            "on a mount, `fusecache status MOUNTPOINT` says for what",
+            "reads stalled count=%d longest_seconds=%.0f (%s%s); they keep waiting; on a mount, `fusecache status "
+            "MOUNTPOINT` shows the cause",
             len(stalled),
             now - since,
             self._describe(shard),
             others,
         )
 
-    def forget(self) -> None:
-        """Drop what other threads were reading: after a fork there are none."""
+    def reset(self) -> None:
+        """Drop the reads of other threads: after a fork they do not exist."""
         self._busy.clear()
-        self._since = None
+        self._stalled_since = None
 
 
 _watched: "weakref.WeakSet[Watchdog]" = weakref.WeakSet()
@@ -93,7 +93,7 @@ _thread: threading.Thread | None = None
 
 
 def _start() -> None:
-    # Two threads that come at once start two: both look, and one line is logged twice at worst.
+    # Two threads may start two watchdogs concurrently. At worst, each line is logged twice.
     global _thread
     _thread = threading.Thread(target=_run, name="loader-watchdog", daemon=True)
     _thread.start()
@@ -102,20 +102,20 @@ def _start() -> None:
 def _run() -> None:
     while True:
         sleep(TICK_SECONDS)
-        _look_at_all()
+        _check_all()
 
 
-def _look_at_all() -> None:
-    # Apart from `_run`: a local variable there would keep the last dataset, and its open files, for ever.
+def _check_all() -> None:
+    # Not inlined into `_run`: its local variable would keep the last dataset, and its open files, alive for ever.
     for watchdog in list(_watched):
-        watchdog.look(monotonic())
+        watchdog.check(monotonic())
 
 
-def _forget_thread() -> None:
+def _reset_after_fork() -> None:
     global _thread
     _thread = None
     for watchdog in _watched:
-        watchdog.forget()
+        watchdog.reset()
 
 
-os.register_at_fork(after_in_child=_forget_thread)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,10 +1,10 @@
-"""Writes MDS datasets: shards one after the other, index.json at the very end.
+"""Writes MDS datasets: shard after shard, and index.json at the very end.
 
-Every file is written once, front to back, and closed, so a mounted bucket serves as well as a disk. Without
-an index.json there is no dataset: a writer that failed leaves shards, never half a dataset, and `resume`
-goes on behind those that are whole.
+Every file is written once, sequentially, and closed, so the target can be a mounted bucket or a disk. Without
+index.json there is no dataset: a writer that fails leaves shards, never half a dataset. `resume` continues after the
+complete shards.
 
-Invariants: 1. index.json appears whole, after all shards are closed. 2. No offset reaches 2**32.
+Invariants: 1. index.json appears complete, after all shards are closed. 2. No offset reaches 2**32.
 """
 
 import os
@@ -34,7 +34,7 @@ from loader.mds.shard_packer import (
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """How much a writer has written: samples in whole shards, their raw bytes, and those of their files."""
+    """What a writer has written: samples in complete shards, their raw bytes, and the bytes of the files."""
 
     shards: int
     samples: int
@@ -45,15 +45,16 @@ class ResumePoint:
 class MDSWriter:
     """Writes samples into a new dataset directory. Use it in a `with` block.
 
-    columns: name -> encoding. compression, hashes, size_limit, align: as in PackOptions. A sample larger than
-    size_limit gets a shard of its own. resume: keep the whole shards that an earlier writer with the same
-    settings left here; `samples` says how many samples they hold, and writing goes on behind them.
-    progress: called after each shard. exist_ok: there for MosaicML's, where True empties the directory first; refused.
-    Leaving the block by an exception writes no index.json. Raises WriterError for settings that cannot work,
-    if `out` holds a dataset already, or, without resume, shards; and if the shards to resume are of other settings.
+    columns: name -> encoding. compression, hashes, size_limit (bytes), align: as in PackOptions. A sample larger than
+    size_limit gets a shard of its own. resume: keep the complete shards that an earlier writer with the same settings
+    left here, and continue after them; `samples` is the number of samples in them. progress: called with a
+    ResumePoint after each shard. exist_ok: exists in MosaicML's writer, where True empties the directory; refused.
+    If an exception leaves the block, no index.json is written. Raises WriterError for settings that cannot work, if
+    `out` contains a dataset or (without resume) shards already, and if the shards to resume have other settings.
+    Raises ArgumentError for a URL.
     """
 
-    def __init__(  # noqa: PLR0913 -- one of them is MosaicML's, to be told of
+    def __init__(  # noqa: PLR0913 -- one of them is MosaicML's, to refuse it with an explanation
         self,
         out: str | Path,
         columns: Mapping[str, str],
@@ -69,7 +70,7 @@ class MDSWriter:
         check_is_local(out)
         if exist_ok:
             raise WriterError(
-                f"exist_ok=True would remove all that is in {out}: remove it yourself, or go on with resume=True"
+                f"exist_ok=True would remove all that is in {out}: remove it yourself, or continue with resume=True"
             )
         schema = schema_of(columns)
         self._packer = ShardPacker(schema, PackOptions(compression, hashes, size_limit, align))
@@ -87,14 +88,14 @@ class MDSWriter:
         self._pending: list[bytes] = []
         self._pending_bytes = self._packer.empty_bytes
         self._closed = False
-        self._tell = progress
+        self._on_shard = progress
         self._progress = ResumePoint(0, 0, 0, 0)
         for shard in self._shards:
             self._count(shard)
 
     @property
     def samples(self) -> int:
-        """How many samples the dataset has so far."""
+        """The number of samples written so far, including those of a shard that is not full yet."""
         return self._progress.samples + len(self._pending)
 
     def __enter__(self) -> Self:
@@ -111,8 +112,8 @@ class MDSWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add one sample; writes a shard to the directory whenever one is full.
 
-        Raises EncodingError, naming the column, for a value that does not fit: the sample is then not in the
-        dataset. Raises WriterError if offsets would pass 2**32, or the writer is closed.
+        Raises EncodingError, naming the column, for a value that does not fit; the sample is then not written. Raises
+        WriterError if offsets would exceed 2**32, or the writer is closed.
         """
         if self._closed:
             raise WriterError("this writer is closed")
@@ -134,7 +135,7 @@ class MDSWriter:
         self._pending_bytes += 4 + len(data)
 
     def close(self) -> None:
-        """Write the last shard, then the index. The dataset exists from here on."""
+        """Write the last shard, then the index. The dataset exists once this returns."""
         if self._closed:
             return
         if self._pending:
@@ -143,7 +144,7 @@ class MDSWriter:
         write_index(self._directory, self._shards)
 
     def finish(self) -> None:
-        """Do as `close`, by the name that MosaicML's writer has for it."""
+        """Same as `close`, under the name that MosaicML's writer uses."""
         self.close()
 
     def _check_left_over(self, *, resume: bool) -> None:
@@ -151,13 +152,13 @@ class MDSWriter:
         for name in left_over_shards(self._directory):
             if not resume:
                 raise WriterError(
-                    f"{self._directory} holds {name}, which a writer left that did not finish: go on behind its whole "
+                    f"{self._directory} holds {name}, which an unfinished writer left: continue after its complete "
                     f"shards with resume=True (--resume), choose another directory, or remove it"
                 )
             if not name.endswith(ending):
                 raise WriterError(
-                    f"{self._directory} holds {name}, of another compression than these settings: resume with the "
-                    f"settings that it was written with, choose another directory, or remove it"
+                    f"{self._directory} holds {name}, which has another compression than these settings: resume with "
+                    f"the settings that it was written with, choose another directory, or remove it"
                 )
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
@@ -186,16 +187,15 @@ class MDSWriter:
     def _write_shard(self) -> None:
         number = len(self._shards)
         entry, data = self._packer.pack(number, self._pending)
-        # An error on close (no space, a bucket that refuses) comes out of the with statement and ends the
-        # writer.
+        # An error at close (no space, a bucket that rejects the write) is raised here and ends the writer.
         with open(self._directory / self._packer.file_name(number), "wb") as file:
             file.write(data)
         self._shards.append(entry)
         self._pending = []
         self._pending_bytes = self._packer.empty_bytes
         self._count(entry)
-        if self._tell is not None:
-            self._tell(self._progress)
+        if self._on_shard is not None:
+            self._on_shard(self._progress)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         so_far = self._progress
@@ -208,7 +208,7 @@ class MDSWriter:
 
 
 def write_index(directory: Path, shards: Sequence[Mapping[str, Any]]) -> None:
-    """Write index.json, which appears whole or not at all."""
+    """Write index.json atomically: it appears complete or not at all."""
     temporary = directory / f"{INDEX_NAME}.tmp"
     temporary.write_text(index_text(shards))
     os.replace(temporary, directory / INDEX_NAME)

@@ -1,17 +1,17 @@
 """The sample order of an epoch: a pure function of shard sizes, seed, epoch and a few settings.
 
-Two families (docs/order.md explains both): StreamingDataset 0.13's shuffles, bit by bit, so that a run can change
-over in the middle of an epoch; and `native`, for any size. Nothing here reads a dataset, keeps state or knows
-of torch. How an epoch comes about, and where:
+Two families (docs/order.md explains both): the shuffles of StreamingDataset 0.13, bit by bit, so that a run can
+migrate in the middle of an epoch; and `native`, for datasets of any size. This package reads no dataset, keeps no
+state and does not know torch. The steps:
 
-1. `spec`: the settings. `streams`: how many samples of each stream, each shard, and which (*units*).
-2. `shuffles`: StreamingDataset's, over stored ids; `bijection` and `native`: the other, computed.
-3. `lines`: the line that global batches are cut from, and a rank's part of each. `epochs`: the line's ids, in
-   memory or in a file that the processes of a machine share (`cache`).
-4. `batching`: which positions make global batch b, where streams take turns or shares.
+1. `spec`: the settings. `streams`: how many samples, and which, an epoch takes of each stream and shard (*units*).
+2. `shuffles`: StreamingDataset's, over stored ids. `bijection` and `native`: the native order, computed.
+3. `rank_partition`: the positions that global batches are cut from, and each rank's part. `epoch_order`: the ids at
+   these positions, computed, in memory, or in a file that the processes of a machine share (`order_files`).
+4. `batching`: the positions of global batch b, for each way to mix streams.
 
-Invariants: 1. The set of samples of a complete global batch does not depend on the world (`device_per_stream`
-alone excepted, which says so). 2. The same call gives the same array on every machine.
+Invariants: 1. The set of samples of a complete global batch does not depend on the world (except with
+`device_per_stream`, which documents it). 2. The same call gives the same array on every machine.
 """
 
 from loader.order.batching import BatchPlan, batch_plan

@@ -1,10 +1,10 @@
-"""Batchings: which samples make global batch b, and which of them this rank reads.
+"""Decides which samples make global batch b, and which of them this rank reads.
 
-`random` cuts the line of all streams. `stratified` gives each stream the same part of every global batch, and
-`per_stream` a global batch at a time, both from a line a stream. `device_per_stream` gives each stream batches
-of a single rank: what those hold follows from the number of ranks, so this one is not elastic.
+`random` cuts batches from the order of all streams. `stratified` gives each stream a fixed share of every global
+batch. `per_stream` takes each global batch from one stream. Both use a separate order for each stream.
+`device_per_stream` gives each rank's batch to one stream. Its batches depend on the number of ranks: not elastic.
 
-A plan knows lengths without ordering anything, and asks `Tracks` for ids when it is asked for a batch.
+A plan knows lengths without ordering anything. It asks `EpochOrders` for ids only when a batch is requested.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,33 @@ from loader.order.rank_partition import RankPartition, rank_positions, repeated_
 from loader.order.spec import NATIVE, Ids, OrderSpec
 from loader.world import World
 
-# Computed together, this many ids of a rank cost little more than a batch of a few.
+# Computing this many ids of a rank at once costs little more than one small batch.
 AHEAD_SAMPLES = 4096
 
 
 class BatchPlan(Protocol):
-    """How an epoch is cut into global batches, and these into ranks."""
+    """Cuts an epoch into global batches, and these into the ranks' parts."""
 
     @property
     def length(self) -> int:
-        """Positions of an epoch that belong to batches, on any world."""
+        """The positions of an epoch that belong to batches, on any world."""
         ...
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`; drop_last: the complete ones."""
+        """Return the number of global batches from position `start`; drop_last: only the complete ones."""
         ...
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids in the given global batch past `start`."""
+        """Return (samples,) int64, this rank's ids in a global batch, counted from `start`."""
         ...
 
 
 def batch_plan(
     epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
 ) -> BatchPlan:
-    """Return the plan for one rank. global_batch_size: samples, a multiple of the ranks.
+    """Return the plan for one rank. global_batch_size: in samples, a multiple of the number of ranks.
 
-    Raises OrderError if the settings, streams and world do not go together.
+    Raises OrderError if settings, streams and world do not fit together.
     """
     spec = epoch_orders.spec
     if spec.batching == "stratified":
@@ -60,7 +60,7 @@ def batch_plan(
 
 
 def even_world(world: World, rows: int) -> World:
-    """The world as it divides the rows of a line; all ranks on one node where its nodes would share rows unevenly.
+    """Return the world that divides the rows evenly; all ranks on one node if its nodes would share rows unevenly.
 
     The global batches are the same either way.
     """
@@ -69,53 +69,53 @@ def even_world(world: World, rows: int) -> World:
 
 
 class RandomPlan:
-    """Batches of the line of all streams, as StreamingDataset cuts them."""
+    """Batches from the order of all streams, cut as StreamingDataset cuts them."""
 
     def __init__(
         self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
     ) -> None:
         rows, samples = epoch_orders.spec.rows, epoch_orders.samples()
         if samples <= rows:
-            # StreamingDataset tiles so few samples over the rows differently for more nodes than rows.
+            # With more nodes than rows, StreamingDataset tiles so few samples differently.
             world = World(world.rank, world.ranks)
-        self._tracks, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
-        self._line = RankPartition(samples, rows, self._world.nodes)
-        self._ahead = _Ahead()
+        self._orders, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
+        self._partition = RankPartition(samples, rows, self._world.nodes)
+        self._cache = _BatchCache()
 
     @property
     def length(self) -> int:
-        """Positions whose samples are the same on any world."""
-        return self._line.length_of_any_world
+        """The positions whose samples are the same on any world."""
+        return self._partition.length_of_any_world
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids; an incomplete last batch is filled up by repeats to the same number a rank."""
-        length, world = self._line.length, self._world
+        """Return this rank's ids; an incomplete last batch is padded with repeats to the same number on each rank."""
+        length, world = self._partition.length, self._world
         size = self._global // world.ranks
         samples = samples_per_rank(length, world, start)
 
         def make(first: int, stop: int) -> Ids:
             positions = rank_positions(length, world, first * size, min(stop * size, samples), start)
-            return self._tracks.get(epoch).at(positions, world.nodes)
+            return self._orders.get(epoch).at(positions, world.nodes)
 
         if (number + 1) * size > samples:
             return make(number, number + 1)
-        return self._ahead.get((epoch, start), number, samples // size, size, make)
+        return self._cache.get((epoch, start), number, samples // size, size, make)
 
 
 class NativePlan:
-    """Batches of the native line of all streams, which ends where the samples end.
+    """Batches from the native order of all streams, which ends exactly where the samples end.
 
-    The last, incomplete global batch is dealt out as it is: some ranks get a sample more than others.
+    An incomplete last global batch is dealt out without padding: some ranks get one sample more than others.
     """
 
     def __init__(
         self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
     ) -> None:
-        self._tracks, self._global = epoch_orders, global_batch_size
+        self._orders, self._global = epoch_orders, global_batch_size
         self._world = even_world(world, epoch_orders.spec.rows)
         rest = self.length % global_batch_size
         if not drop_last and 0 < rest < world.ranks:
@@ -124,63 +124,64 @@ class NativePlan:
                 f"repeats none: set drop_last=True, or another global_batch_size or epoch_size"
             )
         epoch_orders.native_run(epoch=0)
-        self._ahead = _Ahead()
+        self._cache = _BatchCache()
 
     @property
     def length(self) -> int:
         """All samples of the epoch."""
-        return self._tracks.samples()
+        return self._orders.samples()
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids, none of them twice in an epoch that takes each sample once."""
-        # Counted from the epoch's beginning, so that what is made ahead serves after a resume, too.
+        """Return this rank's ids; none occurs twice in an epoch that takes each sample once."""
+        # Counted from the epoch's beginning, so that cached ids stay valid after a resume.
         before, first = divmod(start, self._global)
         places = first + _interleaved(self._world, self._global)
         number += before
 
         def make(begin: int, stop: int) -> Ids:
-            return self._tracks.get(epoch).at(_repeated(places, self._global, begin, stop))
+            return self._orders.get(epoch).at(_repeated(places, self._global, begin, stop))
 
         complete = (self.length - first) // self._global
         if number < complete:
-            return self._ahead.get((epoch, first), number, complete, places.size, make)
+            return self._cache.get((epoch, first), number, complete, places.size, make)
         positions = places + number * self._global
-        return self._tracks.get(epoch).at(positions[positions < self.length])
+        return self._orders.get(epoch).at(positions[positions < self.length])
 
 
 class StratifiedPlan:
-    """Batches with the same part of each stream; the stream that is used up first ends the epoch."""
+    """Batches with a fixed share of each stream; the epoch ends when the first stream is used up."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
-        self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
+        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
         self._portions = stratified_portions(epoch_orders.table.proportions, global_batch_size)
-        # StreamingDataset's lines are those of one node here, whatever the number of nodes.
-        self._lines = [
+        # StreamingDataset partitions for one node here, whatever the number of nodes.
+        self._partitions = [
             FilledPartition(
                 epoch_orders.samples(stream), epoch_orders.spec, (1, epoch_orders.spec.tail_layout[1])
             )
             for stream in range(epoch_orders.table.streams)
         ]
         self._batches = min(
-            line.length // portion for line, portion in zip(self._lines, self._portions, strict=True)
+            partition.length // portion
+            for partition, portion in zip(self._partitions, self._portions, strict=True)
         )
-        self._ahead = [_Ahead() for _ in self._lines]
+        self._cache = [_BatchCache() for _ in self._partitions]
 
     @property
     def length(self) -> int:
-        """Positions of the complete batches, there are no others."""
+        """The positions of the complete batches; there are no others."""
         return self._batches * self._global
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids: consecutive places of the batch, in which streams follow each other."""
+        """Return this rank's ids: consecutive positions of the batch, in which streams follow each other."""
         size = self._global // self._world.ranks
         first = self._world.rank * size
         number += start // self._global
@@ -190,64 +191,66 @@ class StratifiedPlan:
             low, high = max(first - begin, 0), min(first + size - begin, portion)
             if low < high:
                 make = self._maker(epoch, stream, np.arange(low, high))
-                found.append(self._ahead[stream].get((epoch,), number, self._batches, high - low, make))
+                found.append(self._cache[stream].get((epoch,), number, self._batches, high - low, make))
             begin += portion
         return np.concatenate(found)
 
     def _maker(self, epoch: int, stream: int, places: Ids) -> Callable[[int, int], Ids]:
-        line, portion = self._lines[stream], self._portions[stream]
-        return lambda first, stop: line.ids(
-            self._tracks, epoch, stream, _repeated(places, portion, first, stop)
+        partition, portion = self._partitions[stream], self._portions[stream]
+        return lambda first, stop: partition.ids(
+            self._orders, epoch, stream, _repeated(places, portion, first, stop)
         )
 
 
 class PerStreamPlan:
-    """Batches of one stream each, streams taking turns at random; what fills no whole batch is left out."""
+    """Batches of one stream each, in random stream order; an incomplete batch of a stream is dropped."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         spec = epoch_orders.spec
-        self._tracks, self._world, self._global = (
+        self._orders, self._world, self._global = (
             epoch_orders,
             even_world(world, spec.rows),
             global_batch_size,
         )
-        self._lines = [
+        self._partitions = [
             FilledPartition(epoch_orders.samples(stream), spec, spec.tail_layout)
             for stream in range(epoch_orders.table.streams)
         ]
-        self._counts = [line.length // global_batch_size for line in self._lines]
+        self._counts = [partition.length // global_batch_size for partition in self._partitions]
         _refuse_empty_streams(self._counts, f"global batch of {global_batch_size}")
-        self._ahead = [_Ahead() for _ in self._lines]
-        self._turns: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._cache = [_BatchCache() for _ in self._partitions]
+        self._sequence: tuple[int, Ids, Ids] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
     @property
     def length(self) -> int:
-        """Positions of the complete batches, there are no others."""
+        """The positions of the complete batches; there are no others."""
         return sum(self._counts) * self._global
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids."""
-        if self._turns[0] != epoch:
-            generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
-            self._turns = (epoch, *_stream_turns(self._counts, generator))
-        _, origins, turns = self._turns
+        """Return this rank's ids."""
+        if self._sequence[0] != epoch:
+            generator = np.random.default_rng(self._orders.spec.epoch_seed(epoch))
+            self._sequence = (epoch, *_shuffled_batches(self._counts, generator))
+        _, origins, numbers = self._sequence
         number += start // self._global
         stream = int(origins[number])
         places = _interleaved(self._world, self._global)
 
         def make(first: int, stop: int) -> Ids:
             positions = _repeated(places, self._global, first, stop)
-            return self._lines[stream].ids(self._tracks, epoch, stream, positions)
+            return self._partitions[stream].ids(self._orders, epoch, stream, positions)
 
-        return self._ahead[stream].get((epoch,), int(turns[number]), self._counts[stream], places.size, make)
+        return self._cache[stream].get(
+            (epoch,), int(numbers[number]), self._counts[stream], places.size, make
+        )
 
 
 class DevicePlan:
-    """Batches in which each rank's part is of one stream. Another world has other batches: not elastic."""
+    """Batches in which each rank's part comes from one stream. They depend on the world, so this is not elastic."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         spec, ranks = epoch_orders.spec, world.ranks_per_node
@@ -264,7 +267,7 @@ class DevicePlan:
                     f"stream {stream} has a proportion of {share:.3g}, less than a sample of a block of "
                     f"{spec.block_size}: raise block_size or the stream's weight"
                 )
-        self._tracks, self._world, self._global = epoch_orders, world, global_batch_size
+        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
         self._size = global_batch_size // world.ranks
         self._rows_of_node = spec.rows // world.nodes
         self._widths = [
@@ -275,53 +278,52 @@ class DevicePlan:
             -(-width // ranks) * ranks * self._rows_of_node // self._size for width in self._widths
         ]
         _refuse_empty_streams(self._counts, f"batch of {self._size} for each rank")
-        self._turns: tuple[int, list[tuple[Ids, Ids]]] = (-1, [])
+        self._sequence: tuple[int, list[tuple[Ids, Ids]]] = (-1, [])
 
     @property
     def length(self) -> int:
-        """Positions of the complete batches, there are no others."""
+        """The positions of the complete batches; there are no others."""
         return sum(self._counts) // self._world.ranks_per_node * self._global
 
     def batches(self, start: int, *, drop_last: bool) -> int:
-        """Global batches past position `start`."""
+        """Return the number of global batches from position `start`."""
         return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """This rank's ids: all of one stream."""
+        """Return this rank's ids: all of one stream."""
         world, ranks = self._world, self._world.ranks_per_node
-        if self._turns[0] != epoch:
-            generator = np.random.default_rng(self._tracks.spec.epoch_seed(epoch))
-            self._turns = epoch, [_stream_turns(self._counts, generator) for _ in range(world.nodes)]
-        # Batches of single ranks in the order of StreamingDataset: one of each node in turn, though the ranks
-        # that then read them follow each other.
-        turn, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
-        origins, turns = self._turns[1][node]
-        stream = int(origins[turn])
-        places = int(turns[turn]) * self._size + np.arange(self._size, dtype=np.int64)
+        if self._sequence[0] != epoch:
+            generator = np.random.default_rng(self._orders.spec.epoch_seed(epoch))
+            self._sequence = epoch, [_shuffled_batches(self._counts, generator) for _ in range(world.nodes)]
+        # Single-rank batches in StreamingDataset's order: one of each node in turn, although consecutive ranks
+        # read them.
+        step, node = divmod((start // self._global + number) * world.ranks + world.rank, world.nodes)
+        origins, numbers = self._sequence[1][node]
+        stream = int(origins[step])
+        places = int(numbers[step]) * self._size + np.arange(self._size, dtype=np.int64)
         row = node * self._rows_of_node + places // ranks % self._rows_of_node
         column = places // (ranks * self._rows_of_node) * ranks + places % ranks
         column = repeated_at_the_end(column, self._widths[stream], ranks)
-        rows = self._tracks.spec.rows
-        return self._tracks.get(epoch, stream).at(column * rows + row, rows)
+        rows = self._orders.spec.rows
+        return self._orders.get(epoch, stream).at(column * rows + row, rows)
 
 
 class FilledPartition:
-    """The line of one stream, filled up by repeats to the same number for each rank of a layout.
+    """The positions of one stream, padded with repeats to the same number for each rank of a layout.
 
-    samples: of the stream in an epoch. layout: (nodes, ranks a node); (1, 1) fills nothing up, nor does the
-    native order.
+    samples: of the stream in an epoch. layout: (nodes, ranks a node). (1, 1) and the native order pad nothing.
     """
 
     def __init__(self, samples: int, spec: OrderSpec, layout: tuple[int, int]) -> None:
         self._nodes, self._ranks = layout
         if max(spec.rows, self._nodes) % min(spec.rows, self._nodes):
             raise OrderError(f"tail_layout has {self._nodes} nodes, which do not divide {spec.rows} rows")
-        line = RankPartition(samples, spec.rows, self._nodes)
-        self._of_node = (samples if spec.order == NATIVE else line.length) // self._nodes
+        partition = RankPartition(samples, spec.rows, self._nodes)
+        self._of_node = (samples if spec.order == NATIVE else partition.length) // self._nodes
 
     @property
     def length(self) -> int:
-        """Positions, with the repeats."""
+        """The number of positions, including repeats."""
         return -(-self._of_node // self._ranks) * self._ranks * self._nodes
 
     def ids(self, epoch_orders: EpochOrders, epoch: int, stream: int, positions: Ids) -> Ids:
@@ -331,8 +333,8 @@ class FilledPartition:
         return epoch_orders.get(epoch, stream).at(of_node * self._nodes + node, self._nodes)
 
 
-class _Ahead:
-    """Equal pieces of a line's ids, of which several are made together."""
+class _BatchCache:
+    """Caches a rank's ids of several consecutive batches, which are computed together."""
 
     def __init__(self) -> None:
         self._of: tuple[int, ...] = ()
@@ -340,11 +342,11 @@ class _Ahead:
         self._held: Ids = np.empty((0, 0), np.int64)
 
     def get(
-        self, of: tuple[int, ...], number: int, pieces: int, size: int, make: Callable[[int, int], Ids]
+        self, of: tuple[int, ...], number: int, count: int, size: int, make: Callable[[int, int], Ids]
     ) -> Ids:
-        """Return the piece of this number. of: what they are pieces of. make: ids of pieces first up to stop."""
+        """Return the ids of one batch. of: the sequence that it belongs to. make: ids of batches first up to stop."""
         if of != self._of or not 0 <= number - self._first < len(self._held):
-            stop = min(number + max(AHEAD_SAMPLES // size, 1), pieces)
+            stop = min(number + max(AHEAD_SAMPLES // size, 1), count)
             self._of, self._first = of, number
             self._held = make(number, stop).reshape(stop - number, size)
         found: Ids = self._held[number - self._first].copy()
@@ -354,8 +356,8 @@ class _Ahead:
 def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) -> tuple[int, ...]:
     """Return how many samples of each stream a global batch has.
 
-    Rounded down; what is missing then goes to the streams that lost most by it, the later one first where
-    they lost the same. Raises OrderError if a stream gets none.
+    Rounded down; the missing samples go to the streams with the largest rounding loss, the later stream first among
+    equal losses. Raises OrderError if a stream gets none.
     """
     portions = np.array([int(share * global_batch_size) for share in proportions], np.int64)
     missing = global_batch_size - int(portions.sum())
@@ -364,30 +366,30 @@ def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) 
     for stream, portion in enumerate(portions.tolist()):
         if portion == 0:
             raise OrderError(
-                f"stream {stream} has a proportion of {proportions[stream]:.3g}, which is no sample in a global "
+                f"stream {stream} has a proportion of {proportions[stream]:.3g}, which gives no sample in a global "
                 f"batch of {global_batch_size}: raise global_batch_size or the stream's weight"
             )
     return tuple(portions.tolist())
 
 
-def _stream_turns(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
-    """Shuffle the batches of all streams: (batches,) the stream of each, and which of its batches it is."""
+def _shuffled_batches(counts: list[int], generator: np.random.Generator) -> tuple[Ids, Ids]:
+    """Shuffle the batches of all streams. Returns (batches,) stream of each, and its number within the stream."""
     origins = np.repeat(np.arange(len(counts)), counts)
     generator.shuffle(origins)
-    turns = np.empty_like(origins)
-    turns[np.argsort(origins, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
-    return origins, turns
+    numbers = np.empty_like(origins)
+    numbers[np.argsort(origins, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+    return origins, numbers
 
 
 def _interleaved(world: World, samples: int) -> Ids:
-    """This rank's places in a global batch of so many samples: dealt to nodes in turn, and there to ranks."""
+    """Return this rank's positions in a global batch of `samples`: dealt to nodes in turn, then to their ranks."""
     return np.arange(world.rank_of_node * world.nodes + world.node, samples, world.ranks, dtype=np.int64)
 
 
 def _repeated(places: Ids, step: int, first: int, stop: int) -> Ids:
-    """The same places in pieces first up to stop, `step` positions apart, one piece after another."""
-    pieces = np.arange(first, stop, dtype=np.int64)[:, None]
-    found: Ids = (pieces * step + places).ravel()
+    """Return the same positions in batches first up to stop, `step` positions apart, batch after batch."""
+    batches = np.arange(first, stop, dtype=np.int64)[:, None]
+    found: Ids = (batches * step + places).ravel()
     return found
 
 

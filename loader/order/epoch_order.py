@@ -1,7 +1,7 @@
-"""The ordered samples of an epoch, by their position on the line: computed, held in memory, or mapped from a file.
+"""The ids of an epoch in order, by position: computed, held in memory, or mapped from a file.
 
-A `Track` is one line with its samples: of all streams, or of a single one. Its ids below
-`length_of_any_world` are the same on every world.
+An `EpochOrder` covers all streams, or a single one. Its ids at positions below `length_of_any_world` are the same on
+every world.
 """
 
 from collections.abc import Sequence
@@ -21,33 +21,33 @@ from loader.order.shuffles import shuffle_units
 from loader.order.spec import NATIVE, Ids, OrderSpec, Stored
 from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_units
 
-# Each rank reads parts of a mapped order that others do not, whose pages count as its own. Those of so many samples are
-# a few MB; to let go of them takes less than a millisecond.
+# Each rank reads other parts of a mapped order, and the kernel counts their pages as its own. The pages of this many
+# samples are a few MB; releasing them takes less than a millisecond.
 HELD_SAMPLES = 1 << 20
 
 
 class EpochOrder(Protocol):
-    """The samples of an epoch, in the order of the line."""
+    """The samples of an epoch, in order."""
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
-        """Return the ids at these positions of the line, as it is for so many nodes."""
+        """Return (positions,) int64, the ids at these positions, as partitioned for `nodes` nodes."""
         ...
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StoredOrder:
-    """ids: (samples,) in shuffled order, row after row."""
+    """An order in memory or in a mapped file. ids: (samples,) in shuffled order, row after row."""
 
     ids: Stored
     canonical_nodes: int
     _taken: int = 0
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
-        """Return the ids at these positions of the line, as it is for so many nodes."""
+        """Return (positions,) int64, the ids at these positions, as partitioned for `nodes` nodes."""
         found: Ids = self.ids[
             RankPartition(self.ids.size, self.canonical_nodes, nodes).indices(positions)
         ].astype(np.int64)
-        self._taken += found.size  # threads may lose a count
+        self._taken += found.size  # not atomic; a lost count does no harm
         if self._taken >= HELD_SAMPLES:
             self._taken = 0
             release_pages(self.ids)
@@ -56,31 +56,31 @@ class StoredOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeOrder:
-    """A native line, which is the same for any number of nodes."""
+    """A native order, which is the same for any number of nodes."""
 
-    line: NativePartition
+    partition: NativePartition
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
         """Return the ids at these positions."""
-        return self.line.at(positions)
+        return self.partition.at(positions)
 
 
 class EpochOrders:
-    """Makes the tracks of a dataset's epochs, and keeps those of the epoch asked for last.
+    """Makes the orders of a dataset's epochs, and keeps those of the epoch requested last.
 
-    cache: where stored orders lie in files that the processes of a machine share; None for memory. A copy keeps an
-    epoch of its own, for another thread: what both are at is made once and held once. Not so a pickled one.
+    cache: files for stored orders that the processes of a machine share; None: memory. A copy has an epoch of its own,
+    for another thread; an order that both use is made once and held once. A pickled copy shares nothing.
     """
 
     def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderFiles | None = None) -> None:
         self.table, self.spec = table, spec
         self._cache = cache
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._held: tuple[int, dict[int | None, EpochOrder]] = (-1, {})
         self._runs: dict[int | None, NativeRun] = {}
-        # Those that this one or a copy holds, by epoch and stream.
+        # By epoch and stream: the orders that this object or a copy of it holds.
         self._stored: WeakValueDictionary[tuple[int, int | None], StoredOrder] = WeakValueDictionary()
         self._making: SingleFlight[StoredOrder] = SingleFlight()
 
@@ -91,7 +91,7 @@ class EpochOrders:
         return other
 
     def native_run(self, epoch: int, stream: int | None = None) -> NativeRun:
-        """The native order of shards: made once, unless every epoch draws other samples of them."""
+        """Return the fixed part of a native order; cached unless every epoch draws other samples."""
         if stream in self._runs:
             return self._runs[stream]
         run = NativeRun(native_units(self.table, self.spec, epoch, stream), self.spec)
@@ -100,7 +100,7 @@ class EpochOrders:
         return run
 
     def get(self, epoch: int, stream: int | None = None) -> EpochOrder:
-        """The track of one stream, or of all together."""
+        """Return the order of one stream, or of all together."""
         if self._held[0] != epoch:
             self._held = epoch, {}
         epoch_orders = self._held[1]
@@ -113,10 +113,10 @@ class EpochOrders:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
     def samples(self, stream: int | None = None) -> int:
-        """Samples an epoch takes, of one stream or of all."""
+        """Return the number of samples of an epoch, of one stream or of all."""
         return self.table.samples if stream is None else self.table.choose[stream]
 
     def _make(self, epoch: int, stream: int | None) -> EpochOrder:
@@ -144,10 +144,10 @@ class EpochOrders:
 
 
 def ordered_ids(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None) -> Stored:
-    """Return an epoch's ids in shuffled order, row after row (not yet in the order of the line).
+    """Return an epoch's ids in shuffled order, row after row (before `RankPartition` interleaves the rows).
 
-    stream: one of them, else all. Any order but `native`, which has no such array. Raises OrderError where an
-    order is not defined: py1e with fewer samples than canonical nodes, a stream with too small a block.
+    stream: one of them, else all. For every order but `native`, which has no such array. Raises OrderError if the
+    order is undefined: py1e with fewer samples than canonical nodes, or a stream with too small a block.
     """
     if epoch < 0:
         raise OrderError(f"epoch {epoch} is negative")
@@ -173,7 +173,7 @@ def _order_into(out: Stored, table: StreamTable, spec: OrderSpec, epoch: int, st
         return
     block = spec.block_size
     if stream is not None:
-        # A stream has its part of the samples that are mixed, so that all have about as many shards open.
+        # Scale the block by the stream's share, so that all streams together keep about as many shards in use.
         block = int(block * table.proportions[stream])
     shuffle_units(spec.order, units, spec.rows, spec.seed, epoch, block, out)
     if ids is not None:

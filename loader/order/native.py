@@ -1,23 +1,23 @@
-"""The native order: any position of an epoch in O(1), of any number of samples, with nothing stored by sample.
+"""The native order: the id at any position of an epoch in O(1), for any number of samples, nothing stored a sample.
 
-1. The shards (the *units* of the epoch) stand in an order that a key of the run decides, one after another.
-2. This row of samples is cut into lanes of equal length, at most one sample apart: a lane's shards stay its own
-   for the run, so a node that reads some of the lanes reads their shards only.
+1. The shards (the *units* of the epoch) are put into an order that a key of the run decides.
+2. This sequence of samples is cut into lanes whose lengths differ by at most one sample. A lane keeps its shards for
+   the whole run, so a node that reads some of the lanes reads only their shards.
 3. Within a lane, a key of the epoch reorders the pieces of shards (*spans*).
-4. Each lane is cut into blocks of `block_size`, shifted by another phase in each lane, so that their borders do
-   not fall together; within a block, a key of the epoch mixes the samples.
-5. The line takes one sample of each lane in turn: position p is sample p // lanes of lane p % lanes. The longer
-   lanes come first, so the line ends exactly where the samples end: no repeats, nothing left out.
+4. Each lane is cut into blocks of `block_size`. Each lane has its own phase, so that block borders do not coincide
+   across lanes. A key of the epoch mixes the samples within a block.
+5. Positions take one sample of each lane in turn: position p is sample p // lanes of lane p % lanes. The longer
+   lanes come first, so the positions end exactly where the samples end: no repeats, no omissions.
 
-Permutations are `loader.order.bijection`'s; memory is a few numbers a shard. An epoch that takes only part of a
-stream takes the same share of each shard, to within one sample, and draws it anew each epoch ("balanced").
+The permutations are those of `loader.order.bijection`. Memory is a few numbers a shard. An epoch that takes only part
+of a stream takes the same share of each shard, to within one sample, and redraws it each epoch ("balanced").
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from loader.order.bijection import Keys, key_of, keyed_order, permuted, restored, subkeys
+from loader.order.bijection import Keys, key_of, keyed_order, permuted, subkeys
 from loader.order.spec import Ids, OrderSpec
 from loader.order.streams import StreamTable
 
@@ -29,8 +29,8 @@ _SAFE_FACTOR = 1 << 31
 class Units:
     """Passes over shards, whole or in part.
 
-    firsts: (units,) the id of the shard's first sample. sizes: (units,) samples taken. of: (units,) samples
-    that the shard has. draws: (units,) keys that choose the samples of a part.
+    All arrays (units,). firsts: the id of the shard's first sample. sizes: samples taken. of: samples that the shard
+    has. draws: keys that choose the samples of a partial pass.
     """
 
     firsts: Ids
@@ -42,8 +42,8 @@ class Units:
 def native_units(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None) -> Units:
     """Return the units of an epoch: of one stream, or of all.
 
-    Each stream is passed over whole as often as its samples ask for; the rest is the same share of each shard,
-    rounded so that the sum is exact.
+    Each stream is passed over completely as often as its sample count allows. The rest takes the same share of each
+    shard, rounded so that the sum is exact.
     """
     key = key_of("draw", spec.seed, epoch if spec.sampling == "balanced" else "")
     if stream is None and table.is_whole:
@@ -65,7 +65,7 @@ def native_units(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | 
 
 
 def _chosen(sizes: Ids, choose: int, key: int) -> Ids:
-    """(shards,) samples of each, with sum `choose`."""
+    """Return (shards,) samples of each, with sum `choose`."""
     total = int(sizes.sum())
     passes, rest = divmod(choose, total)
     if rest == 0:
@@ -73,16 +73,16 @@ def _chosen(sizes: Ids, choose: int, key: int) -> Ids:
     ends = np.concatenate([[0], np.cumsum(sizes)])
     if total >= _SAFE_FACTOR:
         ends = ends.astype(object)
-    # The key decides where roundings go up.
+    # The key decides which shards are rounded up.
     shares = ((ends * rest + key % total) // total).astype(np.int64)
     found: Ids = sizes * passes + np.diff(shares)
     return found
 
 
 class NativeRun:
-    """What stays the same for a run: the order of its units, and which of them, or parts of them, a lane has.
+    """The part of the order that is fixed for a run: the order of its units, and how they are cut into lanes.
 
-    A *place* counts through the row of all lanes, here in the order of the run.
+    A *place* is an index into the concatenation of all lanes, here in the order of the run.
     """
 
     def __init__(self, units: Units, spec: OrderSpec) -> None:
@@ -90,16 +90,16 @@ class NativeRun:
         self.lanes = spec.rows
         self.samples = int(units.sizes.sum())
         self._least, self._longer = divmod(self.samples, self.lanes)
-        # (units,) which of them is next, and where it ends
+        # (units,) the unit at each index of the run's order, and the place where it ends
         self.unit_of = keyed_order(units.sizes.size, key_of("run", spec.seed))
         self.unit_ends = np.cumsum(units.sizes[self.unit_of])
         starts = self.starts(np.arange(self.lanes))
-        # (spans,) where each begins; (lanes + 1,) the first span of each
+        # (spans,) where each begins; (lanes + 1,) the first span of each lane
         self.span_begins = self._cut(starts)
         self.borders = [*np.searchsorted(self.span_begins, starts).tolist(), self.span_begins.size]
 
     def _cut(self, starts: Ids) -> Ids:
-        """Where spans begin: with each unit, and within units where a lane begins."""
+        """Return the places where spans begin: at each unit, and within units at each lane's beginning."""
         begins = np.concatenate([[0], self.unit_ends[:-1]])
         starts = starts[starts < self.samples]
         at = np.searchsorted(begins, starts)
@@ -108,13 +108,13 @@ class NativeRun:
         return found
 
     def span_ends(self, span: Ids) -> Ids:
-        """Where these spans end."""
+        """Return the places where these spans end."""
         following = np.minimum(span + 1, self.span_begins.size - 1)
         found: Ids = np.where(span + 1 < self.span_begins.size, self.span_begins[following], self.samples)
         return found
 
     def ids(self, places: Ids) -> Ids:
-        """The ids at these places."""
+        """Return the ids at these places."""
         units = self.units
         number = np.searchsorted(self.unit_ends, places, side="right")
         unit = self.unit_of[number]
@@ -126,26 +126,18 @@ class NativeRun:
         found: Ids = units.firsts[unit] + within
         return found
 
-    def places(self, ids: Ids) -> Ids:
-        """Where these samples are, in a run that takes each sample once."""
-        firsts = self.units.firsts[self.unit_of]
-        by_id = np.argsort(firsts)
-        number = by_id[np.searchsorted(firsts, ids, side="right", sorter=by_id) - 1]
-        found: Ids = self.unit_ends[number] - self.units.sizes[self.unit_of[number]] + ids - firsts[number]
-        return found
-
     def lengths(self, lane: Ids) -> Ids:
-        """Samples of these lanes."""
+        """Return the number of samples of these lanes."""
         return self._least + (lane < self._longer)
 
     def starts(self, lane: Ids) -> Ids:
-        """The first place of these lanes."""
+        """Return the first place of these lanes."""
         found: Ids = lane * self._least + np.minimum(lane, self._longer)
         return found
 
 
 class NativePartition:
-    """The samples of one epoch of a run, by their position on the line."""
+    """The samples of one epoch of a run, by position."""
 
     def __init__(self, run: NativeRun, spec: OrderSpec, epoch: int) -> None:
         self._run, self._block = run, spec.block_size
@@ -154,14 +146,14 @@ class NativePartition:
         self._key = key_of("block", spec.seed, epoch)
         phase_key = key_of("phase", spec.seed, epoch)
         phases = (subkeys(phase_key, lanes) % np.uint64(self._block)).astype(np.int64)
-        # A lane of a single block stays whole.
+        # A lane that fits into one block is not cut.
         self._phases = np.where(run.lengths(lanes) > self._block, phases, 0)
-        # (spans,) which of the run's is next, and the place where it ends, in the order of the epoch
+        # (spans,) the run's span at each index of the epoch's order, and the place where it ends
         self._span_of = self._reordered(key_of("spans", spec.seed, epoch))
         self._ends = np.cumsum(np.diff(run.span_begins, append=run.samples)[self._span_of])
 
     def _reordered(self, key: int) -> Ids:
-        """The spans in the order of the epoch, each within its lane."""
+        """Return the spans in the order of the epoch, each within its lane."""
         found = np.empty(self._run.span_begins.size, np.int64)
         for lane, lane_key in enumerate(subkeys(key, np.arange(self._run.lanes)).tolist()):
             first, stop = self._run.borders[lane : lane + 2]
@@ -170,29 +162,17 @@ class NativePartition:
         return found
 
     def at(self, positions: Ids) -> Ids:
-        """Return the ids at these positions of the line, each 0 <= position < samples."""
+        """Return (positions,) int64, the ids at these positions, each 0 <= position < samples."""
         run = self._run
         lane, column = positions % run.lanes, positions // run.lanes
         begins, sizes, keys = self._blocks(lane, column)
         places = run.starts(lane) + begins + permuted(column - begins, sizes, keys)
         number = np.searchsorted(self._ends, places, side="right")
-        # counted from the span's end, as that is what is stored of the epoch
+        # Count from the span's end, because the epoch's ends are what is stored.
         return run.ids(places + run.span_ends(self._span_of[number]) - self._ends[number])
 
-    def position_of(self, ids: Ids) -> Ids:
-        """Return where these samples stand, in an epoch that takes each sample once: the inverse of `at`."""
-        run = self._run
-        places = run.places(ids)
-        span = np.searchsorted(run.span_begins, places, side="right") - 1
-        places += self._ends[np.argsort(self._span_of)[span]] - run.span_ends(span)
-        lane = np.searchsorted(run.starts(np.arange(run.lanes)), places, side="right") - 1
-        place = places - run.starts(lane)
-        begins, sizes, keys = self._blocks(lane, place)
-        found: Ids = (begins + restored(place - begins, sizes, keys)) * run.lanes + lane
-        return found
-
     def _blocks(self, lane: Ids, column: Ids) -> tuple[Ids, Ids, Keys]:
-        """The first column, size and key of the block that each column of a lane is in."""
+        """Return the first column, size and key of the block that contains each column of a lane."""
         phase = self._phases[lane]
         block = (column + phase) // self._block
         begins = np.maximum(block * self._block - phase, 0)

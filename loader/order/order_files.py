@@ -1,10 +1,10 @@
-"""Stored orders in a folder that the user names: written once on a machine, mapped by all its processes.
+"""Stores orders in a folder that the user names: one process of a machine writes them, all map them.
 
-One file an epoch (and stream), named by a digest of all that decides it: another dataset or setting has another
-name. A file appears by rename, complete, so processes do not lock: one of the machine (`writes`) makes it, the others
-wait until it is there, and after `wait_seconds` make it themselves: the bytes are the same. Within a process one thread
-makes it, as the training loop and the hints ask for the same epochs. The writer removes files of its order that are
-more than one epoch old. Nothing else is ever deleted.
+One file an epoch (and stream). Its name is a digest of everything that decides the order, so another dataset or setting
+has another name. Files appear complete, by rename, so processes need no locks. One process of the machine (`writes`)
+makes a file; the others wait for it, and after `wait_seconds` make the same bytes themselves. Within a process one
+thread makes it, because the training loop and the hints request the same epochs. The writer deletes files of its own
+order that are more than one epoch old. It never deletes anything else.
 """
 
 import mmap
@@ -23,17 +23,20 @@ from loader.errors import OrderError
 from loader.order.spec import Stored
 
 ENDING = ".order"
-# Ten times what 10**8 samples take on a slow processor.
+# Ten times the time that 10**8 samples take on a slow processor.
 DEFAULT_WAIT_SECONDS = 150.0
 POLL_SECONDS = 0.05
-# Held by the thread of this process that makes the file of this path. A forked child has none of those threads.
+# path -> lock of the thread of this process that makes the file. A forked child has none of those threads.
 _making: dict[Path, threading.Lock] = {}
 os.register_at_fork(after_in_child=_making.clear)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderFiles:
-    """folder: made if missing. identity: digest of dataset and settings. writes: whether this process makes files."""
+    """folder: created if missing. identity: digest of dataset and settings. writes: whether this process makes files.
+
+    wait_seconds: how long a process that does not write waits for a file before it makes the file itself.
+    """
 
     folder: Path
     identity: str
@@ -43,7 +46,7 @@ class OrderFiles:
     def get(
         self, name: str, samples: int, dtype: type[np.integer[Any]], fill: Callable[[Stored], None]
     ) -> Stored:
-        """Return the order `name`, (samples,) of dtype, read-only; `fill` writes it into an array if need be.
+        """Return the order `name`, (samples,) of dtype, read-only; `fill` writes it into an array if it is missing.
 
         name: the epoch, a dash, the stream. Raises OrderError if the folder cannot be written.
         """
@@ -68,11 +71,11 @@ class OrderFiles:
     ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_older(int(path.name.removeprefix(f"{self.identity}-").partition("-")[0]))
-        # No process's number: containers that share the folder have the same ones.
+        # Not the process id: containers that share the folder have equal process ids.
         partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
         try:
             with partial.open("xb") as file:
-                # Blocks are taken now: a full disk is an error here, not SIGBUS in the middle of a shuffle.
+                # Allocate blocks now: a full disk is an error here, not SIGBUS during the shuffle.
                 os.posix_fallocate(file.fileno(), 0, max(samples * np.dtype(dtype).itemsize, 1))
             if samples:
                 fill(_mapped(partial, samples, dtype, writable=True))
@@ -95,9 +98,9 @@ def _mapped(path: Path, samples: int, dtype: type[np.integer[Any]], *, writable:
 
 
 def release_pages(ids: Stored) -> None:
-    """Take the pages of a mapped order, of which `ids` is a part, out of this process's count.
+    """Release the pages of the mapped order that `ids` is a part of from this process's memory count.
 
-    The kernel keeps them, and what was written to them, for all. Does nothing to an order in memory.
+    The kernel keeps them, with all writes, for all processes. Does nothing for an order in memory.
     """
     base = ids.base
     while isinstance(base, np.ndarray):

@@ -1,17 +1,17 @@
-"""Sorting by keys of 32 bits, several times faster than numpy's general argsort, and stable on every machine."""
+"""Sorts by 32-bit keys, several times faster than numpy's general argsort, and stable on every machine."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Below this, several passes cost more than they save.
+# Below this size, the passes cost more than they save.
 FEW = 4096
-_KEYS = 2.0**32 - 2**10  # a little less than there are, as products are rounded
+_KEYS = 2.0**32 - 2**10  # a little less than the number of keys, because products are rounded
 
 
 def order_of_keys(keys: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """Return the order that sorts the keys, equal ones by index.
+    """Return the order that sorts the keys; equal keys by index.
 
-    numpy sorts 16 bits stably by counting, so two passes, the low half first, make a radix sort.
+    numpy sorts 16-bit keys by counting, which is stable. Two such passes, low half first, make a radix sort.
     """
     by_low = np.argsort(keys.astype(np.uint16), kind="stable")
     found: NDArray[np.intp] = by_low[np.argsort((keys >> 16).astype(np.uint16)[by_low], kind="stable")]
@@ -19,10 +19,10 @@ def order_of_keys(keys: NDArray[np.uint32]) -> NDArray[np.intp]:
 
 
 def order_of_positions(places: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the order that sorts the places, equal ones by index. places: (n,) finite, n > 0.
+    """Return the order that sorts the places, equal ones by index. places: (n,) finite float64, n > 0.
 
-    Sorts by 32 bits of where each lies between the least and the greatest, then puts right the few that these
-    do not tell apart. Fast for places that are spread out evenly, right for all.
+    Sorts by 32 bits of each value's position between minimum and maximum, then sorts the few runs with equal bits.
+    Fast for evenly spread values, correct for all.
     """
     if places.size < FEW:
         return np.argsort(places, kind="stable")

@@ -1,13 +1,13 @@
-"""The line: the positions that global batches are cut from, and which of them a rank reads.
+"""The positions that global batches are cut from, and which of them a rank reads.
 
-Canonical node c is row c of an epoch's samples; the line takes one sample of each row in turn. Global batch b
-is the line's `[b * GBS, (b + 1) * GBS)` whatever the number of ranks; each rank takes its part of it. A change
-of world only re-cuts the batches. Pure arithmetic on positions: no ids, no generator.
+Canonical node c is row c of an epoch's samples; positions take one sample of each row in turn. Global batch b has the
+positions `[b * GBS, (b + 1) * GBS)`, whatever the number of ranks; each rank takes its part. A change of world only
+cuts the same batches differently. Pure arithmetic on positions: no ids, no random generator.
 
-The tail, exactly as StreamingDataset has it: a row that is one sample short repeats its last sample, so the
-line has `ceil(samples / canonical_nodes) * canonical_nodes` positions. Where the last, incomplete global
-batch is wanted, the line is filled up by repeats of samples near its end until every rank has the same
-number. Padding ids of -1, which StreamingDataset uses inside, do not exist here.
+The tail is exactly StreamingDataset's. A row that is one sample short repeats its last sample, so there are
+`ceil(samples / canonical_nodes) * canonical_nodes` positions. If the incomplete last global batch is wanted, samples
+near the end are repeated until every rank has the same number. The padding ids of -1, which StreamingDataset uses
+internally, do not exist here.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from loader.world import World
 
 @dataclass(frozen=True, slots=True)
 class RankPartition:
-    """The positions that global batches are cut from, as indices into the epoch's shuffled samples.
+    """Maps the positions that global batches are cut from to indices into the epoch's shuffled samples.
 
-    samples: of the epoch. nodes: physical ones; they matter only beyond `length_of_any_world`, where more
-    nodes than canonical ones round the rows up to a whole number of samples a node.
+    samples: of the epoch. nodes: physical ones; they matter only beyond `length_of_any_world`. There, if nodes exceed
+    canonical nodes, rows are padded to a whole number of samples a node.
     """
 
     samples: int
@@ -33,17 +33,17 @@ class RankPartition:
 
     @property
     def width(self) -> int:
-        """Positions in a row."""
+        """The number of positions in a row."""
         return -(-self.samples // self.canonical_nodes)
 
     @property
     def length_of_any_world(self) -> int:
-        """Positions whose samples do not depend on the number of nodes."""
+        """The number of positions whose samples do not depend on the number of nodes."""
         return self.width * self.canonical_nodes
 
     @property
     def padded_width(self) -> int:
-        """Positions in a row, with those that fill it up for `nodes`."""
+        """The number of positions in a row, including the padding for `nodes`."""
         ratio = self.nodes // self.canonical_nodes
         if ratio <= 1 or self.nodes % self.canonical_nodes:
             return self.width
@@ -51,11 +51,11 @@ class RankPartition:
 
     @property
     def length(self) -> int:
-        """All positions."""
+        """The number of all positions."""
         return self.padded_width * self.canonical_nodes
 
     def indices(self, positions: Ids) -> Ids:
-        """Return which of the epoch's samples stand at the given positions of the line, each < length."""
+        """Return the indices into the epoch's samples at these positions, each < length."""
         rows = positions % self.canonical_nodes
         columns = positions // self.canonical_nodes
         if not self._rows_fill():
@@ -80,16 +80,16 @@ class RankPartition:
 
 
 def samples_per_rank(length: int, world: World, drop_first: int = 0) -> int:
-    """Return how many samples each rank reads of a line past `drop_first`, repeats at the end included."""
+    """Return how many samples each rank reads from position `drop_first` on, including repeats at the end."""
     return -(-_per_node(length, world, drop_first) // world.ranks_per_node)
 
 
 def rank_positions(length: int, world: World, first: int, stop: int, drop_first: int = 0) -> Ids:
-    """Return the line positions of a rank's samples [first, stop), in the order it reads them.
+    """Return (samples,) int64, the positions of a rank's samples [first, stop), in reading order.
 
-    length: of the line, a multiple of the nodes. drop_first: positions consumed already, a multiple of the
-    nodes. Position p past `drop_first` belongs to node p % nodes, and there to rank (p // nodes) %
-    ranks_per_node. Raises OrderError if a rank has no such samples.
+    length: number of positions, a multiple of the nodes. drop_first: positions already consumed, a multiple of the
+    nodes. Position p past `drop_first` belongs to node p % nodes, and there to rank (p // nodes) % ranks_per_node.
+    Raises OrderError if a rank has no such samples.
     """
     if not 0 <= first <= stop <= samples_per_rank(length, world, drop_first):
         raise OrderError(
@@ -101,10 +101,10 @@ def rank_positions(length: int, world: World, first: int, stop: int, drop_first:
 
 
 def repeated_at_the_end(of_node: Ids, per_node: int, ranks: int) -> Ids:
-    """Return places among a node's `per_node` samples, those past the end turned into ones before it.
+    """Return indices among a node's `per_node` samples, with those past the end mapped to earlier ones.
 
-    The last ranks fill up with samples a little before the end, so that none is read twice in one step; with
-    fewer samples than that, from the beginning.
+    The last ranks repeat samples shortly before the end, chosen so that none is read twice in one step. With fewer
+    samples than that, they repeat samples from the beginning.
     """
     missing = -per_node % ranks
     if not missing or not of_node.size or int(of_node.max()) < per_node:

@@ -1,13 +1,12 @@
-"""StreamingDataset's shuffles: units in, a permutation of their positions out, bit by bit that of version 0.13.
+"""StreamingDataset's shuffles: from units to a permutation of their positions, bit by bit as in version 0.13.
 
-All but `naive` and `py2s` begin alike: units in an order fixed for the run, cut at the borders of the canonical
-nodes into *spans*, and these shuffled within each node anew every epoch. The generator's draws come one
-after another in a fixed sequence, so a shuffle is always of the whole epoch. `py1b` is that of version 0.9.1, the last
-that has it.
+All but `naive` and `py2s` start in the same way: units in an order fixed for the run are cut at the borders of the
+canonical nodes into *spans*, which are shuffled within each node every epoch. The generator's draws form one
+fixed sequence, so a shuffle always covers the whole epoch. `py1b` is that of version 0.9.1, the last version with it.
 
-Invariants: 1. The same call gives the same array on every machine: equal places in py1e's sort, which numpy's
-leaves open, go by position. 2. Apart from the result, memory is bounded by the block size and `CHUNK_SAMPLES`
-(py2s: by the result once more); so it is with the result, but for naive and py2s, where that is a mapped file.
+Invariants: 1. The same call gives the same array on every machine: in py1e's sort, equal places go by position, which
+numpy leaves open. 2. Besides the result, memory is bounded by the block size and `CHUNK_SAMPLES` (py2s: plus one copy
+of the result). If the result is a mapped file, that bound includes it, except for naive and py2s.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,12 +31,12 @@ def shuffle_units(
     block_size: int,
     out: Stored | None = None,
 ) -> Stored:
-    """Return the positions 0..sum(units) in shuffled order.
+    """Return (samples,) the positions 0..sum(units) in shuffled order.
 
-    units: (units,) sizes, all positive. `naive` mixes everything; the others keep a canonical node's samples
-    within its share, `py1s` and `py2s` within a unit, `py1b`, `py1br` and `py1e` within about `block_size`
-    samples. out: (sum(units),) where to put them, if not into memory of their own. Raises OrderError for an
-    unknown name, a block too small for its shuffle, or (py1e only) a canonical node without samples.
+    units: (units,) sizes, all positive. `naive` mixes everything. The others keep a canonical node's samples within
+    its share; `py1s` and `py2s` within a unit; `py1b`, `py1br` and `py1e` within about `block_size` samples. out:
+    (sum(units),) array for the result; None: a new one. Raises OrderError for an unknown name, a block too small for
+    its shuffle, or (py1e only) a canonical node without samples.
     """
     total = int(units.sum())
     ids = np.empty(total, id_type(total)) if out is None else out
@@ -85,13 +84,13 @@ class _Spans:
             release_pages(ids)
 
     def nodes(self) -> Iterator[Ids]:
-        """The span sizes of each canonical node."""
+        """Yield the span sizes of each canonical node."""
         for first, stop in zip(self.borders[:-1], self.borders[1:], strict=True):
             yield self.sizes[first:stop]
 
 
 def _epoch_spans(units: Ids, canonical_nodes: int, seed: int, generator: np.random.Generator) -> _Spans:
-    """The spans in the order of the epoch: units in that of the run, cut, and shuffled within each node."""
+    """Return the spans in the epoch's order: units in the run's order, cut, and shuffled within each node."""
     order_of_units = np.arange(units.size)
     np.random.default_rng(seed).shuffle(order_of_units)
     ends = np.cumsum(units)
@@ -121,7 +120,7 @@ def _cut(starts: Ids, sizes: Ids, parts: int) -> tuple[Ids, Ids, Ids]:
 
 
 def _shuffle_slices(ids: Stored, sizes: Ids, generator: np.random.Generator) -> None:
-    """Shuffle consecutive slices of the given sizes, each for itself, in place."""
+    """Shuffle consecutive slices of the given sizes, each separately, in place."""
     offset = held = 0
     for size in sizes.tolist():
         generator.shuffle(ids[offset : offset + size])
@@ -183,7 +182,7 @@ def _shuffle_py1e(spans: _Spans, generator: np.random.Generator, block_size: int
 
 
 def _places(sizes: Ids, generator: np.random.Generator, block_size: int) -> Iterator[NDArray[np.float64]]:
-    """Draw where each sample of a node goes, as runs of at most CHUNK_SAMPLES places, in order.
+    """Draw the target place of each sample of a node, yielded in order in runs of at most CHUNK_SAMPLES.
 
     A sample moves at most so far that its span stays within one block, and never out of its node.
     """
@@ -194,7 +193,7 @@ def _places(sizes: Ids, generator: np.random.Generator, block_size: int) -> Iter
     for size in sizes.tolist():
         reach = max((int(generator.integers(shortest, longest)) - size) / 2, 0)
         low, high = max(-reach, -offset), min(reach, count - offset - size)
-        # The same draws whether they come at once or in parts.
+        # Drawing in parts gives the same values as drawing at once.
         for first in range(offset, offset + size, CHUNK_SAMPLES):
             places = generator.uniform(low, high, min(offset + size - first, CHUNK_SAMPLES))
             places += np.arange(first, first + places.size, dtype=np.float64)
@@ -210,8 +209,8 @@ def _places(sizes: Ids, generator: np.random.Generator, block_size: int) -> Iter
 def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size: int) -> None:
     """Sort ids by their places, in place.
 
-    No sample moves by more than half the longest block, so those more than that behind the last place drawn
-    are final. About one block of others is held at a time.
+    No sample moves by more than half the longest block. So samples further than that behind the last place drawn are
+    final, and only about one block of other samples is held at a time.
     """
     if ids.size <= CHUNK_SAMPLES:
         (run,) = runs
@@ -221,12 +220,12 @@ def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size:
     held = min(2 * reach + CHUNK_SAMPLES, ids.size)
     places: NDArray[np.float64] = np.empty(held)
     samples: Stored = np.empty(held, ids.dtype)
-    drawn = done = 0  # drawn - done are held, at the front
+    drawn = done = 0  # the first drawn - done entries are in use
     for run in runs:
         held, drawn = drawn - done, drawn + run.size
         places[held : held + run.size] = run
         samples[held : held + run.size] = ids[drawn - run.size : drawn]
-        # In steps, as the last run makes all that is held final.
+        # In steps, because the last run makes everything held final.
         borders = [drawn - reach] if drawn < ids.size else [*range(done, drawn, CHUNK_SAMPLES), np.inf]
         for border in borders:
             held = drawn - done
@@ -251,7 +250,7 @@ def _shuffle_py2s(units: Ids, canonical_nodes: int, seed: int, epoch: int, out: 
     ids: Stored = np.empty(out.size, out.dtype)
     _Spans(ends[order_of_units] - sizes, sizes, np.array([0, sizes.size])).fill(ids)
     _shuffle_slices(ids, sizes, run)
-    # From here on a span is a run of *places* in ids, as the samples of a unit are in no order any more.
+    # From here on a span is a run of *places* in ids, because the samples of a unit are shuffled now.
     starts, sizes, borders = _cut(np.cumsum(sizes) - sizes, sizes, canonical_nodes)
     generator = np.random.default_rng(seed + epoch)
     filled = 0
@@ -271,5 +270,5 @@ SHUFFLES: dict[str, Callable[[_Spans, np.random.Generator, int, Stored], None]] 
     "py1br": _shuffle_py1br,
     "py1e": _shuffle_py1e,
 }
-# Below these a block's random length would have an empty range.
+# Below these sizes the range of a block's random length would be empty.
 SMALLEST_BLOCKS = {"py1e": 1, "py1br": 2, "py1b": 1}

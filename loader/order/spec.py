@@ -1,6 +1,6 @@
-"""The settings of an order: with the dataset, the epoch and the batch size they decide it, and nothing else does.
+"""The settings of an order. Together with the dataset, the epoch and the batch size, they alone decide it.
 
-Values only. Each is checked once, here; the rest of the package trusts them.
+Plain values. Each is checked once, here; the rest of the package relies on it.
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from loader.base.argument_checks import optional_whole, plain_number, whole_numb
 from loader.errors import OrderError
 
 Ids = NDArray[np.int64]
-# Stored orders take 4 bytes an id where that is enough.
+# Stored orders use 4 bytes an id where that suffices.
 Stored = NDArray[Any]
 
-# Both from StreamingDataset 0.13: the seed and block size of a run that sets neither.
+# Both from StreamingDataset 0.13: the seed and the minimum block size of a run that sets neither.
 DEFAULT_SEED = 9176
 SMALLEST_DEFAULT_BLOCK = 1 << 18
 SAMPLES_OF_DEFAULT_BLOCKS = 4_000_000
 
 SEQUENTIAL = "sequential"
 NATIVE = "native"
-# StreamingDataset's shuffles, and its order without one.
+# StreamingDataset's shuffles, and its unshuffled order.
 STREAMING_ORDERS = ("py1e", "py1br", "py1b", "py1s", "py2s", "naive", SEQUENTIAL)
 ORDERS = (*STREAMING_ORDERS, NATIVE)
 DEFAULT_CANONICAL_NODES = 8
-# A multiple of most numbers of nodes, each of which then reads its own shards only.
+# A multiple of most node counts; each node then reads only its own shards.
 DEFAULT_LANES = 64
-# 64 lanes of it mix 4 million samples, as StreamingDataset's default blocks do.
+# With 64 lanes it mixes 4 million samples, as StreamingDataset's default blocks do.
 DEFAULT_NATIVE_BLOCK = 1 << 16
 
 BATCHINGS = ("random", "stratified", "per_stream", "device_per_stream")
@@ -38,10 +38,10 @@ SAMPLINGS = ("balanced", "fixed")
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How much of an epoch comes from one stream; at most one of the three, none for each sample once.
+    """The share of an epoch that comes from one stream; at most one of the three. None set: each sample once.
 
-    proportion: of the epoch; all streams or none have one, and their sum counts as 1. repeat: times the
-    stream's samples. choose: samples. Raises OrderError for two of them, or negative ones.
+    proportion: of the epoch; set it for all streams or for none. Only the ratios count. repeat: times the stream's
+    samples. choose: number of samples. Raises OrderError for two of them, or negative ones.
     """
 
     proportion: float | None = None
@@ -72,22 +72,21 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
-    """All that decides an order, apart from the dataset, the epoch and the batch size.
+    """All settings that decide an order, apart from the dataset, the epoch and the batch size.
 
-    order: one of ORDERS. canonical_nodes: rows of the line, for `native` its lanes; never derived from the
-    world, so that the order stays what it is when the world changes; None for 8 (native: 64). block_size:
-    samples, for `native` of a lane; 0 stands for the default. epoch_size: samples an epoch, None for what the
-    weights say.
+    order: one of ORDERS. canonical_nodes: the rows of the order (`native`: its lanes). It never derives from the world,
+    so the order survives a change of world. None: 8 (`native`: 64). block_size: in samples (`native`: of one lane); 0:
+    the default. epoch_size: samples an epoch; None: as many as the weights say.
 
-    weights: one a stream; empty for each sample once, or epoch_size samples of all streams alike. sampling:
-    "balanced" draws what is not a whole pass anew each epoch, "fixed" once for the run. granularity: samples
-    drawn together from a shard; 1 for `native`. batching: how streams share a global batch: "random",
-    "stratified" (each batch has the same share of each), "per_stream" (each batch is of one),
-    "device_per_stream" (each rank's is; this one depends on the number of ranks, so it is not elastic).
+    weights: one a stream. Empty: each sample once, or epoch_size samples, of each stream in proportion to its size.
+    sampling: partial passes are redrawn each epoch ("balanced") or drawn once for the run ("fixed"). granularity:
+    samples drawn together from a shard; 1 for `native`. batching: how streams share a global batch: "random";
+    "stratified" (each batch has the same share of each stream); "per_stream" (each batch is of one stream);
+    "device_per_stream" (each rank's batch is of one stream; it depends on the number of ranks: not elastic).
 
     tail_layout: (nodes, ranks a node) of the StreamingDataset run that "stratified" or "per_stream" continues.
-    StreamingDataset fills each stream up by repeats to the same number a rank, which may complete a batch
-    more; (1, 1) stands for no repeats. Raises OrderError for values out of range.
+    StreamingDataset pads each stream with repeats to the same number on each rank, which may complete one more batch;
+    (1, 1): no repeats. Raises OrderError for values out of range.
     """
 
     order: str = "py1e"
@@ -143,7 +142,7 @@ class OrderSpec:
 
     @property
     def rows(self) -> int:
-        """canonical_nodes, once its default is filled in."""
+        """canonical_nodes, with its default filled in."""
         assert self.canonical_nodes is not None
         return self.canonical_nodes
 
@@ -153,5 +152,5 @@ class OrderSpec:
         return self.order != SEQUENTIAL
 
     def epoch_seed(self, epoch: int) -> int:
-        """The seed of what changes with the epoch only if the samples do (StreamingDataset's rule)."""
+        """Return the seed for what changes with the epoch only if samples are redrawn (StreamingDataset's rule)."""
         return self.seed + epoch if self.is_shuffled and self.sampling == "balanced" else self.seed

@@ -1,7 +1,7 @@
-"""What a saved position belongs to: the settings in a sampler's state, and what differs from those at hand.
+"""The settings that a saved position belongs to, and how they differ from the current ones.
 
-A position alone, `(epoch, samples)`, means nothing without the order, the batch size and the dataset; so a state
-carries all three, in words short enough to stay below 1 KB, and a difference is an error that names it.
+A position `(epoch, samples)` means nothing without the order, the batch size and the dataset. So a state contains all
+three, short enough to stay below 1 KB. A difference raises an error that names it.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from loader.order.spec import OrderSpec, Weight
 from loader.world import World
 
 STREAMING_KEYS = {"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}
-# A longer list of weights becomes a digest.
+# A longer list of weights is stored as a digest, to keep the state below 1 KB.
 LONGEST_WEIGHTS = 200
-# What states without these settings were saved with.
+# The values of settings that states of earlier versions lack.
 _EARLIER = {"batching": "random", "sampling": "balanced", "granularity": 1, "weights": "all"}
 
 
@@ -29,7 +29,7 @@ def settings_of(
     fingerprint: str,
     world: World,
 ) -> dict[str, Any]:
-    """Return all that a position depends on, JSON-able. samples: of an epoch. fingerprint: of the dataset."""
+    """Return everything that a position depends on, JSON-able. samples: of an epoch. fingerprint: of the dataset."""
     settings = {
         "order": spec.order,
         "seed": spec.seed,
@@ -61,16 +61,16 @@ def _weights(weights: tuple[Weight, ...]) -> str:
 
 
 def check_is_state(state: object, whose: str) -> None:
-    """Raise StateError unless a state is a mapping. whose: what it would be loaded into."""
+    """Raise StateError unless a state is a mapping. whose: the object that it would be loaded into."""
     if not isinstance(state, Mapping):
         raise StateError(
-            f"a {whose}'s state is the dict that state_dict() returned, not {type(state).__name__}; to begin anew, "
-            f"load none"
+            f"a {whose}'s state is the dict that state_dict() returned, not {type(state).__name__}; to start from the "
+            f"beginning, load none"
         )
 
 
 def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any], dataset: str = "") -> None:
-    """Raise StateError that names each setting which is not what it was. dataset: what the one at hand is called."""
+    """Raise StateError that names each setting that has changed. dataset: the name of the current dataset."""
     saved = _EARLIER | dict(saved)
     differences = [
         f"{name} was {saved.get(name)!r} and is {settings.get(name)!r}"
@@ -80,7 +80,7 @@ def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any], datase
     if saved.get("dataset") != settings.get("dataset"):
         raise StateError(
             f"the saved position belongs to another dataset than {dataset or 'these shard sizes'}: names, sample "
-            f"counts, sizes or columns of its shards were others ({'; '.join(differences)}). Continue "
+            f"counts, sizes or columns of its shards were different ({'; '.join(differences)}). Continue "
             f"with the dataset as it was, or start a new epoch without the state."
         )
     if differences:
@@ -93,8 +93,8 @@ def check_settings(saved: Mapping[Any, Any], settings: Mapping[str, Any], datase
 def streaming_position(state: Mapping[str, Any], spec: OrderSpec) -> tuple[int, int]:
     """Return (epoch, samples) of a StreamingDataset's state.
 
-    Seed and canonical nodes must agree; the rest (order, block size, batching, streams, dataset, batch size) it
-    does not hold, so it is for the caller to match. Raises StateError for what differs or is missing.
+    Seed and canonical nodes must agree. The state does not contain the rest (order, block size, batching, streams,
+    dataset, batch size), so the caller must match it. Raises StateError for what differs or is missing.
     """
     missing = STREAMING_KEYS - set(state)
     if missing:
@@ -108,12 +108,12 @@ def streaming_position(state: Mapping[str, Any], spec: OrderSpec) -> tuple[int, 
         raise StateError(f"the StreamingDataset run had another order: {'; '.join(differences)}")
     samples = count_of(state, "sample_in_epoch")
     if state["epoch"] == -1 and not samples:
-        return 0, 0  # the library's way to say that no epoch has begun
+        return 0, 0  # StreamingDataset's code for "no epoch has begun"
     return count_of(state, "epoch"), samples
 
 
 def count_of(state: Mapping[str, Any], name: str) -> int:
-    """Return a count of a saved state. Raises StateError if it is none."""
+    """Return a count of a saved state. Raises StateError if it is not one."""
     value = state.get(name)
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
         raise StateError(f"{name} of the saved state is {value!r}, not a count")

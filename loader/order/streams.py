@@ -1,9 +1,9 @@
-"""Streams: how many samples of each an epoch has, and which.
+"""Decides how many samples of each stream an epoch has, and which.
 
-Steps 1 to 3 of StreamingDataset 0.13: weights become samples a stream (`StreamTable`), these become samples a
-shard (`chosen_per_shard`), and these become *units*, samples that stay together until the shuffle: each full
-pass over a shard is one, and what is left of it another (`sampled_units`). Ids count through all shards of all
-streams in their order. Pure functions of their arguments; nothing here shuffles.
+Steps 1 to 3 of StreamingDataset 0.13: weights give the samples of each stream (`StreamTable`), these give the samples
+of each shard (`chosen_per_shard`), and these give *units* (`sampled_units`). A unit is a set of samples that stay
+together until the shuffle: each full pass over a shard, and the partial pass after them. Ids count through all shards
+of all streams in order. All functions are pure, and none shuffles.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ import numpy as np
 from loader.errors import OrderError
 from loader.order.spec import Ids, OrderSpec, Stored, Weight
 
-# Temporary arrays are made for so many samples at a time.
+# Samples processed at a time, which bounds temporary arrays.
 CHUNK_SAMPLES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamTable:
-    """The streams of a dataset and what an epoch takes of each.
+    """The streams of a dataset, and what an epoch takes of each.
 
-    sizes: (shards,) samples, stream after stream. borders: (streams + 1,) the first shard of each stream.
-    choose: (streams,) samples an epoch. proportions: (streams,) of the epoch, with sum 1.
+    sizes: (shards,) int64, samples of each shard, stream after stream. borders: (streams + 1,) first shard of each.
+    choose: (streams,) samples an epoch. proportions: (streams,) fraction of the epoch, with sum 1.
     """
 
     sizes: Ids
@@ -35,7 +35,7 @@ class StreamTable:
 
     @classmethod
     def of(cls, sizes: Ids, shards_per_stream: Sequence[int], spec: OrderSpec) -> Self:
-        """Work the weights of `spec` out for these shards.
+        """Apply the weights of `spec` to these shards.
 
         Raises OrderError if weights and streams differ in number, contradict each other, or leave no sample.
         """
@@ -45,31 +45,31 @@ class StreamTable:
         counts = [int(sizes[first:stop].sum()) for first, stop in pairwise(borders)]
         for stream, count in enumerate(counts):
             if count == 0:
-                raise OrderError(f"there is no sample to order: stream {stream} of {len(counts)} is empty")
+                raise OrderError(f"there are no samples to order: stream {stream} of {len(counts)} is empty")
         choose, proportions = _shares(np.array(counts, np.int64), spec)
         if sum(choose) == 0:
-            raise OrderError("there is no sample to order: the weights of all streams come to 0 samples")
+            raise OrderError("there are no samples to order: the weights of all streams come to 0 samples")
         return cls(sizes, tuple(borders), choose, proportions)
 
     @property
     def streams(self) -> int:
-        """How many streams."""
+        """The number of streams."""
         return len(self.choose)
 
     @property
     def samples(self) -> int:
-        """Samples of an epoch."""
+        """The number of samples of an epoch."""
         return sum(self.choose)
 
     @property
     def is_whole(self) -> bool:
-        """Whether an epoch takes each sample once."""
+        """Whether an epoch takes each sample exactly once."""
         return all(
             choose == int(self.stream_sizes(stream).sum()) for stream, choose in enumerate(self.choose)
         )
 
     def stream_sizes(self, stream: int) -> Ids:
-        """(shards of the stream,) samples of each."""
+        """(shards of the stream,) number of samples in each."""
         return self.sizes[self.borders[stream] : self.borders[stream + 1]]
 
     def first_ids(self) -> Ids:
@@ -78,7 +78,7 @@ class StreamTable:
 
 
 def _shares(counts: Ids, spec: OrderSpec) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Samples and proportion of each stream. counts: (streams,) samples that each holds."""
+    """Return samples and proportion of each stream. counts: (streams,) samples that each contains."""
     weights = spec.weights or (Weight(),) * counts.size
     if len(weights) != counts.size:
         raise OrderError(f"there are {len(weights)} weights for {counts.size} streams")
@@ -108,9 +108,9 @@ def _by_proportion(
     shares: "np.ndarray[tuple[int], np.dtype[np.float64]]", samples: int, seed: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     choose = (samples * shares).astype(np.int64)
-    # What rounding down left over goes to streams drawn by lot, one sample each.
-    lucky = np.random.default_rng(seed).choice(shares.size, samples - int(choose.sum()), replace=False)
-    choose[lucky] += 1
+    # The samples lost by rounding down go to randomly drawn streams, one each.
+    remainder = np.random.default_rng(seed).choice(shares.size, samples - int(choose.sum()), replace=False)
+    choose[remainder] += 1
     return tuple(choose.tolist()), tuple(shares.tolist())
 
 
@@ -121,10 +121,10 @@ def _absolute(weight: Weight, count: int) -> int:
 
 
 def chosen_per_shard(sizes: Ids, choose: int, granularity: int, seed: int) -> Ids:
-    """Return how many samples to take of each shard of a stream: (shards,), with sum `choose`.
+    """Return how many samples to take of each shard of a stream: (shards,) int64, with sum `choose`.
 
-    Whole passes over the stream; the rest in picks of `granularity` samples of a shard, in random order until
-    there are enough.
+    First whole passes over the stream; then picks of `granularity` samples of one shard, in random order, until the
+    sum is reached.
     """
     passes, rest = divmod(choose, int(sizes.sum()))
     chosen: Ids = sizes * passes
@@ -133,7 +133,7 @@ def chosen_per_shard(sizes: Ids, choose: int, granularity: int, seed: int) -> Id
     picks = -(-sizes // granularity)
     ends = np.cumsum(picks)
     last = sizes - (picks - 1) * granularity
-    # An empty shard has no picks, and StreamingDataset takes the pick before it for a full one.
+    # Bit-compatibility: after an empty shard, StreamingDataset treats the pick before it as a full one.
     last[:-1][sizes[1:] == 0] = granularity
     for picked in _chunks(np.random.default_rng(seed).permutation(int(ends[-1]))):
         shards = np.searchsorted(ends, picked, side="right")
@@ -150,15 +150,15 @@ def chosen_per_shard(sizes: Ids, choose: int, granularity: int, seed: int) -> Id
 def sampled_units(
     table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None
 ) -> tuple[Ids, Stored | None]:
-    """Return the units of an epoch and the sample behind each of their positions.
+    """Return the units of an epoch, and the sample id at each position.
 
-    stream: one of them, else all. Returns ((units,) sizes, (samples,) ids), ids None where the positions are
-    the ids. Each generator is begun anew by each call, as StreamingDataset does.
+    stream: one of them, else all. Returns ((units,) sizes, (samples,) ids); ids is None if position and id are equal.
+    Each call starts its generators from their seeds, as StreamingDataset does.
     """
     streams = range(table.streams) if stream is None else [stream]
     if stream in (None, 0 if table.streams == 1 else None) and table.is_whole:
         return table.sizes[table.sizes > 0], None
-    # StreamingDataset draws balanced samples anew each epoch even where it does not shuffle.
+    # StreamingDataset redraws balanced samples each epoch, even if it does not shuffle.
     draw = np.random.default_rng(spec.seed + epoch if spec.sampling == "balanced" else spec.seed)
     firsts = table.first_ids()
     units: list[int] = []
@@ -184,7 +184,7 @@ def sampled_units(
 
 
 def id_type(samples: int) -> type[np.integer[Any]]:
-    """The smallest type for ids below `samples`."""
+    """Return the smallest integer type for ids below `samples`."""
     return np.uint32 if samples <= 1 << 32 else np.int64
 
 

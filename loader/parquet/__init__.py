@@ -1,1 +1,1 @@
-"""Parquet files as datasets, and Templar-style token datasets on them."""
+"""Parquet files as datasets, and Templar-style token datasets built on them."""

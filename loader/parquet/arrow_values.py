@@ -1,7 +1,7 @@
-"""Arrow's columns as values of samples: numbers as arrays of numpy, all else as Python's own.
+"""Converts Arrow columns to sample values: numbers to numpy arrays, everything else to Python objects.
 
-A column is one array (rows, ...) where its values are numbers, or lists of numbers of one length, and none is null;
-otherwise a list of values. What a value is follows from it and its type alone, not from the rows that are read with it.
+A column becomes one array (rows, ...) if its values are numbers, or lists of numbers of one length, and none is null;
+otherwise a list of values. A value depends on its own content and type only, not on the rows that are read with it.
 """
 
 from itertools import pairwise
@@ -16,7 +16,7 @@ Column = NDArray[Any] | list[Any]
 
 
 def with_values_in_place(arrow: Any, table: Any) -> Any:
-    """The table with values in place of numbers into dictionaries, and of views, whose rows pyarrow cannot take."""
+    """Return the table with dictionary indices and views replaced by values: pyarrow cannot take rows of those."""
     for number, field in enumerate(table.schema):
         is_dictionary = arrow.types.is_dictionary(field.type)
         kind = field.type.value_type if is_dictionary else _without_views(arrow, field.type)
@@ -26,12 +26,15 @@ def with_values_in_place(arrow: Any, table: Any) -> Any:
 
 
 def _without_views(arrow: Any, kind: Any) -> Any:
-    """The type with large text and binary in place of views of them, at any depth.
+    """Return the type with large text and binary in place of their view types, at any depth.
 
-    Not within list views: their rows can be taken as they are, and pyarrow 26 casts nested ones to wrong values.
+    Not within list views: pyarrow can take their rows, but pyarrow 26 casts nested ones to wrong values.
     """
     types = arrow.types
-    if str(kind) in ("string_view", "binary_view"):  # pyarrow has its tests for them from 16 on
+    if str(kind) in (
+        "string_view",
+        "binary_view",
+    ):  # pyarrow has predicates for these only from version 16 on
         return arrow.large_string() if str(kind) == "string_view" else arrow.large_binary()
     if types.is_struct(kind):
         return arrow.struct([field.with_type(_without_views(arrow, field.type)) for field in kind])
@@ -46,7 +49,7 @@ def _without_views(arrow: Any, kind: Any) -> Any:
 
 
 def column_values(column: Any) -> Column:
-    """The values of a ChunkedArray, which own their memory."""
+    """Return the values of a ChunkedArray; they own their memory."""
     parts = [_values(chunk) for chunk in column.chunks if len(chunk)]
     return parts[0] if len(parts) == 1 else _joined(parts)
 
@@ -101,12 +104,12 @@ def _numbers(array: Any) -> Column:
 
 
 def _plain(values: NDArray[Any]) -> list[Any]:
-    """The values of an array, each by itself: int64 as Python's int."""
+    """Return the values of an array one by one, with int64 as Python int."""
     return values.tolist() if values.ndim == 1 and values.dtype == np.int64 else list(values)
 
 
 def _joined(parts: list[Column]) -> Column:
-    """Parts of a column as one; a list of values where they are no arrays of one shape."""
+    """Join parts of a column; a list of values if they are not arrays of one shape."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
         return np.concatenate(arrays)
@@ -117,7 +120,7 @@ def _joined(parts: list[Column]) -> Column:
 
 
 def ordered(parts: list[Column], back: NDArray[np.intp]) -> Column:
-    """Parts of a column in the order that was asked for. back: (samples,) where each is in the parts."""
+    """Return parts of a column in the requested order. back: (samples,) the index of each sample in the parts."""
     column = parts[0] if len(parts) == 1 else _joined(parts)
     if (back[1:] > back[:-1]).all():
         return column

@@ -1,11 +1,11 @@
-"""Parquet files as a map-style dataset: ids in, samples out; row groups are its shards, for every sample order.
+"""Parquet files as a map-style dataset: ids in, samples out. Row groups are the shards of every sample order.
 
     dataset = ParquetDataset("/mnt/bucket/web", columns=["tokens"])       # every .parquet file below
     sampler = ElasticBatchSampler(dataset, global_batch_size=512)
 
-A row group is read and decoded as a whole and kept while there is room, so an order should move samples by no more
-than the row groups that fit (`block_size`, `canonical_nodes`): the dataset warns where it decodes the same ones again
-and again. Nothing is written, no process or thread outlives a call.
+A row group is read and decoded as a whole, and cached while the cache has room. So choose an order that uses no more
+row groups at a time than fit into the cache (`block_size`, `canonical_nodes`). The dataset logs a warning if it
+decodes the same row groups repeatedly. It writes nothing. Besides the watchdog, no thread or process outlives a call.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from loader.base.paths import mount_advice
 from loader.base.sample_ids import checked_ids, several
 from loader.base.single_flight import SingleFlight
 from loader.errors import DatasetError, ShardError
-from loader.mds.decompressed_cache import Repetitions
+from loader.mds.decompressed_cache import ThrashingDetector
 from loader.mds.index import Index
 from loader.mds.index_parser import Schema
 from loader.mds.packed_names import PackedNames
@@ -45,15 +45,15 @@ from loader.parquet.row_groups import (
 )
 
 CACHE_BYTES = 1 << 30
-# Each has a parsed footer, which can take megabytes where a file has thousands of row groups.
+# An open file has a parsed footer, which takes megabytes if the file has thousands of row groups.
 OPEN_FILES = 64
 
-_AGAIN_AND_AGAIN = (
+_THRASHING_TEXT = (
     "row groups are decoded again and again: %d times for %d samples, at %d rows each. Raise "
     "cache_bytes (%d), or choose an order with fewer row groups in use at a time: a smaller "
     "block_size, canonical_nodes near the number of nodes"
 )
-# What belongs to one process.
+# Attributes of one process: not pickled, and made again after a fork.
 _CACHES = (
     "_process",
     "_lock",
@@ -61,21 +61,22 @@ _CACHES = (
     "_decoded",
     "_decoded_bytes",
     "_loading",
-    "_repetitions",
+    "_thrashing",
 )
 
 
 class ParquetDataset:
-    """The rows of Parquet files, counted through the files in natural order (2 before 10), or as listed.
+    """The rows of Parquet files, numbered through the files in natural order (2 before 10), or as listed.
 
-    path: a file, or a directory, of which it is every .parquet file below that no part of whose path begins with "." or
-    "_"; or a list of these. columns: those that samples have; None: all. cache_bytes: decoded row groups kept, in
-    each process; the last one always is. stall_seconds: log a warning when a read lasts longer.
+    path: a file, a directory, or a list of them. A directory stands for every .parquet file below it, except where a
+    part of the path begins with "." or "_". columns: the columns of the samples; None: all. cache_bytes: limit in bytes
+    for decoded row groups in each process; the last one always stays. stall_seconds: log a warning when a read lasts
+    longer.
 
-    Values: int64 as int, other numbers as numpy scalars; text str, binary bytes; lists of numbers numpy arrays, which
-    may be written to; null None; all else as pyarrow's `to_pylist` gives it.
-    Raises DatasetError, naming the file, if one is missing, no Parquet file, cut short, or has other columns than the
-    first; LoaderError if pyarrow is not installed. Pickles without its caches; safe for threads and for fork.
+    Values: int64 as int, other numbers as numpy scalars, text as str, binary as bytes, null as None. Lists of numbers
+    are writable numpy arrays. All other types are as pyarrow's `to_pylist` returns them.
+    Raises DatasetError, naming the file, if one is missing, truncated or not Parquet, or has other columns than the
+    first. Raises LoaderError if pyarrow is not installed. Pickles without its caches; safe for threads and for fork.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class ParquetDataset:
         self._watchdog = Watchdog(
             _Names(self._paths, self._group_ends, self._ends), stall_seconds=self._stall_seconds
         )
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Begin with empty caches, in this process."""
+    def _reset(self) -> None:
+        """Start with empty caches in this process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenParquetFile] = OrderedDict()
@@ -117,11 +118,11 @@ class ParquetDataset:
         self._decoded_bytes = 0
         self._loading: SingleFlight[Any] = SingleFlight()
         rows = int(self._sizes.mean()) if self._sizes.size else 0
-        self._repetitions = Repetitions(_AGAIN_AND_AGAIN, rows, self._cache_bytes)
+        self._thrashing = ThrashingDetector(_THRASHING_TEXT, rows, self._cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        made_anew = ("_ends", "_group_ends", "_watchdog", *_CACHES)
-        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+        rebuilt = ("_ends", "_group_ends", "_watchdog", *_CACHES)
+        return {name: value for name, value in self.__dict__.items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -137,7 +138,7 @@ class ParquetDataset:
         )
 
     def __iter__(self) -> Iterator[Sample]:
-        """Go through all samples in the order of the files."""
+        """Iterate over all samples in the order of the files."""
         for start, stop in pairwise([0, *self._ends.tolist()]):
             yield from self.__getitems__(range(start, stop))
 
@@ -152,18 +153,18 @@ class ParquetDataset:
         """Return one sample, or a list of them for a slice, a list or an array of ids. Negative ids count
         from the end.
 
-        Raises IndexError for an id out of range, ShardError for what cannot be read.
+        Raises IndexError for an id out of range, ShardError for rows that cannot be read or decoded.
         """
         ids = several(which, len(self))
         if ids is not None:
             return list(self.__getitems__(ids))
-        return self.__getitems__([operator.index(which)])[0]  # type: ignore[arg-type]  # TypeError is the answer
+        return self.__getitems__([operator.index(which)])[0]  # type: ignore[arg-type]  # TypeError for other types
 
     def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
-        """Return many samples, in the order asked for; each row group is visited once. DataLoader calls this.
+        """Return many samples, in the requested order; each row group is visited once. DataLoader calls this.
 
-        Where all columns are numbers, or lists of numbers of one length, they are a Table, of which
-        `loader.fast.collate` makes a batch without looking at any one.
+        If all columns are numbers, or lists of numbers of one length, the result is a RecordTable, which
+        `loader.fast.collate` turns into a batch without touching single samples.
         """
         ids = checked_ids(which, len(self), self._where)
         if ids.size == 0:
@@ -176,7 +177,7 @@ class ParquetDataset:
         for start, stop in pairwise(borders.tolist()):
             places = visits[start:stop]
             parts.append(self._rows(int(groups[places[0]]), within[places]))
-        self._repetitions.given += ids.size
+        self._thrashing.samples_read += ids.size
         back = np.empty(ids.size, np.intp)
         back[visits] = np.arange(ids.size)
         columns = {name: ordered([part[name] for part in parts], back) for name in self._columns}
@@ -191,22 +192,22 @@ class ParquetDataset:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The columns that samples have."""
+        """The columns of the samples."""
         return tuple(self._columns)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files, in their order."""
+        """The paths of the files, in order."""
         return tuple(self._paths)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """(row groups,) samples of each; a sample order is made of these."""
+        """(row groups,) int64, number of samples in each; the input of a sample order."""
         return self._sizes
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that tell this dataset from another: names, sizes and footers (schemas, row groups)."""
+        """32 hex digits that identify the dataset: a hash of names, sizes and footers (schemas, row groups)."""
         digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=16)
         for one in self._digests:
             digest.update(one)
@@ -214,7 +215,7 @@ class ParquetDataset:
 
     @property
     def index(self) -> Index:
-        """The files, one shard each, as `loader.hints` needs them: they come as a whole, by their deadlines."""
+        """The files, one shard each, for `loader.hints`: the daemon fetches them whole, each before its first use."""
         folders = [os.path.dirname(path) or "." for path in self._paths]
         borders = [number for number in range(1, len(folders)) if folders[number] != folders[number - 1]]
         names = PackedNames.of([os.path.basename(path) for path in self._paths])
@@ -229,7 +230,7 @@ class ParquetDataset:
             schema_of=none,
             compression_of=none,
             schemas=(Schema((), (), ()),),
-            # Where a sample's bytes lie is known to pyarrow alone, as in a compressed shard.
+            # Only pyarrow knows where a sample's bytes lie, as in a compressed shard.
             compressions=("parquet",),
             raw_names=names,
             zip_names=names,
@@ -242,7 +243,7 @@ class ParquetDataset:
     # ---- row groups
 
     def _rows(self, group: int, rows: NDArray[np.int64]) -> dict[str, Column]:
-        """The columns of some rows of a row group."""
+        """Return the columns of some rows of a row group."""
         table = self._table(group)
         arrow = optional_module("pyarrow", why="Parquet")
         try:
@@ -252,9 +253,9 @@ class ParquetDataset:
             raise self._failed(group, problem) from problem
 
     def _table(self, group: int) -> Any:
-        """A decoded row group; of several threads that want it one decodes it."""
+        """Return a decoded row group; threads that ask concurrently share one decoding."""
         if self._process != os.getpid():
-            self._forget()  # after a fork: locks may be held by threads that are not here
+            self._reset()  # after a fork: threads of the parent may hold the locks
         table = self._known(group)
         return self._loading.do(group, partial(self._load, group)) if table is None else table
 
@@ -278,7 +279,7 @@ class ParquetDataset:
         self._decoded_bytes += table.nbytes
         while self._decoded_bytes > self._cache_bytes and len(self._decoded) > 1:
             self._decoded_bytes -= self._decoded.popitem(last=False)[1].nbytes
-        self._repetitions.count(group)
+        self._thrashing.count(group)
 
     def _read(self, group: int) -> Any:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
@@ -312,19 +313,19 @@ class ParquetDataset:
     def _failed(self, group: int, problem: BaseException) -> ShardError:
         file = int(np.searchsorted(self._group_ends, group, side="right"))
         last = int(self._ends[group])
-        told = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
-        words = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
-        way_out = words or "Restore the file."
+        cause = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
+        advice = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
+        remedy = advice or "Restore the file."
         if isinstance(problem, NotImplementedError):
-            way_out = "Leave the column of that type out with `columns`, or write the file anew."
+            remedy = "Leave the column of that type out with `columns`, or write the file again."
         return ShardError(
             f"{self._paths[file]}, row group {group - int(self._group_ends[file] - self._groups[file])}, samples "
-            f"{last - int(self._sizes[group])} to {last - 1}: {told}. {way_out}"
+            f"{last - int(self._sizes[group])} to {last - 1}: {cause}. {remedy}"
         )
 
 
 class _Names:
-    """Names a row group for the watchdog, which must not know the dataset: that would keep its files open."""
+    """Names a row group for the watchdog. A reference to the dataset would keep the dataset's files open."""
 
     def __init__(self, paths: list[str], group_ends: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         self._paths, self._group_ends, self._ends = paths, group_ends, ends

@@ -1,8 +1,8 @@
-"""Row groups of Parquet files: footers, read once and checked at every open, and the bytes of one row group.
+"""Reads Parquet footers, which are checked again at every open, and the bytes of single row groups.
 
-All reading is pread of an open file (a mapped file would answer an I/O error with SIGBUS): pyarrow decodes from memory,
-on the thread that asks. So nothing here has threads of its own that a fork could lose, and a read that fails is an
-OSError. What is opened again must have the footer that it had at first, or it was replaced.
+All reads are pread calls on an open file, because a mapped file answers an I/O error with SIGBUS. pyarrow decodes from
+memory, on the calling thread. So this module has no threads that a fork could lose, and a failed read is an OSError. A
+file that is opened again must have the same footer as before; otherwise it was replaced.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from loader.base.paths import check_is_local, mount_advice
 from loader.errors import DatasetError
 from loader.mds.merge import natural_key
 
-# Nearly all footers are shorter: then a file costs one read.
+# Nearly all footers are shorter, so one read a file suffices.
 TAIL_BYTES = 64 << 10
-# Each waits for a round trip of a far bucket.
+# Concurrent reads of footers: each waits for a round trip to a remote bucket.
 FOOTERS_AT_ONCE = 32
-# Chunks of columns with less between them are read as one: a request of a far bucket costs more than that.
+# Column chunks with a smaller gap are read as one: a separate request to a remote bucket costs more than these bytes.
 GAP_BYTES = 256 << 10
 ENDING = ".parquet"
 _END = b"PAR1"
 _END_ENCRYPTED = b"PARE"
-# The length of the footer, and the four letters.
+# The length of the footer, and the magic letters.
 _LAST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What is kept of a file's footer. rows: (row groups,). schema: pyarrow's. digest: of the footer's bytes."""
+    """The stored part of a file's footer. rows: (row groups,). schema: pyarrow's. digest: of the footer's bytes."""
 
     size: int
     rows: NDArray[np.int64]
@@ -49,37 +49,37 @@ class Footer:
 
 
 class OpenParquetFile:
-    """An open file with its parsed footer; closed when nobody uses it any more.
+    """An open file with its parsed footer; closed with its last reference.
 
-    expected: the digest that its footer must have. Raises DatasetError, naming the file and the cause, if it is no
-    Parquet file or another one than expected, OSError if it cannot be read.
+    expected: the digest that its footer must have. Raises DatasetError, naming the file and the cause, if it is not a
+    Parquet file or not the expected one; OSError if it cannot be read.
     """
 
     def __init__(self, path: str, expected: bytes = b"") -> None:
         self.fd = -1
         parquet = _parquet(path)
-        # A FIFO in its place shall be an error, not a wait for its writer.
+        # O_NONBLOCK: a FIFO in place of the file is an error rather than a wait for its writer.
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._parse(path, parquet, expected)
         except BaseException:
-            self.close()  # not when the error is forgotten, which keeps this frame
+            self.close()  # now, not when the error, which refers to this frame, is released
             raise
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close it; nothing can be read any more."""
+        """Close the file; nothing can be read afterwards."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            # Nothing was written: a close that fails, on a mount that is gone, has lost nothing.
+            # Only reads happened, so a close that fails (the mount is gone) loses nothing.
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     @property
     def footer(self) -> Footer:
-        """What of it is kept when the file is closed."""
+        """The part of the footer that is kept after the file is closed."""
         groups = self.metadata.num_row_groups
         rows = np.fromiter(
             (self.metadata.row_group(group).num_rows for group in range(groups)), np.int64, groups
@@ -93,7 +93,7 @@ class OpenParquetFile:
         """
         arrow, parquet = optional_module("pyarrow", why="Parquet"), _parquet("Parquet")
         source = _FileSource(
-            self.fd, self.size, [self._piece(*extent) for extent in self._extents(group, columns)]
+            self.fd, self.size, [self._read_range(*extent) for extent in self._extents(group, columns)]
         )
         file = parquet.ParquetFile(
             arrow.PythonFile(source, mode="r"), metadata=self.metadata, page_checksum_verification=True
@@ -117,10 +117,10 @@ class OpenParquetFile:
             raise DatasetError(f"{path} has a damaged footer: {_first_line(problem)}") from None
 
     def _footer(self, path: str) -> bytes:
-        """The footer with its length and letters."""
-        tail = self._piece(max(0, self.size - TAIL_BYTES), self.size)[1]
+        """Return the footer with its length and magic letters."""
+        tail = self._read_range(max(0, self.size - TAIL_BYTES), self.size)[1]
         if tail[-4:] == _END_ENCRYPTED:
-            raise DatasetError(f"{path} has an encrypted footer, which is not read here")
+            raise DatasetError(f"{path} has an encrypted footer, which the loader cannot read")
         length = int.from_bytes(tail[-_LAST_BYTES:-4], "little") + _LAST_BYTES
         if tail[-4:] != _END or length > self.size - len(_END):
             raise DatasetError(
@@ -128,11 +128,11 @@ class OpenParquetFile:
                 f"not finished, or it is another kind of file"
             )
         if length > len(tail):
-            tail = self._piece(self.size - length, self.size)[1]
+            tail = self._read_range(self.size - length, self.size)[1]
         return tail[-length:]
 
     def _extents(self, group: int, columns: list[str]) -> list[tuple[int, int]]:
-        """Where the columns' chunks lie, joined where little is between them."""
+        """Return the byte ranges of the columns' chunks; ranges with a small gap are joined."""
         row_group = self.metadata.row_group(group)
         found: list[tuple[int, int]] = []
         for number in range(row_group.num_columns):
@@ -152,8 +152,8 @@ class OpenParquetFile:
                 joined.append((start, stop))
         return joined
 
-    def _piece(self, start: int, stop: int) -> tuple[int, bytes]:
-        """(start, the bytes); fewer only where the file ends."""
+    def _read_range(self, start: int, stop: int) -> tuple[int, bytes]:
+        """Return (start, the bytes); fewer bytes only if the file ends."""
         parts = []
         at = start
         while at < stop:
@@ -166,10 +166,10 @@ class OpenParquetFile:
 
 
 class _FileSource(io.RawIOBase):
-    """A file for pyarrow that has what is asked for in memory already; whatever else is read."""
+    """A file for pyarrow that serves the prefetched ranges from memory, and reads everything else."""
 
-    def __init__(self, fd: int, size: int, pieces: list[tuple[int, bytes]]) -> None:
-        self._fd, self._size, self._pieces, self._at = fd, size, pieces, 0
+    def __init__(self, fd: int, size: int, ranges: list[tuple[int, bytes]]) -> None:
+        self._fd, self._size, self._ranges, self._at = fd, size, ranges, 0
 
     def readable(self) -> bool:
         return True
@@ -187,14 +187,14 @@ class _FileSource(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._size, self._at + size)
         start, self._at = self._at, max(self._at, stop)
-        for first, piece in self._pieces:
-            if first <= start and stop <= first + len(piece):
-                return piece[start - first : stop - first]
+        for first, content in self._ranges:
+            if first <= start and stop <= first + len(content):
+                return content[start - first : stop - first]
         return os.pread(self._fd, max(0, stop - start), start)
 
 
 def cause_of(problem: BaseException) -> str:
-    """Put an error in words, without the path, which is said already."""
+    """Return an error's text without the path, which the message names already."""
     if isinstance(problem, FileNotFoundError):
         return "the file is missing"
     if isinstance(problem, OSError) and problem.errno:
@@ -218,7 +218,7 @@ def _arrow_error() -> Any:
 
 
 def parquet_files(path: str | Path | Sequence[str | Path]) -> tuple[list[str], list[str]]:
-    """The files, and names of them that are the same wherever the dataset lies."""
+    """Return the files, and names of them that do not depend on where the dataset lies."""
     several = [path] if isinstance(path, (str, Path)) else list(path)
     paths: list[str] = []
     names: list[str] = []
@@ -257,10 +257,10 @@ def read_footers(paths: list[str]) -> list[Footer]:
         try:
             return OpenParquetFile(path).footer
         except OSError as problem:
-            way_out = mount_advice(problem, path)
+            remedy = mount_advice(problem, path)
             if isinstance(problem, FileNotFoundError) and any(sign in path for sign in "*?["):
-                way_out = "Patterns are not expanded: give the directory, or a list of files."
-            raise DatasetError(f"{path}: {cause_of(problem)}{'. ' if way_out else ''}{way_out}") from problem
+                remedy = "Patterns are not expanded: give the directory, or a list of files."
+            raise DatasetError(f"{path}: {cause_of(problem)}{'. ' if remedy else ''}{remedy}") from problem
 
     if len(paths) == 1:
         return [read(paths[0])]
@@ -282,7 +282,7 @@ def chosen_columns(path: str, schema: Any, columns: Sequence[str] | None) -> lis
 
 
 def check_schemas(paths: list[str], footers: list[Footer], columns: list[str], *, all_of_them: bool) -> None:
-    """Raise DatasetError if a file has not the columns of the first, or others of their types."""
+    """Raise DatasetError if a file lacks a column of the first, or has it with another type."""
     first = footers[0].schema
     for path, footer in zip(paths[1:], footers[1:], strict=True):
         schema = footer.schema
@@ -293,5 +293,5 @@ def check_schemas(paths: list[str], footers: list[Footer], columns: list[str], *
             if here != there:
                 raise DatasetError(
                     f"{path}: column {name} is {here}, and {there} in {paths[0]}: the files of a dataset have the "
-                    f"same columns; name those that they share with `columns`, or write the file anew"
+                    f"same columns; name the shared ones with `columns`, or write the file again"
                 )

@@ -1,16 +1,16 @@
-"""Templar-style datasets: Parquet shards of text, of which a seed chooses pages, and their tokens, kept on disk.
+"""Templar-style datasets: a seed chooses pages from Parquet shards of text; their tokens are cached on disk.
 
     dataset = TemplarDataset("/mnt/bucket/fineweb", tokenizer=tokenizer, cache_folder="/nvme/pages")
     for page in dataset.pages(f"{uid}:{window}", 6):
         tokens = dataset.tokens(page)                                     # an array for each text
 
-Beside the shards lie `_metadata.yaml` (`configs`, each with a `config_name`) and `_shard_sizes.json` (of each config
-its `shards`, with `path`, `num_rows` and perhaps `byte_size`, and `total_rows`). A page is some rows of one row group.
-Opening reads these two files; footers are read of the shards that pages are in.
+Two files lie beside the shards: `_metadata.yaml` (`configs`, each with a `config_name`) and `_shard_sizes.json`. For
+each config, the latter has its `shards`, with `path`, `num_rows` and optionally `byte_size`, and `total_rows`. A page
+is some rows of one row group. Opening reads these two files. Footers are read only of shards that have chosen pages.
 
-Who has the same two files and shards chooses the same pages of a seed, on any machine and in any process: draw k of a
-seed is the two little-endian halves of `blake2b-256("<seed>\\0<k>")`: modulo the number of configs, by name, and modulo
-the rows of that config.
+Equal files and shards give equal pages for a seed, on any machine and in any process. Draw k of a seed uses the two
+little-endian halves of `blake2b-256("<seed>\\0<k>")`: the first modulo the number of configs, sorted by name, the
+second modulo the rows of that config.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ log = logging.getLogger("loader")
 
 METADATA_NAME = "_metadata.yaml"
 SIZES_NAME = "_shard_sizes.json"
-# A config that stands for all others.
+# The config that stands for all others.
 _DEFAULT = "default"
 PAGE_ROWS = 100
 PAGE_CACHE_BYTES = 10 << 30
-# Each keeps one decoded row group.
+# Each open shard has one decoded row group in memory.
 OPEN_SHARDS = 64
 _MAGIC = b"fcpages1"
 _DIGEST_BYTES = 16
@@ -66,7 +66,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """A named part of the dataset. ends: (shards,) one past the last row of each. bytes: 0 where nobody tells."""
+    """A named part of the dataset. ends: (shards,) one past the last row of each. bytes: of each, 0 if unknown."""
 
     name: str
     shards: tuple[str, ...]
@@ -75,15 +75,15 @@ class _Config:
 
 
 class TemplarDataset:
-    """Pages of text.
+    """Pages of text, chosen by a seed.
 
-    path: the directory with the two files. tokenizer: takes a list of texts, returns a list of token ids for each, or
-    something with them as `input_ids`. cache_folder: where tokenised pages are kept, up to cache_bytes, for all
-    processes of the machine; never below the dataset. tokenizer_name: tells the pages of one tokenizer, and its
-    settings, from another's there; by default its `name_or_path`. page_rows: rows of a page; fewer in row groups that
-    have fewer. text_column: where the text is.
-    Raises DatasetError, naming file and cause, for what cannot be read or contradicts itself; LoaderError for settings
-    that cannot work, or a package that is missing.
+    path: the directory with the two files. tokenizer: takes a list of texts; returns a list of token ids for each, or
+    an object with these as `input_ids`. cache_folder: stores tokenised pages, up to cache_bytes, for all processes of
+    the machine; it must not lie in the dataset. tokenizer_name: distinguishes the cached pages of tokenizers and their
+    settings; default: the tokenizer's `name_or_path`. page_rows: rows of a page; fewer in smaller row groups.
+    text_column: the column with the text.
+    Raises DatasetError, naming file and cause, for files that cannot be read or contradict each other; LoaderError for
+    settings that cannot work, or a missing package; ArgumentError for a URL.
     """
 
     def __init__(
@@ -117,38 +117,39 @@ class TemplarDataset:
             for config in self._configs
             for shard, start, stop in zip(config.shards, (0, *config.ends), config.ends, strict=False)
         }
-        self._told = False
-        self._forget()
+        self._has_warned = False
+        self._reset()
 
-    def _forget(self) -> None:
-        """Begin with nothing open, in this process."""
+    def _reset(self) -> None:
+        """Start with nothing open in this process."""
         self._open: OrderedDict[str, ParquetDataset] = OrderedDict()
         self._opening: SingleFlight[ParquetDataset] = SingleFlight()
         self._making: SingleFlight[list[Tokens]] = SingleFlight()
 
     def __getstate__(self) -> dict[str, Any]:
-        made_anew = ("_open", "_opening", "_making")
-        return {name: value for name, value in self.__dict__.items() if name not in made_anew}
+        rebuilt = ("_open", "_opening", "_making")
+        return {name: value for name, value in self.__dict__.items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All shards, as a ParquetDataset takes them."""
+        """The paths of all shards, in the form that ParquetDataset takes."""
         return tuple(os.path.join(self._root, shard) for config in self._configs for shard in config.shards)
 
     @property
     def configs(self) -> dict[str, int]:
-        """Name -> rows of each config that pages are chosen from."""
+        """Config name -> rows, for each config that pages are chosen from."""
         return {config.name: config.ends[-1] for config in self._configs}
 
     def pages(self, seed: str | int, n: int) -> list[Page]:
-        """Return n pages that follow from the seed: of each config equally often, of each row in it equally often.
+        """Return n pages chosen by the seed: configs are equally likely, and so are the rows within a config.
 
-        Pages may overlap, as each is drawn by itself; more of a seed begin with the same ones. A page that would pass
-        the end of its row group begins earlier. Raises DatasetError if a shard is not as the two files say.
+        Each page is drawn independently, so pages may overlap; a larger n for the same seed only appends pages. A page
+        that would pass the end of its row group begins earlier. Raises LoaderError for n < 1, and DatasetError if a
+        shard contradicts the two files.
         """
         if n < 1:
             raise LoaderError(f"{n} pages: at least 1 is chosen")
@@ -160,10 +161,10 @@ class TemplarDataset:
         return [self._page(shard, row, ends[shard]) for shard, row in drawn]
 
     def texts(self, page: Page) -> list[str]:
-        """Return the texts of a page. Raises LoaderError for no page of it, ShardError if it cannot be read."""
+        """Return the texts of a page. Raises LoaderError for a page of another dataset, ShardError for failed reads."""
         shard, group, offset = page
         if shard not in self._bytes:
-            raise LoaderError(f"{shard} is no shard of {self._root}")
+            raise LoaderError(f"{shard} is not a shard of {self._root}")
         dataset = self._shard(shard)
         sizes = dataset.shard_sizes
         if not (0 <= group < sizes.size and 0 <= offset < sizes[group]):
@@ -182,15 +183,15 @@ class TemplarDataset:
         return texts
 
     def tokens(self, page: Page) -> list[Tokens]:
-        """Return the token ids of each text of a page, from the cache folder if they are there.
+        """Return the token ids of each text of a page, (tokens,) int32, from the cache folder if they are there.
 
-        Of several threads that want the same page one makes it. A cached page that is damaged is made anew; a folder
-        that takes nothing is logged once, and done without.
+        Threads that request the same page concurrently share one tokenisation. A damaged cached page is made again. If
+        the folder cannot be written, a warning is logged once, and the page is used uncached.
         """
-        # Each thread may write to what it gets.
-        return [row.copy() for row in self._making.do(page, partial(self._kept, page))]
+        # Copies, because each thread may write to its arrays.
+        return [row.copy() for row in self._making.do(page, partial(self._cached_tokens, page))]
 
-    def _kept(self, page: Page) -> list[Tokens]:
+    def _cached_tokens(self, page: Page) -> list[Tokens]:
         if self._folder is None:
             return self._tokenised(page)
         name = (self._tokenizer_name, self._page_rows, self._text_column, page)
@@ -210,10 +211,10 @@ class TemplarDataset:
                     return found
                 path.unlink(missing_ok=True)
             except FileNotFoundError:
-                continue  # another process made room
+                continue  # another process evicted it
             except OSError as problem:
-                if not self._told:
-                    self._told = True
+                if not self._has_warned:
+                    self._has_warned = True
                     log.warning("the cache folder takes no tokenised pages: %s", problem)
                 break
         return made[-1] if made else self._tokenised(page)
@@ -223,7 +224,7 @@ class TemplarDataset:
             raise LoaderError("tokens need a tokenizer: TemplarDataset(..., tokenizer=...)")
         texts = self.texts(page)
         answer = self._tokenizer(texts)
-        # A BatchEncoding of transformers is a mapping, one of `tokenizers` a list of encodings.
+        # transformers returns a BatchEncoding, which is a mapping; `tokenizers` returns a list of encodings.
         rows = answer["input_ids"] if isinstance(answer, Mapping) else answer
         found = [np.asarray(getattr(row, "ids", row)) for row in rows]
         if len(found) != len(texts):
@@ -238,7 +239,7 @@ class TemplarDataset:
         return [row.astype(np.int32) for row in found]
 
     def _draw(self, seed: str | int, number: int) -> tuple[str, int]:
-        """The shard and the row in it of one draw."""
+        """Return the shard, and the row in it, of one draw."""
         digest = hashlib.blake2b(f"{seed}\0{number}".encode(), digest_size=32).digest()
         config = self._configs[int.from_bytes(digest[:16], "little") % len(self._configs)]
         row = int.from_bytes(digest[16:], "little") % config.ends[-1]
@@ -258,20 +259,20 @@ class TemplarDataset:
     def _opened(self, shard: str) -> ParquetDataset:
         found = self._open.get(shard)
         if found is not None:
-            return found  # by a thread that was done with it just now
+            return found  # another thread has just opened it
         path = os.path.join(self._root, shard)
         found = ParquetDataset(path, [self._text_column], cache_bytes=0)
         size = int(found.index.raw_bytes[0])
-        for unit, here, told in (
+        for unit, here, stated in (
             ("rows", len(found), self._rows[shard]),
             ("bytes", size, self._bytes[shard] or size),
         ):
-            if here != told:
+            if here != stated:
                 raise DatasetError(
-                    f"{path} has {here} {unit}, {SIZES_NAME} says {told}: one of them was replaced"
+                    f"{path} has {here} {unit}, {SIZES_NAME} says {stated}: one of them was replaced"
                 )
         self._open[shard] = found
-        with suppress(KeyError):  # another thread makes room too
+        with suppress(KeyError):  # another thread evicts concurrently
             while len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         return found
@@ -279,17 +280,19 @@ class TemplarDataset:
     def _cache(self, folder: str | Path, limit_bytes: int) -> DecompressedCache:
         inner, root = os.path.realpath(folder), os.path.realpath(self._root)
         if inner == root or inner.startswith(root + "/"):
-            raise LoaderError(f"the cache folder {folder} lies in the dataset, to which nothing is written")
+            raise LoaderError(
+                f"the cache folder {folder} lies in the dataset, which is not written to: choose another"
+            )
         if not self._tokenizer_name:
             raise LoaderError(
-                "a cache folder needs a tokenizer_name, which differs between tokenizers and their settings: their "
-                "pages must not be taken for each other's"
+                "a cache folder needs a tokenizer_name, which differs between tokenizers and their settings, so that "
+                "their cached pages are not mixed up"
             )
         return DecompressedCache(folder, limit_bytes)
 
 
 def _packed(rows: Sequence[Tokens]) -> bytes:
-    """Pages on disk: letters, a digest of the rest, u32 texts, u32 where each ends, i32 tokens; little-endian."""
+    """Encode a page for disk: magic, digest of the rest, u32 texts, u32 end of each, i32 tokens; little-endian."""
     ends = np.cumsum([row.size for row in rows], dtype="<u4")
     body = (
         len(rows).to_bytes(4, "little")
@@ -300,7 +303,7 @@ def _packed(rows: Sequence[Tokens]) -> bytes:
 
 
 def _unpacked(data: bytes) -> list[Tokens] | None:
-    """The rows of a cached page, None if it is damaged."""
+    """Return the rows of a cached page, None if it is damaged."""
     start = len(_MAGIC) + _DIGEST_BYTES
     body = data[start:]
     if data[:start] != _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest():
@@ -312,20 +315,20 @@ def _unpacked(data: bytes) -> list[Tokens] | None:
 
 
 def _configs(root: str) -> tuple[_Config, ...]:
-    """The configs that have shards, sorted by name."""
+    """Return the configs that have shards, sorted by name."""
     sizes_path, metadata_path = os.path.join(root, SIZES_NAME), os.path.join(root, METADATA_NAME)
     yaml = optional_module("yaml", why=METADATA_NAME, package="pyyaml")
     try:
         sizes = json.loads(_text(sizes_path))
     except ValueError as problem:
-        raise DatasetError(f"{sizes_path} is no JSON: {problem}") from None
+        raise DatasetError(f"{sizes_path} is not JSON: {problem}") from None
     try:
         metadata = yaml.safe_load(_text(metadata_path))
     except (yaml.YAMLError, ValueError) as problem:
-        raise DatasetError(f"{metadata_path} is no YAML: {problem}") from None
+        raise DatasetError(f"{metadata_path} is not YAML: {problem}") from None
     names = _names(metadata, metadata_path)
     if not isinstance(sizes, dict):
-        raise DatasetError(f"{sizes_path} is no object of configs")
+        raise DatasetError(f"{sizes_path} is not a JSON object of configs")
     entries = {name: _entries(sizes[name], name, sizes_path) for name in names if name in sizes}
     entries = {name: found for name, found in sorted(entries.items()) if found}
     if not entries:
@@ -370,7 +373,7 @@ def _names(metadata: Any, path: str) -> list[str]:
 
 
 def _entries(config: Any, name: str, path: str) -> list[tuple[str, int, int]]:
-    """(path, rows, bytes or 0) of each shard of a config that has rows."""
+    """Return (path, rows, bytes or 0) of each shard of a config that has rows."""
     shards = config.get("shards") if isinstance(config, dict) else None
     if not isinstance(shards, list):
         raise DatasetError(f"{path}, config {name}: it has no list `shards`")
@@ -392,7 +395,7 @@ def _entries(config: Any, name: str, path: str) -> list[tuple[str, int, int]]:
 
 
 def _prefix(root: str, shards: Sequence[str]) -> str:
-    """What paths begin with that are counted from the bucket, or from what is above it, and not from the dataset."""
+    """Return the prefix of shard paths that are relative to the bucket or a parent folder, not to the dataset."""
     for shard in shards:
         parts = shard.split("/")
         for number in range(len(parts)):

@@ -1,4 +1,4 @@
-"""Who asks a sampler for an iterator, as far as it must know and nobody tells it: found by the frame that asks."""
+"""Detects which DataLoader asks a sampler for an iterator, by the calling stack frame: torch offers no other way."""
 
 from types import FrameType
 
@@ -6,9 +6,9 @@ from loader.errors import OrderError
 
 
 def refuse_resharding(caller: FrameType) -> None:
-    """Raise OrderError if it is accelerate's way to deal out batches to ranks."""
-    # accelerate takes every so-maniest batch for each rank, and asks nobody; those that it leaves are this rank's too.
-    # Told by its code: to ask for the frame's variables would keep all that is in them.
+    """Raise OrderError if the caller is accelerate's BatchSamplerShard, which would shard the batches a second time."""
+    # accelerate gives each rank every n-th batch without asking the sampler. The batches that it drops are this rank's.
+    # Match by code name: reading the frame's variables would keep all of them alive.
     if caller.f_code.co_qualname.startswith("BatchSamplerShard."):
         raise OrderError(
             "accelerate's prepare would deal out to the ranks, once more, batches that are one rank's already: most "
@@ -17,10 +17,10 @@ def refuse_resharding(caller: FrameType) -> None:
 
 
 def read_ahead(caller: FrameType) -> int:
-    """Return how many batches a DataLoader asks for before it delivers its first one; 0 if it is none."""
-    # torch has no other way to tell: its iterator (torch 2.13, and torchdata 0.11's after it) primes its workers with
-    # so many batches, then asks for one with each that it delivers. Only of its own short-lived frames are the
-    # variables asked for, which would keep all that is in them.
+    """Return how many batches a DataLoader requests before it delivers the first; 0 for other callers."""
+    # torch has no API for it. Its iterator (torch 2.13, and that of torchdata 0.11) requests this many batches for its
+    # workers first, then one more with each batch that it delivers. Reading a frame's variables keeps them alive, so
+    # read those of torch's own short-lived frames only.
     if not caller.f_globals.get("__name__", "").startswith(("torch.utils.data.", "torchdata.")):
         return 0
     loader = caller.f_locals.get("self")

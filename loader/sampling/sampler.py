@@ -1,12 +1,12 @@
-"""The batch sampler: hands each rank its ids, and says where the run stands.
+"""The batch sampler: gives each rank its ids, and saves and restores the position of the run.
 
-Promise: with the same dataset and settings, the union over ranks of global batch b is the same set of samples
-for every number of ranks that divides the global batch size, before and after any number of resumes. The
-position is two numbers, `(epoch, samples)`, the same on all ranks. Nothing is exchanged between ranks.
+Invariants: 1. With the same dataset and settings, the union over ranks of global batch b is the same set of samples.
+This holds for every number of ranks that divides the global batch size, and for any number of resumes. 2. The position
+is two numbers, `(epoch, samples)`, the same on all ranks. 3. Ranks exchange nothing.
 
-How far a run has come only the training loop knows: a DataLoader with workers asks for batches well before it
-delivers them. So the loop says so, by `record_step()` after each step, or by
-`state_dict(batches_consumed=k)`. Whether an epoch is over the sampler finds out by itself: see `BatchIterator`.
+Only the training loop knows how far a run has come: a DataLoader with workers requests batches long before it
+delivers them. So the loop calls `record_step()` after each step, or passes `state_dict(batches_consumed=k)`. The
+sampler detects the end of an epoch by itself: see `BatchIterator`.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ STATE_VERSION = 1
 
 @runtime_checkable
 class SupportsShards(Protocol):
-    """A dataset, as far as an order needs it."""
+    """The part of a dataset that an order needs."""
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]: ...
@@ -53,7 +53,7 @@ class SupportsShards(Protocol):
 
 @runtime_checkable
 class SupportsStreams(SupportsShards, Protocol):
-    """A dataset of several streams, whose shards follow each other, with the weight of each."""
+    """A dataset of several streams, with the weight of each; the shards of a stream are consecutive."""
 
     @property
     def shards_per_stream(self) -> Sequence[int]: ...
@@ -63,26 +63,26 @@ class SupportsStreams(SupportsShards, Protocol):
 
 
 class ElasticBatchSampler:
-    """Yields, for this rank, one list of ids a step; pass it to a DataLoader as `batch_sampler`.
+    """Yields one list of ids a step for this rank; pass it to a DataLoader as `batch_sampler`.
 
-    dataset: an MDSDataset, or the sizes of its shards. global_batch_size: samples a step over all ranks, a
-    multiple of their number. order: its name, with seed, canonical_nodes, block_size (0: the default) and
-    epoch_size (or as "100k"); or an OrderSpec, which has these and all else (loader.order), in place of them. All
-    of it, and the dataset, is part of the state and checked on load. drop_last: leave out the incomplete last global
-    batch; else its samples come as a smaller last batch, filled up by repeats to the same number a rank (the
-    native order repeats none: some ranks get one more). consumed_when_yielded: for loaders that ask for the
-    state at the moment they take a batch (torchdata's StatefulDataLoader): then a batch counts as consumed once
-    it is handed out. cache_folder: where local rank 0 of each machine writes an epoch's order for the others
-    to map, worth it from 10 million samples up; None: each process holds its own.
+    dataset: an MDSDataset, or the number of samples of each shard. global_batch_size: samples a step over all ranks, a
+    multiple of the number of ranks. order: the name of an order, with seed, canonical_nodes, block_size in samples (0:
+    the default) and epoch_size in samples (or as "100k"); or an OrderSpec (loader.order), which replaces these five
+    and has all other settings. All of them, and the dataset, are part of the state and are checked on load.
+    drop_last: drop the incomplete last global batch. False: its samples come as a smaller last batch, padded with
+    repeats to the same number on each rank (the native order repeats none, so some ranks get one more).
+    consumed_when_yielded: count a batch as consumed once it is handed out, for loaders that ask for the state at the
+    moment they take a batch (torchdata's StatefulDataLoader). cache_folder: local rank 0 of each machine writes an
+    epoch's order there and the others map it, worth it from 10 million samples; None: each process has its own copy.
 
-    Iterating to the end moves on to the next epoch for the next iteration; `set_epoch` chooses one. An
-    iteration that was broken off begins again where it began, also where a DataLoader's workers had read to the end.
-    Raises OrderError for settings that cannot work, when accelerate would deal out its batches once more, and at an
-    iteration if a process group made since then contradicts the ranks that the environment told; StateError at an
-    iteration if of the one before all was delivered and only a part recorded.
+    An iteration that ends normally moves on to the next epoch; `set_epoch` chooses one. An iteration that is aborted
+    starts again at its beginning, even if a DataLoader's workers had already read to the end.
+    Raises OrderError for settings that cannot work, and if accelerate would shard the batches again. An iteration
+    raises OrderError if a process group initialised since contradicts the ranks from the environment. It raises
+    StateError if the previous one was delivered in full but recorded in part.
     """
 
-    def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with its default
+    def __init__(  # noqa: PLR0913 -- the options that StreamingDataset users know, each with a default
         self,
         dataset: SupportsShards | Sequence[int] | NDArray[np.integer[Any]],
         *,
@@ -132,16 +132,17 @@ class ElasticBatchSampler:
         self._plan = self._make_plan()
         self._epoch = 0
         self._start = 0  # samples of the epoch consumed before the current iteration
-        self._recorded = 0  # steps that the training loop has told of, in the current iteration
+        self._recorded = 0  # steps that the training loop has recorded in the current iteration
         self._yielded = 0  # batches handed out in the current iteration
-        self._asked = 0  # for how many batches the current iteration was asked, past its end, too
-        self._ahead = 0  # how many of these a loader asks for before it delivers its first
-        self._ended: bool | None = None  # what end_iteration told
+        self._requested = 0  # requests for a batch in the current iteration, including those past its end
+        self._prefetched = 0  # of these, how many a loader makes before it delivers its first batch
+        # Whether end_iteration reported that all batches were delivered; None: it was not called.
+        self._ended: bool | None = None
         self._loaded_epoch = 0  # of the state that was loaded, until an iteration begins
         if len(self) == 0:
             raise OrderError(
                 f"global_batch_size {global_batch_size} is more than the epoch's {table.samples} "
-                f"samples, and drop_last leaves out incomplete batches: there would be none. Lower it, or set "
+                f"samples, and drop_last drops incomplete batches: no batch is left. Lower it, or set "
                 f"drop_last=False or a larger epoch_size."
             )
 
@@ -151,9 +152,9 @@ class ElasticBatchSampler:
         return self._epoch
 
     def check_dataset(self, dataset: object) -> None:
-        """Raise OrderError, naming both, if a dataset is another than the one that this sampler was made for.
+        """Raise OrderError if a dataset is not the one that this sampler was made for; the message names both.
 
-        One that has no fingerprint is not looked at.
+        A dataset without a fingerprint is not checked.
         """
         if not isinstance(dataset, SupportsShards):
             return
@@ -169,26 +170,26 @@ class ElasticBatchSampler:
 
     @property
     def batch_size(self) -> int:
-        """Samples a step of this rank."""
+        """Samples a step on this rank."""
         return self._global_batch_size // self._world.ranks
 
     @property
     def step_plan(self) -> StepPlan:
-        """The steps of the whole machine, for who plans ahead; an epoch's order is made once for both."""
+        """The steps of the whole machine, for planning ahead; the sampler and the plan share an epoch's order."""
         return StepPlan(copy(self._epoch_orders), self._world, self._global_batch_size, self._drop_last)
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, batches of it that were handed out, by this run or before it)."""
+        """(epoch, number of its batches handed out, by this run and the runs before it)."""
         return self._epoch, self._start // self._global_batch_size + self._yielded
 
     @property
     def remaining_batches(self) -> int:
-        """Batches that an iteration from the present start of the epoch yields."""
+        """The number of batches that an iteration from the current position of the epoch yields."""
         return self._batches(self._start)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch (see remaining_batches for a resumed one)."""
+        """The number of batches of a whole epoch (see remaining_batches for a resumed one)."""
         return self._batches(0)
 
     def __iter__(self) -> "BatchIterator":
@@ -200,14 +201,14 @@ class ElasticBatchSampler:
             self._epoch, self._start = self._epoch + 1, 0
         self._loaded_epoch = 0
         self._begin()
-        self._ahead = read_ahead(caller)
+        self._prefetched = read_ahead(caller)
         return BatchIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. The epoch just loaded or under way keeps its position.
+        """Choose the epoch of the next iteration. An epoch just loaded or in progress keeps its position.
 
-        Raises StateError for an earlier one than was just loaded: trainers that count epochs by themselves would
-        begin anew, and say nothing.
+        Raises StateError for an epoch before the loaded one: a trainer that counts epochs by itself would silently
+        start from the beginning. Raises OrderError for a negative epoch.
         """
         epoch = whole_number(epoch, "epoch")
         if epoch < 0:
@@ -221,7 +222,7 @@ class ElasticBatchSampler:
             self._move(epoch, 0)
 
     def record_step(self, batches: int = 1) -> None:
-        """Tell that the training loop has finished with so many more batches."""
+        """Record that the training loop has finished with `batches` more batches. Raises StateError for too many."""
         batches = whole_number(batches, "batches")
         if not 0 <= batches <= self._yielded - self._recorded:
             raise StateError(
@@ -230,18 +231,17 @@ class ElasticBatchSampler:
         self._recorded += batches
 
     def end_iteration(self, delivered: int) -> None:
-        """Tell that the iteration is over, and so many of its batches were delivered: for loaders that read ahead.
+        """Report that the iteration is over, and how many batches were delivered: for loaders that read ahead.
 
-        The next one moves on to the next epoch if those were all, however many were handed out.
+        The next iteration moves on to the next epoch if all were delivered, however many were handed out.
         """
         self._ended = min(delivered, self._yielded) == self.remaining_batches
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Return where the run stands: JSON-able, below 1 KB, the same on all ranks.
+        """Return the position of the run: JSON-able, below 1 KB, the same on all ranks.
 
-        batches_consumed: batches that the loop has finished with since its iteration of the loader began;
-        without it, what record_step was told. Raises StateError if neither says anything though batches were
-        handed out.
+        batches_consumed: batches that the loop has finished with since its iteration of the loader began; None: the
+        count of record_step. Raises StateError if batches were handed out and neither is given.
         """
         if batches_consumed is None:
             if self._consumed_when_yielded:
@@ -250,9 +250,8 @@ class ElasticBatchSampler:
                 batches_consumed = self._recorded
             else:
                 raise StateError(
-                    f"{self._yielded} batches were handed out, but nobody told how many of them the training "
-                    f"loop has consumed (loaders read ahead): call record_step() after each step, or pass "
-                    f"batches_consumed"
+                    f"{self._yielded} batches were handed out, but how many of them the training loop has consumed is "
+                    f"not known (loaders read ahead): call record_step() after each step, or pass batches_consumed"
                 )
         batches_consumed = whole_number(batches_consumed, "batches_consumed")
         if not 0 <= batches_consumed <= self._yielded:
@@ -264,32 +263,32 @@ class ElasticBatchSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where state_dict() was taken, on this number of ranks.
 
-        Takes StreamingDataset's state dict, too: seed and canonical nodes must agree; what it does not hold
-        (order, block size, dataset, batch size) is for the caller to match. Raises StateError naming each
-        difference, or what is wrong with the state; the sampler then stays where it was.
+        Also takes a StreamingDataset's state dict. Its seed and canonical nodes must agree; the caller must match what
+        it does not contain (order, block size, dataset, batch size). Raises StateError that names each difference,
+        or what is wrong with the state; the sampler then keeps its position.
         """
         check_is_state(state, "sampler")
         if "sample_in_epoch" in state:
             epoch, samples = streaming_position(state, self._spec)
-            self._check_librarys_end(samples)
+            self._check_padded_end(samples)
             self._move(epoch, min(samples, self._plan.length))
             self._loaded_epoch = self._epoch
             return
         if state.get("version") != STATE_VERSION or not isinstance(state.get("settings"), Mapping):
             raise StateError(
-                f"this is no state of a sampler (version {STATE_VERSION}, with settings); it holds "
+                f"this is not a state of a sampler (version {STATE_VERSION}, with settings); it holds "
                 f"{', '.join(sorted(map(str, state))) or 'nothing'}"
             )
         check_settings(state["settings"], self._settings(), self._dataset)
         self._move(count_of(state, "epoch"), count_of(state, "samples"))
         self._loaded_epoch = self._epoch
 
-    def _check_librarys_end(self, samples: int) -> None:
-        # On several ranks the library fills the end of an epoch, or of each stream that is cut into batches by itself,
-        # up by repeats, and counts them: less than a global batch.
+    def _check_padded_end(self, samples: int) -> None:
+        # On several ranks, StreamingDataset pads an epoch with repeats and counts them: less than one global batch. If
+        # streams are batched separately, it pads each of them.
         table = self._epoch_orders.table
-        lines = 1 if self._spec.batching == "random" else table.streams
-        if samples >= max(self._plan.length, table.samples) + lines * self._global_batch_size:
+        sequences = 1 if self._spec.batching == "random" else table.streams
+        if samples >= max(self._plan.length, table.samples) + sequences * self._global_batch_size:
             raise StateError(
                 f"sample {samples} is beyond the epoch's {self._plan.length}: the saved run had another dataset or "
                 f"epoch_size, or a larger global batch than {self._global_batch_size}: continue with those, or start "
@@ -317,7 +316,7 @@ class ElasticBatchSampler:
         if samples > -(-length // batch) * batch:
             raise StateError(f"sample {samples} is beyond the epoch's {length}")
         if samples % batch and samples != length:
-            # Batches cut from there on would be no batches of the uninterrupted run.
+            # Batches cut from there would differ from those of the uninterrupted run.
             raise StateError(
                 f"sample {samples} of the epoch lies within a global batch of {batch}, not between two: set "
                 f"global_batch_size to that of the saved run (its samples a rank and step, times its ranks), or to "
@@ -329,21 +328,26 @@ class ElasticBatchSampler:
             self._epoch, self._start = epoch + 1, 0
 
     def _begin(self) -> None:
-        self._recorded = self._yielded = self._asked = self._ahead = 0
+        self._recorded = self._yielded = self._requested = self._prefetched = 0
         self._ended = None
 
     @property
     def _is_over(self) -> bool:
-        """Whether all batches of the current iteration were delivered."""
-        return self._asked - self._ahead >= self.remaining_batches if self._ended is None else self._ended
+        """Whether all batches of the current iteration were delivered to the loop."""
+        return (
+            self._requested - self._prefetched >= self.remaining_batches
+            if self._ended is None
+            else self._ended
+        )
 
     def _check_all_recorded(self) -> None:
-        # To go on with the next epoch would skip what a state taken now reads.
+        # Moving on to the next epoch would skip samples that a state taken now still reads.
         if self._ended is None and 0 < self._recorded < self.remaining_batches:
             raise StateError(
                 f"{self._recorded} of {self.remaining_batches} batches were recorded as consumed, though all were "
-                f"delivered: call record_step() for each, or say where to go on: load_state_dict(state_dict()) behind "
-                f"those recorded, set_epoch({self._epoch + 1}) with the next epoch, set_epoch({self._epoch}) once more"
+                f"delivered: call record_step() for each, or choose where to continue: load_state_dict(state_dict()) "
+                f"after those recorded, set_epoch({self._epoch + 1}) for the next epoch, set_epoch({self._epoch}) to "
+                f"repeat this one"
             )
 
     def _settings(self) -> dict[str, Any]:
@@ -366,51 +370,51 @@ class ElasticBatchSampler:
         return self._plan.batches(start, drop_last=self._drop_last)
 
     def _batch(self, epoch: int, start: int, number: int) -> list[int]:
-        """The ids of this rank in the given global batch past `start`."""
+        """Return the ids of this rank in a global batch, counted from `start`."""
         found: list[int] = self._plan.batch(epoch, start, number).tolist()
         return found
 
 
 class BatchIterator(Iterator[list[int]]):
-    """One pass over an epoch, or over what is left of it.
+    """One pass over an epoch, or over the rest of it.
 
-    A DataLoader's workers hold so many batches at a time that were not delivered; for each one delivered the
-    DataLoader asks for one more, at the end of the epoch in vain. So it is counted how often it asks.
+    A DataLoader keeps a fixed number of undelivered batches at its workers. It requests one more for each batch that it
+    delivers, at the end of the epoch without getting any. So the number of requests tells how many were delivered.
     """
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
         self._sampler = sampler
         self._epoch, self._start = sampler._epoch, sampler._start
         self._batches = sampler.remaining_batches
-        self._next = self._asked = 0
+        self._next = self._requested = 0
 
     def __next__(self) -> list[int]:
         sampler = self._sampler
-        self._asked += 1
+        self._requested += 1
         if self._next == self._batches:
-            sampler._asked = self._asked
+            sampler._requested = self._requested
             raise StopIteration
         batch = sampler._batch(self._epoch, self._start, self._next)
         self._next += 1
-        sampler._yielded, sampler._asked = self._next, self._asked
+        sampler._yielded, sampler._requested = self._next, self._requested
         return batch
 
 
 def _shards(
     dataset: SupportsShards | Sequence[int] | NDArray[np.integer[Any]],
 ) -> tuple[NDArray[np.int64], str]:
-    """(shards,) samples of each, and the dataset's fingerprint."""
+    """Return (shards,) samples of each shard, and the dataset's fingerprint."""
     given = dataset.shard_sizes if isinstance(dataset, SupportsShards) else dataset
     sizes = np.asarray(given, np.int64)
     if sizes.ndim != 1 or sizes.size == 0 or int(sizes.min()) < 0 or not sizes.any():
-        raise OrderError("there is no sample to order: the dataset is empty")
+        raise OrderError("there are no samples to order: the dataset is empty")
     if isinstance(dataset, SupportsShards):
         return sizes, dataset.fingerprint
     return sizes, hashlib.blake2b(sizes.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def _with_streams(spec: OrderSpec, dataset: object, shards: int) -> tuple[OrderSpec, Sequence[int]]:
-    """The spec with the dataset's weights, and the shards of each of its streams."""
+    """Return the spec with the dataset's weights, and the number of shards of each stream."""
     if not isinstance(dataset, SupportsStreams):
         return spec, [shards]
     weights = tuple(dataset.weights)

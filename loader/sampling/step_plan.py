@@ -1,7 +1,7 @@
-"""What the ranks of one machine read, step by step, many steps at a time: for those who plan ahead of the sampler.
+"""Lists what the ranks of one machine read, step by step and many steps at a time, ahead of the sampler.
 
-The batches are those of `order.batching`; steps are counted over all epochs, which have the same number of them.
-Nothing here reads a dataset.
+The batches are those of `order.batching`. Steps are counted over all epochs, which all have the same number of steps.
+This module reads no dataset.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from loader.order import BatchPlan, EpochOrders, batch_plan
 from loader.world import World
 
+# Ids computed at a time: 8 MiB.
 # Ids made at a time: 8 MiB.
 BLOCK_SAMPLES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The steps of a run, as the machine of `world` sees them. tracks: a copy, as it goes ahead of the sampler's.
+    """The steps of a run, as the machine of `world` sees them.
 
-    steps: of an epoch. samples: that the machine reads a step (the last one of an epoch may have fewer).
+    epoch_orders: a copy, because the plan runs ahead of the sampler. steps: of an epoch.
     """
 
     epoch_orders: EpochOrders
@@ -36,32 +37,32 @@ class StepPlan:
 
     @property
     def samples(self) -> int:
-        """Samples that this machine reads a step."""
+        """Samples that this machine reads a step; the last step of an epoch may have fewer."""
         return self.global_batch_size // self.world.ranks * len(self._ranks)
 
     def ids(self, first: int, count: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield (step, ids of this machine) for steps first … first + count - 1 of one epoch, in order, in blocks.
 
-        ids: (steps, samples), the order within a step is not that of the batches; a last incomplete step comes
-        alone.
+        ids: (steps, samples) int64; the order within a step is not that of the batches. An incomplete last step
+        comes alone.
         """
         epoch, step = divmod(first, self.steps)
         stop = min(step + count, self.steps)
-        # Streams that take turns are cut batch by batch; all else is one line, in which many batches are one.
+        # Streams that alternate are cut batch by batch. Otherwise many batches are cut as one.
         together = max(1, BLOCK_SAMPLES // self.samples) if self.epoch_orders.spec.batching == "random" else 1
         while step < stop:
             whole = min(together - step % together, stop - step)
             if step + whole == self.steps and whole > 1:
                 whole -= 1  # the last step alone: its padding depends on where the plan begins
             block = self._block(epoch, step, whole)
-            if block is None:  # the end of the epoch is in it, and is no whole step
+            if block is None:  # the block contains the epoch's end, which is not a whole step
                 together, whole = 1, 1
                 block = np.concatenate([self._batch(epoch, step, 1, rank) for rank in self._ranks])[None]
             yield epoch * self.steps + step, block
             step += whole
 
     def _block(self, epoch: int, step: int, count: int) -> NDArray[np.int64] | None:
-        """(steps, samples) of whole steps, None if the last of them is not whole."""
+        """Return (steps, samples) of whole steps; None if the last of them is incomplete."""
         size = self.global_batch_size // self.world.ranks
         parts = [self._batch(epoch, step, count, rank) for rank in self._ranks]
         if any(part.size != count * size for part in parts):
@@ -70,7 +71,7 @@ class StepPlan:
         return block
 
     def _batch(self, epoch: int, step: int, count: int, rank: int) -> NDArray[np.int64]:
-        """A rank's ids of so many steps."""
+        """Return a rank's ids of `count` steps."""
         plan = self._plan(replace(self.world, rank=rank), count)
         start = step * self.global_batch_size if count > 1 else 0
         return plan.batch(epoch, start, 0 if count > 1 else step)
@@ -80,6 +81,6 @@ class StepPlan:
         return self.world.machine.dp_ranks
 
     def _plan(self, world: World, together: int) -> BatchPlan:
-        # What the sampler does with an incomplete last batch is a matter of single batches.
+        # An incomplete last batch needs the sampler's padding only when batches are cut one at a time.
         drop_last = self.drop_last or together > 1
         return batch_plan(self.epoch_orders, world, self.global_batch_size * together, drop_last=drop_last)

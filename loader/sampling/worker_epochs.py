@@ -1,6 +1,6 @@
-"""Which epoch an iteration of StreamingDataset's face is, as the processes of a rank agree on it.
+"""Keeps the epoch count of a `StreamingDataset` consistent across the worker processes of one rank.
 
-They share a piece of memory without a name. Ranks need not agree, as each counts its own iterations.
+The processes share anonymous memory. Ranks need not agree, because each counts its own iterations.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from loader.sampling.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class WorkerPosition:
-    """A state that was loaded."""
+    """The position of a loaded state. samples: of the epoch, over all ranks."""
 
     epoch: int
     samples: int
@@ -33,27 +33,27 @@ class WorkerPosition:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far the workers of a rank are: what Hints asks a sampler."""
+    """The progress of a rank's workers, in the form in which Hints reads a sampler."""
 
     step_plan: StepPlan
     epochs: "WorkerEpochs"
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, batches of it that were begun)."""
-        told, loaded = self.epochs.told(), self.epochs.position()
-        if told is not None:
-            return told
+        """(epoch, number of its batches that a worker has begun)."""
+        begun, loaded = self.epochs.farthest(), self.epochs.position()
+        if begun is not None:
+            return begun
         return (loaded.epoch, loaded.samples // self.step_plan.global_batch_size) if loaded else (0, 0)
 
 
 class WorkerEpochs:
-    """Which epoch an iteration is, for all worker processes of a rank alike.
+    """The epoch of each iteration, the same in all worker processes of a rank.
 
-    Memory that they share, by fork or by a descriptor handed over. Numbers in it: the next epoch; how often a state
-    was loaded; the state, of which an epoch of -1 stands for none; then for each worker the generation that it is of
-    (the seed that a DataLoader gives its workers together), the count of states loaded then, the first epoch of the
-    two, the iterations since, and 1 more than epoch * 2^32 + the batch that it is at (0: it has not begun).
+    The memory is shared by fork, or by passing its descriptor. It contains int64 numbers: the next epoch; the count of
+    loaded states; the loaded state (epoch -1: none). Then for each worker: its generation (the seed that a DataLoader
+    gives all its workers); the count of loaded states when that generation began; the first epoch for these two; the
+    iterations since; and 1 + epoch * 2^32 + batch for the batch that it is at (0: not begun).
     """
 
     _HEAD, _SLOT, _WORKERS = 8, 5, 1024
@@ -90,35 +90,35 @@ class WorkerEpochs:
         return int(self._numbers[0])
 
     def position(self) -> WorkerPosition | None:
-        """The state that was loaded last."""
+        """Return the state that was loaded last, None if none was."""
         epoch, samples, nodes, seed, initial = self._numbers[2:7].tolist()
         return None if epoch < 0 else WorkerPosition(epoch, samples, nodes, seed, initial or None)
 
     def move(self, position: WorkerPosition) -> None:
-        """Go on at a position."""
+        """Continue at a position."""
         with self._locked():
             self._numbers[0] = position.epoch
             self._numbers[1] += 1
-            self._keep(position)
+            self._store(position)
             self._slots[:, 4] = 0
 
     def join(self, position: WorkerPosition) -> None:
-        """Have all workers go on at a position at which each of them was put; none of them has begun."""
+        """Continue all workers at a position that each of them loaded by itself; none of them has begun."""
         with self._locked():
-            self._numbers[0] = position.epoch + 1  # for those that are started when these have ended
-            self._keep(position)
+            self._numbers[0] = position.epoch + 1  # for workers that start after these have ended
+            self._store(position)
 
-    def _keep(self, position: WorkerPosition) -> None:
+    def _store(self, position: WorkerPosition) -> None:
         self._numbers[2:7] = (
             position.epoch, position.samples, position.canonical_nodes, position.seed, position.initial_nodes or 0,
         )  # fmt: skip
 
-    def tell(self, worker: int, epoch: int, batch: int) -> None:
-        """Say which batch a worker begins."""
+    def record(self, worker: int, epoch: int, batch: int) -> None:
+        """Record that a worker begins a batch."""
         self._slots[worker, 4] = (epoch << 32) + batch + 1
 
-    def told(self) -> tuple[int, int] | None:
-        """Return the (epoch, batch) of the worker that is farthest, None if none has begun since a state was loaded."""
+    def farthest(self) -> tuple[int, int] | None:
+        """Return (epoch, batch) of the most advanced worker; None if none has begun since a state was loaded."""
         farthest = int(self._slots[:, 4].max())
         return divmod(farthest - 1, 1 << 32) if farthest else None
 
@@ -127,36 +127,37 @@ class WorkerEpochs:
     ) -> tuple[int, WorkerPosition | None]:
         """Begin an iteration; return its epoch, and the state loaded last.
 
-        generation: None without workers. again: the epoch, where a worker was put into the middle of it.
+        generation: None without workers. again: the epoch, for a worker that resumes in the middle of it.
         """
         with self._locked():
-            epoch = self._coming(worker, generation) if again is None else again
+            epoch = self._upcoming(worker, generation) if again is None else again
             if generation is not None:
                 mine = self._slots[worker]
-                first, iterations = self._counted(worker, generation) if again is None else (again, 0)
-                mine[:4] = (*self._now(generation), first, iterations + 1)
+                first, iterations = self._progress_of(worker, generation) if again is None else (again, 0)
+                mine[:4] = (*self._generation_key(generation), first, iterations + 1)
             self._numbers[0] = max(self.next, epoch + 1)
             return epoch, self.position()
 
-    def coming(self, worker: int, generation: int | None) -> int:
-        """Return the epoch that an iteration would be."""
+    def upcoming(self, worker: int, generation: int | None) -> int:
+        """Return the epoch that an iteration begun now would have."""
         with self._locked():
-            return self._coming(worker, generation)
+            return self._upcoming(worker, generation)
 
-    def _coming(self, worker: int, generation: int | None) -> int:
-        return self.next if generation is None else sum(self._counted(worker, generation))
+    def _upcoming(self, worker: int, generation: int | None) -> int:
+        return self.next if generation is None else sum(self._progress_of(worker, generation))
 
-    def _counted(self, worker: int, generation: int) -> tuple[int, int]:
-        """(first epoch of a worker's generation, iterations that it has begun)."""
+    def _progress_of(self, worker: int, generation: int) -> tuple[int, int]:
+        """Return (first epoch of a worker's generation, iterations that the worker has begun)."""
         if worker >= self._WORKERS:
-            raise LoaderError(f"a DataLoader of more than {self._WORKERS} workers is not foreseen")
-        slots, now = self._slots, self._now(generation)
+            raise LoaderError(f"the DataLoader has more than {self._WORKERS} workers: lower num_workers")
+        slots, now = self._slots, self._generation_key(generation)
         peers = slots[(slots[:, 0] == now[0]) & (slots[:, 1] == now[1])]
         mine = slots[worker]
         return int(peers[0, 2]) if len(peers) else self.next, int(mine[3]) if (mine[:2] == now).all() else 0
 
-    def _now(self, generation: int) -> tuple[int, int]:
-        return generation & (1 << 62) - 1 | 1 << 61, int(self._numbers[1])  # a slot never used has 0
+    def _generation_key(self, generation: int) -> tuple[int, int]:
+        # The seed with bit 61 set: never 0, which marks an unused slot.
+        return generation & (1 << 62) - 1 | 1 << 61, int(self._numbers[1])
 
     @property
     def _slots(self) -> NDArray[np.int64]:

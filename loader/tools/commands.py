@@ -1,4 +1,4 @@
-"""What `python -m loader` prints of a dataset: ls, head, stats, verify. They write nothing."""
+"""Implements `python -m loader` ls, head, stats and verify, which print information on a dataset and write nothing."""
 
 import contextlib
 import sys
@@ -18,28 +18,28 @@ from loader.mds.encodings import head_text
 from loader.mds.index import Index, read_index
 from loader.mds.shard_reader import VERIFY_HINT, ShardReader
 
-LONGEST_TEXT = 200  # of a value that `head` prints
-STATS_SAMPLES = 1000  # enough for a mean within a few per cent, and seconds on a cold mount
-VERIFY_SAMPLES = 256  # decoded at a time
+LONGEST_TEXT = 200  # characters of a value that `head` prints
+STATS_SAMPLES = 1000  # enough for a mean within a few per cent; takes seconds on a cold mount
+VERIFY_SAMPLES = 256  # samples decoded at a time
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print a line, above a progress bar if there is one."""
+    """Print a line, above the progress bar if there is one."""
     tqdm.write(text, file=sys.stderr if error else sys.stdout)
 
 
 def progress_bar(total: int | None, unit: str) -> Any:
-    """A bar on the terminal's stderr; nothing elsewhere."""
+    """Return a progress bar on stderr; it stays hidden unless stderr is a terminal."""
     return tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), unit_scale=total is None)
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return `1 shard`, `3 shards`."""
+    """Return `1 shard` or `3 shards`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def list_shards(directory: Path) -> int:
-    """Print columns, shards and totals as the index says."""
+    """Print columns, shards and totals as the index gives them."""
     index = read_index(directory)
     for schema in index.schemas:
         columns = zip(schema.names, schema.encodings, strict=True)
@@ -54,9 +54,9 @@ def list_shards(directory: Path) -> int:
 
 
 def show_samples(directory: Path, count: int, *, allow_pickle: bool) -> int:
-    """Print the first samples, a line a column."""
+    """Print the first samples, one line a column."""
     if count < 0:
-        raise LoaderError(f"--samples {count} is negative: say how many to show")
+        raise LoaderError(f"--samples {count} is negative: give the number of samples to show")
     dataset = MDSDataset(directory, allow_pickle=allow_pickle)
     for number in range(min(count, len(dataset))):
         say(f"sample {number}")
@@ -67,7 +67,7 @@ def show_samples(directory: Path, count: int, *, allow_pickle: bool) -> int:
 
 
 def describe_value(value: Any) -> str:
-    """Return a value in a line: arrays and images by kind and shape, long text cut."""
+    """Return a value as one line: arrays and images as type and shape, long text truncated."""
     if isinstance(value, np.ndarray):
         values = np.array2string(value.reshape(-1)[:8], separator=", ", threshold=8)
         more = ", ..." if value.size > 8 else ""
@@ -81,7 +81,7 @@ def describe_value(value: Any) -> str:
 
 
 def show_stats(directory: Path) -> int:
-    """Print how samples and bytes spread over shards, and what the columns take of some samples."""
+    """Print how samples and bytes spread over shards, and the bytes of each column, measured on some samples."""
     index = read_index(directory)
     stored = _stored_bytes(index)
     say(_totals_text(index))
@@ -107,9 +107,9 @@ def show_stats(directory: Path) -> int:
 
 
 def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
-    """Read everything, print what is wrong with each shard that is not as it should be, and go on to the next.
+    """Read everything, print the first problem of each damaged shard, and continue with the next shard.
 
-    quick: only whether each file is there and as long as the index says.
+    quick: check only that each file exists and has the size that the index gives.
     """
     dataset = MDSDataset(directory, allow_pickle=allow_pickle)
     index = read_index(directory, with_hashes=not quick)
@@ -125,14 +125,14 @@ def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
                 say(problem, error=True)
             first += count
             progress.update()
-    told = "the sizes of " if quick else ""
+    prefix = "the sizes of " if quick else ""
     found = f"{damaged} damaged" if damaged else "all is well"
-    say(f"{told}{_totals_text(index)}: {found}")
+    say(f"{prefix}{_totals_text(index)}: {found}")
     return 1 if damaged else 0
 
 
 def _problem_of(shard: int, reader: ShardReader, index: Index, dataset: MDSDataset, samples: range) -> str:
-    """Return the first thing that is wrong with a shard, "" if nothing is: what is cut short has wrong hashes too."""
+    """Return the first problem of a shard, "" if it has none. Sizes first: a truncated file has wrong hashes too."""
     try:
         reader.check_size(shard)
         wrong = next(_hash_problems(index, shard, reader.path(shard)), "")
@@ -155,7 +155,7 @@ def _stored_bytes(index: Index) -> NDArray[np.int64]:
 
 
 def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[str, str, list[int]]]:
-    """(column, encoding, bytes of its values in these samples) of each column of each schema."""
+    """Yield (column, encoding, bytes of its values in these samples) for each column of each schema."""
     reader = ShardReader(index)
     ends = np.cumsum(index.samples)
     found: dict[tuple[str, str], list[int]] = {}
@@ -186,10 +186,10 @@ def _hash_problems(index: Index, shard: int, path: str) -> Iterator[str]:
     try:
         data = Path(path).read_bytes()
     except OSError:
-        return  # reading its samples says so, and better
+        return  # reading the samples reports it, with a better message
     checks: list[tuple[bytes, Mapping[str, str]]] = [(data, zip_hashes if packed else raw_hashes)]
     if packed and raw_hashes:
-        with contextlib.suppress(ValueError):  # as above
+        with contextlib.suppress(ValueError):  # see above
             raw = decompress(index.compression(shard), data, int(index.raw_bytes[shard]))
             checks.append((raw, raw_hashes))
     for content, hashes in checks:
@@ -198,7 +198,7 @@ def _hash_problems(index: Index, shard: int, path: str) -> Iterator[str]:
         except LoaderError as problem:
             yield (
                 f"{path} (shard {shard}): the index has a hash that cannot be checked: {problem}; write the dataset "
-                f"anew, or check sizes alone with --quick"
+                f"again, or check only sizes with --quick"
             )
             continue
         if wrong:

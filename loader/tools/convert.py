@@ -1,4 +1,4 @@
-"""`python -m loader convert`: text, JSON lines, Parquet files or a dataset into a dataset."""
+"""Implements `python -m loader convert`: makes a dataset of text, JSON lines, Parquet files or another dataset."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -20,28 +20,37 @@ from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
-    """Give the command its arguments."""
+    """Add the command's arguments."""
     kinds = parser.add_subparsers(dest="kind", required=True)
-    text = kinds.add_parser("text", help="text or JSON lines into tokens")
+    text = kinds.add_parser("text", help="text or JSON lines to tokens")
     text.add_argument("--tokenizer", required=True, help="tokenizer.json, or a name that transformers knows")
     text.add_argument("--length", type=int, required=True, help="tokens a sample; 0: one document a sample")
     text.add_argument("--end", help="token after each document ('' for none; default: the tokenizer's own)")
-    text.add_argument("--dtype", default="int32", choices=["uint16", "int32", "uint32", "int64"])
-    text.add_argument("--field", default="text", help="of JSON lines (default: text)")
-    text.add_argument("--lines", action="store_true", help="each line is a document, not each file")
+    text.add_argument(
+        "--dtype",
+        default="int32",
+        choices=["uint16", "int32", "uint32", "int64"],
+        help="type of a token (default: int32)",
+    )
+    text.add_argument("--field", default="text", help="field of JSON lines with the text (default: text)")
+    text.add_argument("--lines", action="store_true", help="each line is a document, instead of each file")
     rows = kinds.add_parser("jsonl", help="JSON lines (also .gz, .zst), a sample a line")
     parquet = kinds.add_parser("parquet", help="Parquet files, a sample a row")
     for command in (rows, parquet):
-        command.add_argument("--columns", help="name:encoding,... (default: all, told by the first file)")
+        command.add_argument(
+            "--columns", help="name:encoding,... (default: all, detected from the first file)"
+        )
     again = kinds.add_parser(
-        "recompress", help="a dataset with another compression, the same samples and shards"
+        "recompress", help="copy a dataset with another compression; samples and shards stay the same"
     )
-    again.add_argument("source", type=Path, help="directory that holds index.json")
+    again.add_argument("source", type=Path, help="directory that contains index.json")
     for command in (text, rows, parquet):
         command.add_argument("inputs", nargs="+", help="files, in the order of the samples")
-        command.add_argument("--processes", type=int, default=1, help="files at a time, each its own folder")
         command.add_argument(
-            "--resume", action="store_true", help="go on behind what an earlier run left whole"
+            "--processes", type=int, default=1, help="files converted at a time, each to a folder"
+        )
+        command.add_argument(
+            "--resume", action="store_true", help="continue after the complete shards of an earlier run"
         )
         command.add_argument(
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
@@ -49,14 +58,14 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     for command in (text, rows, parquet, again):
         command.add_argument("out", type=Path, help="directory of the new dataset")
         command.add_argument("--compression", help="zstd:7, gz, bz2, br, snappy (default: none)")
-        command.add_argument("--hashes", help="sha1,xxh64,... kept in the index")
+        command.add_argument("--hashes", help="sha1,xxh64,... to store in the index")
         command.add_argument(
-            "--align", type=int, default=1, help="samples begin at a multiple of it (default: 1)"
+            "--align", type=int, default=1, help="bytes; samples begin at a multiple of it (default: 1)"
         )
 
 
 def run_convert(options: Any) -> int:
-    """Convert as asked. Raises LoaderError if it cannot."""
+    """Run the command. Raises LoaderError if it fails."""
     check_is_local(options.out)
     if options.kind == "recompress":
         return _recompress(options)
@@ -68,7 +77,7 @@ def run_convert(options: Any) -> int:
         how = TokenOptions(
             options.tokenizer, options.length, options.dtype, options.end, options.field, options.lines
         )
-        load_tokenizer(how)  # what is wrong with it shall be said once, before anything is written
+        load_tokenizer(how)  # report its problems once, before anything is written
         try:
             return _write(options, how.columns, [TokenSource(path, how) for path in options.inputs])
         except NoSampleError as problem:
@@ -87,7 +96,7 @@ def run_convert(options: Any) -> int:
 
 
 def _columns(text: str | None) -> dict[str, str]:
-    """Read "name:encoding,...": a comma within an encoding stands between digits."""
+    """Parse "name:encoding,...". A comma within an encoding precedes a number."""
     columns: dict[str, str] = {}
     name = ""
     for piece in (text or "").split(","):
@@ -132,7 +141,9 @@ def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) 
                 bar.update()
             samples = writer.samples
             if not samples:
-                raise NoSampleError(f"the files hold no sample: there is nothing to write to {options.out}")
+                raise NoSampleError(
+                    f"the files contain no samples: there is nothing to write to {options.out}"
+                )
     say(
         f"{options.out}: {count_text(samples, 'sample')}, columns "
         + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))

@@ -1,6 +1,6 @@
-"""Rows of JSON lines and Parquet files as samples. Each source is importable, so it goes to other processes.
+"""Reads rows of JSON lines and Parquet files as samples. Each source can be pickled for other processes.
 
-A column's encoding is told by the file (Parquet) or by its first rows (JSON lines), or given by the user.
+The encoding of a column comes from the file (Parquet), from its first rows (JSON lines), or from the user.
 """
 
 import gzip
@@ -21,22 +21,22 @@ from loader.base.optional_imports import optional_module
 from loader.errors import EncodingError, LoaderError, cause_text
 from loader.mds.encodings import DTYPE_CODES
 
-ROWS_LOOKED_AT = 1000  # to tell the columns of JSON lines
-BATCH_ROWS = 1024  # of Parquet, in memory at a time
-PACKED_BYTES = 64 << 10  # of zstd, unpacked at a time
+ROWS_LOOKED_AT = 1000  # rows that determine the columns of JSON lines
+BATCH_ROWS = 1024  # rows of Parquet in memory at a time
+PACKED_BYTES = 64 << 10  # bytes of zstd decompressed at a time
 
 Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """The rows of one file, plain, `.gz` or `.zst`. columns: name -> encoding."""
+    """The rows of one JSON lines file: plain, `.gz` or `.zst`. columns: name -> encoding."""
 
     path: str
     columns: Mapping[str, str]
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples. Raises LoaderError, naming file and line, for what is no row of these columns."""
+        """Yield the samples. Raises LoaderError, naming file and line, for a line that does not fit the columns."""
         converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
         nullable = _nullable(self.columns)
         for number, row in enumerate(json_rows(self.path), start=1):
@@ -45,13 +45,13 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class ParquetRows:
-    """The rows of one file. columns: name -> encoding; only these are read."""
+    """The rows of one Parquet file. columns: name -> encoding; only these are read."""
 
     path: str
     columns: Mapping[str, str]
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples. Raises LoaderError, naming file and row, for what is no row of these columns."""
+        """Yield the samples. Raises LoaderError, naming file and row, for a row that does not fit the columns."""
         converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
         file = _parquet_file(self.path)
         missing = sorted(set(self.columns) - set(file.schema_arrow.names))
@@ -75,14 +75,14 @@ class ParquetRows:
         except (arrow.ArrowException, OSError, ValueError, OverflowError) as problem:
             raise LoaderError(
                 f"{self.path}, row {number}: {cause_text(problem)}; the file is damaged, or has a value that Python "
-                f"has not: fetch or write it again, or leave its column out of --columns"
+                f"cannot represent: fetch or write it again, or leave its column out of --columns"
             ) from problem
 
 
 def text_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a text, unpacking `.gz` and `.zst`.
+    """Yield the lines of a text file; decompresses `.gz` and `.zst`.
 
-    Raises LoaderError, naming the file, the line and a way out, for what cannot be read to its end, or is not UTF-8.
+    Raises LoaderError, naming the file, the line and a remedy, if it is damaged, truncated, or not UTF-8.
     """
     number = 0
     try:
@@ -96,15 +96,15 @@ def text_lines(path: str) -> Iterator[str]:
             raise LoaderError(f"{path} cannot be read: {problem.strerror}") from problem
         raise LoaderError(
             f"{path}, line {number + 1}: {cause_text(problem)}; it is damaged, cut short, or not what its name says: "
-            f"fetch it again, or name it by what it is"
+            f"fetch it again, or rename it to match its format"
         ) from problem
 
 
 def _open_text(path: str) -> io.TextIOWrapper:
-    # What is not UTF-8 comes as half surrogates, so that its line can be told: the text is decoded in larger pieces.
+    # Bytes that are not UTF-8 become surrogates, so that the error can name the line: decoding covers larger pieces.
     file: Any
     if path.endswith(".gz"):
-        file = gzip.open(path)  # noqa: SIM115 -- closed with the text
+        file = gzip.open(path)  # noqa: SIM115 -- closed with the text wrapper
     elif path.endswith((".zst", ".zstd")):
         file = io.BufferedReader(_ZstdFile(path), PACKED_BYTES)
     else:
@@ -118,14 +118,14 @@ def _check_utf8(line: str, where: str) -> None:
     except UnicodeEncodeError as problem:
         byte = ord(line[problem.start]) & 0xFF
         raise LoaderError(
-            f"{where}: the byte {byte:#x} is not UTF-8: write the file anew (`iconv -f latin1 -t utf-8`, say)"
+            f"{where}: the byte {byte:#x} is not UTF-8: write the file again (for example `iconv -f latin1 -t utf-8`)"
         ) from None
 
 
 class _ZstdFile(io.RawIOBase):
-    """What a file's zstd frames hold.
+    """The decompressed content of a file's zstd frames.
 
-    Raises ValueError if one is damaged or cut short; the library's own reader takes the latter for the end.
+    Raises ValueError if a frame is damaged or truncated; the library's own reader takes truncation for the end.
     """
 
     def __init__(self, path: str) -> None:
@@ -182,15 +182,15 @@ def json_rows(path: str) -> Iterator[dict[str, Any]]:
                 f"{path}, line {number} is nested too deeply: {problem}; leave the line out, or write it flatter"
             ) from None
         if not isinstance(row, dict):
-            raise LoaderError(f"{path}, line {number} is no JSON object")
+            raise LoaderError(f"{path}, line {number} is not a JSON object")
         yield row
 
 
 def json_columns(paths: Sequence[str]) -> dict[str, str]:
-    """Tell the columns from the first rows of the first file. Raises LoaderError if they do not agree."""
+    """Return the columns by the first rows of the first file. Raises LoaderError if rows differ in their columns."""
     rows = list(islice(json_rows(paths[0]), ROWS_LOOKED_AT))
     if not rows:
-        raise LoaderError(f"{paths[0]} has no row to tell the columns from: name them with --columns")
+        raise LoaderError(f"{paths[0]} has no row to determine the columns from: name them with --columns")
     columns: dict[str, str] = {}
     for name in rows[0]:
         if not all(name in row for row in rows):
@@ -215,23 +215,23 @@ def json_columns(paths: Sequence[str]) -> dict[str, str]:
 
 
 def parquet_columns(paths: Sequence[str]) -> dict[str, str]:
-    """Tell the columns from the schema of the first file.
+    """Return the columns by the schema of the first file.
 
-    Raises LoaderError, naming the column, for a type that no encoding fits by itself.
+    Raises LoaderError, naming the column, for a type without an obvious encoding.
     """
     schema = _parquet_file(paths[0]).schema_arrow
     return {field.name: _arrow_encoding(field, paths[0]) for field in schema}
 
 
 def value_converter(encoding: str) -> Convert:
-    """Return what makes of a value of JSON or Parquet one that a writer takes for this encoding."""
+    """Return the function that converts a JSON or Parquet value for a writer of this encoding."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype = rest.partition(":")[0]
         dimensions = [int(axis) for axis in rest.partition(":")[2].split(",") if axis]
         return lambda value: _array(value, dtype or None, dimensions)
     if encoding in ("jpeg", "png", "bytes"):
-        # Data sets of images in Parquet hold {"bytes": ..., "path": ...}.
+        # Image datasets in Parquet have {"bytes": ..., "path": ...}.
         return lambda value: value["bytes"] if isinstance(value, dict) and "bytes" in value else value
     if encoding == "str_decimal":
         return lambda value: Decimal(str(value))
@@ -256,7 +256,7 @@ def _array(value: Any, dtype: str | None, dimensions: list[int]) -> Any:
     if found.size != math.prod(dimensions):
         raise EncodingError(
             f"{found.size} numbers do not fill the shape {','.join(map(str, dimensions))}: name the shape that all "
-            f"rows have, or none, where they differ (ndarray:{found.dtype.name})"
+            f"rows have, or none if they differ (ndarray:{found.dtype.name})"
         )
     return found.reshape(dimensions)
 
@@ -291,11 +291,11 @@ def _parquet_file(path: str) -> Any:
     parquet = optional_module("pyarrow.parquet", why="Parquet")
     arrow = optional_module("pyarrow", why="Parquet")
     if not Path(path).is_file():
-        raise LoaderError(f"{path} is no file")
+        raise LoaderError(f"{path} is not a file")
     try:
         return parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as problem:
-        raise LoaderError(f"{path} is no Parquet file: {problem}") from None
+        raise LoaderError(f"{path} is not a Parquet file: {problem}") from None
 
 
 def _arrow_encoding(field: Any, path: str) -> str:
@@ -322,6 +322,6 @@ def _arrow_encoding(field: Any, path: str) -> str:
         size = getattr(field.type, "list_size", None) if kind.startswith("fixed_size_list") else None
         return f"ndarray:{inner}" + (f":{size}" if size else "")
     raise LoaderError(
-        f"{path}: column {field.name} is {kind}, for which no encoding is certain: name one with --columns "
-        f"{field.name}:json, say, or leave the column out of --columns"
+        f"{path}: column {field.name} is {kind}, for which no encoding is certain: name one with --columns, for "
+        f"example {field.name}:json, or leave the column out of --columns"
     )

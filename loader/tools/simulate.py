@@ -1,10 +1,10 @@
-"""What a run will ask of the bucket: shards in use, bytes a step, the first batch, and downloads by cache policy.
+"""Estimates what a run will request from the bucket: shards in use, bytes a step, first batch, downloads by policy.
 
     python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
 
-Works on the index and the order alone: no shard is opened. A shard counts as downloaded as a whole at each step in
-which a sample of it is read and it is not cached. With a known order it stays while it is in use; where it finds no
-room, its samples come as their own bytes, which are the whole shard's in the end.
+It uses only the index and the order, and opens no shard. At each step that reads a sample of an uncached shard, the
+whole shard counts as downloaded. With a known order, a shard stays cached while it is in use. If the cache has no
+room for it, its samples come as exact byte ranges, which sum up to the whole shard.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from loader.base.argument_checks import parse_size
 from loader.base.optional_imports import optional_module
-from loader.base.sizes import parse_size
 from loader.errors import LoaderError
 from loader.hints.planned_reads import Ids, shard_reads
 from loader.mds.dataset import MDSDataset
@@ -29,7 +29,7 @@ from loader.tools.simulated_caches import FirstCome, LeastRecent, shard_uses_by_
 from loader.world import World
 
 POLICIES = ("LRU", "keep what came first", "known order")
-# A distant bucket, as the project's benchmarks have it.
+# A remote bucket, with the values of the project's benchmarks.
 LATENCY_SECONDS = 0.04
 BYTES_A_SECOND = 80e6
 CONNECTIONS = 32
@@ -39,22 +39,22 @@ Figure = int | float | list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Life:
-    """When shards are in use. All arrays: (uses,), in the order of first; steps count over epochs."""
+class UseIntervals:
+    """The steps at which shards are in use. All arrays: (uses,) int64, ordered by first; steps count over epochs."""
 
     shard: Ids
     first: Ids
     last: Ids
 
 
-def lives(step_plan: StepPlan, ends: Ids, epochs: int) -> Life:
-    """Return each shard's time in use, once an epoch."""
+def use_intervals(step_plan: StepPlan, ends: Ids, epochs: int) -> UseIntervals:
+    """Return the steps at which each shard is in use, one entry an epoch."""
     with progress_bar(epochs, "epoch") as progress:
         parts = []
         for epoch in range(epochs):
             parts.append(shard_reads(step_plan, ends, epoch * step_plan.steps, step_plan.steps))
             progress.update()
-    return Life(
+    return UseIntervals(
         np.concatenate([part.shard for part in parts]),
         np.concatenate([part.first for part in parts]),
         np.concatenate([part.last for part in parts]),
@@ -64,13 +64,13 @@ def lives(step_plan: StepPlan, ends: Ids, epochs: int) -> Life:
 def downloads(
     step_plan: StepPlan, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int
 ) -> dict[str, list[int]]:
-    """Return by policy the bytes downloaded in each epoch, with a cache of cache_bytes.
+    """Return, for each policy, the bytes downloaded in each epoch, with a cache of cache_bytes.
 
     ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
     """
     least, first = LeastRecent(sizes, cache_bytes), FirstCome(sizes, cache_bytes)
-    life = lives(step_plan, ends, epochs)
-    fits = in_use(life, sizes, epochs * step_plan.steps)[1].max(initial=0) <= cache_bytes
+    intervals = use_intervals(step_plan, ends, epochs)
+    fits = in_use(intervals, sizes, epochs * step_plan.steps)[1].max(initial=0) <= cache_bytes
     fetched: dict[str, list[int]] = {policy: [0] * epochs for policy in POLICIES}
     with progress_bar(epochs * step_plan.steps * step_plan.samples, "sample") as progress:
         for epoch in range(epochs):
@@ -80,27 +80,28 @@ def downloads(
                     fetched[POLICIES[1]][epoch] += first.use(uses)
             progress.update(step_plan.steps * step_plan.samples)
     for policy in POLICIES[1 if fits else 2 :]:
-        fetched[policy] = known_use_downloads(life, sizes, cache_bytes, policy, step_plan.steps, epochs)
+        fetched[policy] = known_use_downloads(intervals, sizes, cache_bytes, policy, step_plan.steps, epochs)
     return fetched
 
 
 def known_use_downloads(
-    life: Life, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
+    intervals: UseIntervals, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
 ) -> list[int]:
-    """Return the bytes downloaded in each epoch of so many steps by a cache that knows when shards are in use.
+    """Return the bytes downloaded in each epoch of `steps` steps by a cache that knows when shards are in use.
 
-    sizes: (shards,) bytes. Of what is out of use, policy "keep what came first" drops the latest; "known order" what is
-    used again last, the newcomer as well: where shards have one size, no choice of what goes downloads less.
+    sizes: (shards,) bytes. Only shards out of use are evicted. Policy "keep what came first" evicts the shard that went
+    out of use last. "known order" evicts the shard whose next use is last, which may be the newest; if all shards have
+    one size, no other choice downloads less.
     """
-    uses = list(zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True))
+    uses = list(zip(intervals.shard.tolist(), intervals.first.tolist(), intervals.last.tolist(), strict=True))
     following: dict[int, int] = {}
     again = [0] * len(uses)
     for number in reversed(range(len(uses))):
         shard = uses[number][0]
         again[number] = following.get(shard, 1 << 60)
-        # Not its step: at that of an epoch's beginning many come into use, one after the other.
+        # The index of the use, not its step: many uses begin at an epoch's first step, one after the other.
         following[shard] = number
-    shelf = _Shelf(policy, sizes.tolist(), cache_bytes)
+    shelf = _UnusedShards(policy, sizes.tolist(), cache_bytes)
     fetched = [0] * epochs
     ending: list[tuple[int, int, int]] = []
     for number, (shard, first, last) in enumerate(uses):
@@ -113,8 +114,8 @@ def known_use_downloads(
     return fetched
 
 
-class _Shelf:
-    """Shards that are out of use and kept; those in use have their room first."""
+class _UnusedShards:
+    """The cached shards that are out of use; shards in use take cache space first."""
 
     def __init__(self, policy: str, sizes: list[int], room: int) -> None:
         self._policy, self._sizes, self._room = policy, sizes, room
@@ -123,7 +124,7 @@ class _Shelf:
         self._used = 0
 
     def take(self, shard: int) -> bool:
-        """A shard comes into use; return whether it was here."""
+        """Move a shard into use; return whether it was cached."""
         is_here = self._kept.pop(shard, None) is not None
         if not is_here:
             self._used += self._sizes[shard]
@@ -131,7 +132,7 @@ class _Shelf:
         return is_here
 
     def put(self, shard: int, next_use: int) -> None:
-        """A shard is out of use."""
+        """Move a shard out of use."""
         self._kept[shard] = next_use
         heappush(self._heap, (-next_use, shard))
         self._shrink()
@@ -151,13 +152,16 @@ class _Shelf:
                 return shard
 
 
-def in_use(life: Life, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
-    """Return (steps,) how many shards are in use at each step of the first epoch, and their bytes."""
-    mine = life.first < steps
+def in_use(intervals: UseIntervals, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
+    """Return (steps,) the number of shards in use at each step of the first epoch, and their bytes."""
+    mine = intervals.first < steps
     counts, nbytes = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
-    for total, weights in ((counts, np.ones(int(mine.sum()), np.int64)), (nbytes, sizes[life.shard[mine]])):
-        np.add.at(total, life.first[mine], weights)
-        np.add.at(total, np.minimum(life.last[mine] + 1, steps), -weights)
+    for total, weights in (
+        (counts, np.ones(int(mine.sum()), np.int64)),
+        (nbytes, sizes[intervals.shard[mine]]),
+    ):
+        np.add.at(total, intervals.first[mine], weights)
+        np.add.at(total, np.minimum(intervals.last[mine] + 1, steps), -weights)
     return np.cumsum(counts)[:-1], np.cumsum(nbytes)[:-1]
 
 
@@ -168,9 +172,9 @@ def report(
     step_plan, index = sampler.step_plan, dataset.index
     ends: Ids = np.cumsum(index.samples)
     sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
-    life = lives(step_plan, ends, 1)
-    counts, nbytes = in_use(life, sizes, step_plan.steps)
-    first = life.shard[life.first == 0]
+    intervals = use_intervals(step_plan, ends, 1)
+    counts, nbytes = in_use(intervals, sizes, step_plan.steps)
+    first = intervals.shard[intervals.first == 0]
     per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
     rounds = -(-first.size // CONNECTIONS)
     figures: dict[str, Figure] = {
@@ -195,23 +199,25 @@ def report(
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("dataset", type=Path, help="directory that holds index.json")
+    parser.add_argument("dataset", type=Path, help="directory that contains index.json")
     parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
-    parser.add_argument("--cache-bytes", required=True, help="of each machine: 500GB, 1GiB, 500e9")
-    parser.add_argument("--order", default="py1e", help="the sampler's (default: py1e)")
+    parser.add_argument("--cache-bytes", required=True, help="cache size of each machine: 500GB, 1GiB, 500e9")
+    parser.add_argument("--order", default="py1e", help="order of the sampler (default: py1e)")
     parser.add_argument(
-        "--seed", type=int, default=DEFAULT_SEED, help=f"the sampler's (default: {DEFAULT_SEED})"
+        "--seed", type=int, default=DEFAULT_SEED, help=f"seed of the sampler (default: {DEFAULT_SEED})"
     )
-    parser.add_argument("--canonical-nodes", type=int, help="the sampler's (default: the order's own)")
-    parser.add_argument("--block-size", type=int, default=0, help="samples (default: the order's own)")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"how many (default: {EPOCHS})")
-    parser.add_argument("--nodes", type=int, default=1, help="machines; the first one's share is shown")
-    parser.add_argument("--ranks-per-node", type=int, default=1, help="of each machine (default: 1)")
+    parser.add_argument("--canonical-nodes", type=int, help="as in the sampler (default: that of the order)")
+    parser.add_argument("--block-size", type=int, default=0, help="in samples (default: that of the order)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"number of epochs (default: {EPOCHS})")
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="number of machines; the first one's share is shown"
+    )
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="ranks of each machine (default: 1)")
     parser.add_argument("--png", type=Path, help="draw shards in use and downloads into this file")
 
 
 def run_simulate(options: Any) -> int:
-    """Print the figures, and draw the picture if asked to. Raises LoaderError, and OSError for the picture."""
+    """Print the figures, and draw the picture if requested. Raises LoaderError, and OSError for the picture."""
     if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
         raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
     try:
@@ -231,14 +237,14 @@ def run_simulate(options: Any) -> int:
     figures, counts = report(dataset, sampler, cache_bytes, options.epochs)
     width = max(map(len, figures))
     for name, value in figures.items():
-        say(f"{name:<{width}}  {_words(value)}")
+        say(f"{name:<{width}}  {_figure_text(value)}")
     most = figures["bytes in use, most"]
     if isinstance(most, int) and most > cache_bytes:
         say(
             f"warning: up to {most:,} bytes are in use at one time, and the cache has {cache_bytes:,}. Without hints, "
-            "shards come again and again; these figures count them whole, and the daemon may fetch parts. With hints, "
-            "samples without room come as their own bytes. Make the cache larger, or have fewer shards in use, by a "
-            "smaller --canonical-nodes or --block-size.",
+            "shards are downloaded repeatedly; these figures count whole shards, but the daemon may fetch parts. With "
+            "hints, samples of uncached shards come as exact byte ranges. Enlarge the cache, or reduce the shards in "
+            "use with a smaller --canonical-nodes or --block-size.",
             error=True,
         )
     if options.png is not None:
@@ -247,9 +253,9 @@ def run_simulate(options: Any) -> int:
     return 0
 
 
-def _words(value: Figure) -> str:
+def _figure_text(value: Figure) -> str:
     if isinstance(value, list):
-        return "  ".join(map(_words, value))
+        return "  ".join(map(_figure_text, value))
     return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
 
 

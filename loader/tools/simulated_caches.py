@@ -1,7 +1,7 @@
-"""Caches of whole shards, without the bytes: what each would download for the same uses.
+"""Simulates caches of whole shards, without the bytes: how much each would download for the same uses.
 
-A shard is used at each step in which a sample of it is read. Uses come in chunks, in their order, many at once:
-where nothing has to go that is used again within the chunk, a chunk costs a few operations on arrays.
+A shard is used at each step that reads a sample of it. Uses come in order, in large chunks. If no shard that is used
+again within a chunk must be evicted, the chunk costs only a few array operations.
 """
 
 from collections import OrderedDict
@@ -12,12 +12,12 @@ import numpy as np
 from loader.hints.planned_reads import Ids
 from loader.sampling.step_plan import StepPlan
 
-# Uses looked at together; fewer than the smallest are followed one by one.
+# Number of uses processed together; below the smallest, they are processed one by one.
 _CHUNK, _SMALLEST = 1 << 16, 1 << 6
 
 
 def shard_uses_by_step(step_plan: StepPlan, ends: Ids, epoch: int) -> Iterator[Ids]:
-    """Yield (uses,) shards in the order in which an epoch uses them, in chunks: each once a step.
+    """Yield (uses,) shards in the order in which an epoch uses them, in chunks; a shard occurs once a step.
 
     ends: (shards,) one past the last id of each.
     """
@@ -31,13 +31,13 @@ def shard_uses_by_step(step_plan: StepPlan, ends: Ids, epoch: int) -> Iterator[I
 
 
 class LeastRecent:
-    """Drops what was used longest ago. sizes: (shards,) bytes; room: bytes."""
+    """Evicts the least recently used shard (LRU). sizes: (shards,) bytes; capacity: the cache's bytes."""
 
-    def __init__(self, sizes: Ids, room: int) -> None:
-        self._sizes, self._room = sizes, room
+    def __init__(self, sizes: Ids, capacity: int) -> None:
+        self._sizes, self._capacity = sizes, capacity
         self._plain_sizes: list[int] = sizes.tolist()
         self._used = 0
-        self._order: OrderedDict[int, None] = OrderedDict()  # the least recent first
+        self._order: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._is_here = np.zeros(sizes.size, bool)
 
     def use(self, uses: Ids) -> int:
@@ -51,19 +51,19 @@ class LeastRecent:
         return self.use(uses[:half]) + self.use(uses[half:])
 
     def _use_together(self, uses: Ids) -> int | None:
-        """As `use`; None, and nothing done, if something would have to go that these use."""
+        """Like `use`; returns None, and does nothing, if a shard that these use would have to be evicted."""
         last_first, places = np.unique(uses[::-1], return_index=True)
         used = set(last_first.tolist())
         fetched = int(self._sizes[last_first[~self._is_here[last_first]]].sum())
         going, left = [], self._used + fetched
         for shard in self._order:
-            if left <= self._room:
+            if left <= self._capacity:
                 break
             if shard in used:
                 return None
             going.append(shard)
             left -= self._plain_sizes[shard]
-        if left > self._room:
+        if left > self._capacity:
             return None
         for shard in going:
             del self._order[shard]
@@ -82,7 +82,7 @@ class LeastRecent:
         self._order[shard] = None
         self._is_here[shard] = True
         self._used += self._plain_sizes[shard]
-        while self._used > self._room:
+        while self._used > self._capacity:
             gone = self._order.popitem(last=False)[0]
             self._is_here[gone] = False
             self._used -= self._plain_sizes[gone]
@@ -90,10 +90,10 @@ class LeastRecent:
 
 
 class FirstCome:
-    """Keeps what came first, and takes nothing more when it is full. sizes: (shards,) bytes; room: bytes."""
+    """Keeps the first shards that fit, and admits no more once full. sizes: (shards,) bytes; capacity: cache bytes."""
 
-    def __init__(self, sizes: Ids, room: int) -> None:
-        self._sizes, self._room = sizes, room
+    def __init__(self, sizes: Ids, capacity: int) -> None:
+        self._sizes, self._capacity = sizes, capacity
         self._is_kept = np.zeros(sizes.size, bool)
         self._is_known = np.zeros(sizes.size, bool)
 
@@ -106,8 +106,8 @@ class FirstCome:
         fetched = int(self._sizes[uses[~self._is_kept[uses]]].sum())
         again = np.bincount(uses, minlength=self._sizes.size)
         for shard, size in zip(new.tolist(), self._sizes[new].tolist(), strict=True):
-            if size <= self._room:
-                self._room -= size
+            if size <= self._capacity:
+                self._capacity -= size
                 self._is_kept[shard] = True
                 fetched -= size * (int(again[shard]) - 1)
         return fetched

@@ -1,8 +1,8 @@
-"""Documents into samples of tokens, by a tokenizer that has a name.
+"""Converts documents to samples of tokens, with a tokenizer chosen by name.
 
-With a length, documents are laid end to end, an end token behind each, and cut into samples of exactly that
-many; what is left at the end of a file fills no sample, is left out, and is logged. Without, each document is
-a sample of its own length.
+With a length, documents are concatenated, each followed by the end token, and cut into samples of exactly that many
+tokens. The tokens left over at the end of a file are dropped, which is logged. Without a length, each document is a
+sample of its own length.
 """
 
 import logging
@@ -19,7 +19,7 @@ from loader.base.optional_imports import optional_module
 from loader.errors import LoaderError
 from loader.tools.row_sources import json_rows, text_lines
 
-BATCH_DOCUMENTS = 256  # the tokenizer works on a batch with all cores
+BATCH_DOCUMENTS = 256  # the tokenizer uses all cores for one batch
 JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson")
 
 log = logging.getLogger("loader")
@@ -31,9 +31,9 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 class TokenOptions:
     """How text becomes tokens.
 
-    tokenizer: a tokenizer.json, or a name or folder that transformers or tokenizers know. length: tokens a
-    sample, 0 for one document a sample. dtype: int32, uint16, .... end: the end token, "" for none, None for
-    the tokenizer's own. field: of JSON lines. lines: each line of a text is a document, not the file.
+    tokenizer: a tokenizer.json, or a name or folder that transformers or tokenizers know. length: tokens a sample, 0
+    for one document a sample. dtype: int32, uint16, .... end: the end token, "" for none, None for the tokenizer's
+    own. field: the field of JSON lines with the text. lines: each line of a text file is a document, not the file.
     """
 
     tokenizer: str
@@ -45,7 +45,7 @@ class TokenOptions:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of the samples."""
+        """Column name -> encoding of the samples."""
         return {"tokens": f"ndarray:{self.dtype}" + (f":{self.length}" if self.length else "")}
 
 
@@ -73,13 +73,13 @@ class TokenSource:
                 yield {"tokens": sample}
             pending = pending[whole:]
         if pending.size:
-            log.warning("left out, as they fill no sample: tokens=%d path=%s", pending.size, self.path)
+            log.warning("dropped tokens that fill no sample: tokens=%d path=%s", pending.size, self.path)
 
 
 def load_tokenizer(options: TokenOptions) -> tuple[Encode, list[int]]:
-    """Return (documents to ids, without special tokens; the end token's id, or nothing).
+    """Return (function from documents to ids, without special tokens; list with the end token's id, or empty).
 
-    Raises LoaderError if there is no such tokenizer, or its end token is not known.
+    Raises LoaderError if there is no such tokenizer, or its end token is unknown.
     """
     name = options.tokenizer
     if os.path.isfile(name):
@@ -106,9 +106,9 @@ def load_tokenizer(options: TokenOptions) -> tuple[Encode, list[int]]:
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a name can only mean a file or folder: asking the network for it would take a minute to fail.
+    """Return whether a name can only be a path; looking it up in the hub would take a minute to fail.
 
-    One slash is no sign of it: the hub's names are `owner/name`.
+    A name with one slash may be either, because the hub's names are `owner/name`.
     """
     return name.endswith((".json", "/")) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
@@ -117,8 +117,8 @@ def _from_tokenizers(path: str, options: TokenOptions) -> tuple[Encode, list[int
     tokenizers = optional_module("tokenizers", why=f"the tokenizer {path}")
     try:
         tokenizer = tokenizers.Tokenizer.from_str(Path(path).read_text())
-    except Exception as problem:  # noqa: BLE001 -- the library raises no other kind
-        raise LoaderError(f"{path} is no tokenizer: {problem}") from None
+    except Exception as problem:  # noqa: BLE001 -- the library raises plain Exception
+        raise LoaderError(f"{path} is not a tokenizer: {problem}") from None
     if options.end is None:
         raise LoaderError(_no_end(path))
     end = tokenizer.token_to_id(options.end) if options.end else None
@@ -133,8 +133,8 @@ def _from_tokenizers(path: str, options: TokenOptions) -> tuple[Encode, list[int
 
 def _no_end(name: str) -> str:
     return (
-        f"{name} does not say which token ends a document: name it with --end TOKEN, or --end '' to lay documents "
-        f"end to end with nothing between"
+        f"{name} does not say which token ends a document: name it with --end TOKEN, or --end '' to concatenate "
+        f"documents with nothing between"
     )
 
 

@@ -1,1 +1,1 @@
-"""torch: the threaded loader, collation, the API of StreamingDataset."""
+"""The parts that need torch: the threaded loader, collation, the API of StreamingDataset."""

@@ -1,7 +1,7 @@
-"""Samples into a batch: one block of memory for all its numbers, however many columns they are.
+"""Collates samples into a batch whose numbers share one block of memory, however many columns there are.
 
-`collate` is a DataLoader's `collate_fn`. What a worker process sends is then one tensor, whose shared memory
-the training process maps once, with a short description; there it is a plain dict again, of views into it.
+`collate` is a DataLoader's `collate_fn`. A worker process sends one tensor with a short description. The training
+process maps its shared memory once, and gets a plain dict of views into it.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,14 @@ from torch.utils.data import get_worker_info
 from loader.errors import LoaderError
 from loader.mds.record_table import RecordTable
 
-# Columns begin at multiples of a cache line, so every dtype is aligned in the block.
+# Columns begin at multiples of a cache line, which also aligns every dtype.
 ALIGN_BYTES = 64
 
 
 class Ragged(NamedTuple):
-    """Arrays of different lengths, one after the other.
+    """Arrays of different lengths, concatenated.
 
-    values: (all lengths together, ...). offsets: (samples + 1,) int64; sample i has values[offsets[i] :
-    offsets[i + 1]].
+    values: (sum of the lengths, ...). offsets: (samples + 1,) int64. Sample i is values[offsets[i] : offsets[i + 1]].
     """
 
     values: torch.Tensor
@@ -34,12 +33,12 @@ class Ragged(NamedTuple):
         return list(torch.split(self.values, torch.diff(self.offsets).tolist()))
 
     def padded(self, fill: float = 0) -> torch.Tensor:
-        """Return (samples, longest, ...), each sample filled up at its end."""
+        """Return (samples, longest, ...); each sample is padded at its end with `fill`."""
         return torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill)
 
 
 class _ColumnSlot(NamedTuple):
-    """Where an array lies in the block."""
+    """The location of an array in the block."""
 
     start: int
     dtype: str
@@ -52,7 +51,7 @@ class _RaggedSlot(NamedTuple):
 
 
 class _WorkerBatch:
-    """What a worker returns: it pickles as one tensor, and arrives as a dict."""
+    """The result of a worker process: pickles as one tensor, and arrives as a dict."""
 
     def __init__(self, block: torch.Tensor, layout: dict[str, Any]) -> None:
         self._block, self._layout = block, layout
@@ -62,38 +61,37 @@ class _WorkerBatch:
 
 
 class _Block:
-    """Gives arrays their places, then puts them into one buffer."""
+    """Assigns offsets to arrays, then copies the arrays into one buffer."""
 
     def __init__(self) -> None:
         self._arrays: list[tuple[_ColumnSlot, list[NDArray[Any]]]] = []
         self._bytes = 0
 
-    def place(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _ColumnSlot:
-        """Reserve room for the arrays, one after the other, as one of this shape."""
-        place = _ColumnSlot(self._bytes, arrays[0].dtype.name, shape)
-        self._arrays.append((place, arrays))
+    def reserve(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _ColumnSlot:
+        """Reserve space for the arrays, one after the other, as a single array of this shape."""
+        slot = _ColumnSlot(self._bytes, arrays[0].dtype.name, shape)
+        self._arrays.append((slot, arrays))
         size = arrays[0].itemsize * int(np.prod(shape))
         self._bytes += -(-size // ALIGN_BYTES) * ALIGN_BYTES
-        return place
+        return slot
 
     def filled(self) -> torch.Tensor:
         """Return the buffer with every array in it."""
         buffer = np.empty(self._bytes, np.uint8)
-        for place, arrays in self._arrays:
-            count = int(np.prod(place.shape))
-            target = buffer[place.start : place.start + count * np.dtype(place.dtype).itemsize].view(
-                place.dtype
-            )
+        for slot, arrays in self._arrays:
+            count = int(np.prod(slot.shape))
+            target = buffer[slot.start : slot.start + count * np.dtype(slot.dtype).itemsize].view(slot.dtype)
             np.concatenate([array.reshape(-1) for array in arrays], out=target)
         return torch.from_numpy(buffer)
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> Any:
-    """Return a dict of columns; a DataLoader's `collate_fn`.
+    """Collate samples into a dict of columns; usable as a DataLoader's `collate_fn`.
 
-    Numbers become a tensor (samples,); arrays of one shape a tensor (samples, ...); arrays that differ in
-    their first axis alone a Ragged; everything else (text, bytes, JSON, images, arrays of different kinds, integers
-    that no integer tensor holds together) a list. Raises LoaderError if the samples differ in their columns.
+    Numbers become a tensor (samples,). Arrays of one shape become a tensor (samples, ...). Arrays that differ only in
+    the length of their first axis become a Ragged. Everything else becomes a list: text, bytes, JSON, images, arrays
+    of different kinds, and integers that no single integer tensor can hold. Raises LoaderError if samples differ in
+    their columns.
     """
     if not samples:
         return {}
@@ -103,7 +101,7 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
         return {name: torch.from_numpy(column) for name, column in samples.columns.items()}
     if isinstance(samples, RecordTable):
         for name, column in samples.columns.items():
-            layout[name] = block.place([column], column.shape)
+            layout[name] = block.reserve([column], column.shape)
         return _WorkerBatch(block.filled(), layout)
     names = samples[0].keys()
     for sample in samples:
@@ -123,8 +121,8 @@ def _column(values: list[Any], block: _Block) -> Any:
     if isinstance(first, (int, float, np.number, np.bool_)):
         column = np.array(values)
         if column.dtype.kind == "f" and all(isinstance(value, (int, np.integer)) for value in values):
-            return values  # numpy takes floats for what no integer type holds, and rounds
-        return block.place([column], column.shape) if column.dtype.kind in "iufb" else values
+            return values  # numpy converts integers that fit no integer type to float, which rounds
+        return block.reserve([column], column.shape) if column.dtype.kind in "iufb" else values
     if not isinstance(first, np.ndarray) or not all(
         isinstance(value, np.ndarray) and value.dtype == first.dtype and value.shape[1:] == first.shape[1:]
         for value in values
@@ -132,17 +130,17 @@ def _column(values: list[Any], block: _Block) -> Any:
         return values
     lengths = [len(value) for value in values]
     if len(set(lengths)) == 1:
-        return block.place(values, (len(values), *first.shape))
+        return block.reserve(values, (len(values), *first.shape))
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     shape = (int(offsets[-1]), *first.shape[1:])
-    return _RaggedSlot(block.place(values, shape), block.place([offsets], offsets.shape))
+    return _RaggedSlot(block.reserve(values, shape), block.reserve([offsets], offsets.shape))
 
 
 def _unpack(block: torch.Tensor, layout: dict[str, Any]) -> dict[str, Any]:
-    def view(place: _ColumnSlot) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, place.dtype)
-        stop = place.start + dtype.itemsize * int(np.prod(place.shape))
-        return block[place.start : stop].view(dtype).view(place.shape)
+    def view(slot: _ColumnSlot) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, slot.dtype)
+        stop = slot.start + dtype.itemsize * int(np.prod(slot.shape))
+        return block[slot.start : stop].view(dtype).view(slot.shape)
 
     batch: dict[str, Any] = {}
     for name, found in layout.items():

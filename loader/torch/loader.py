@@ -1,20 +1,20 @@
-"""The fast path: batches read ahead by threads of the training process, in the sampler's order.
+"""The fast path: threads of the training process read batches ahead, in the sampler's order.
 
     loader = Loader(dataset, sampler)
     loader.load_state_dict(state)                # if there is one
     for batch in loader:                         # one epoch, or what is left of it
         ...                                      # one training step
-        state = loader.state_dict()              # exactly the batches that this loop was given
+        state = loader.state_dict()              # counts exactly the batches that this loop received
 
-Where the dataset lies on a mount of the daemon, the daemon is told what comes next (`loader.hints`) from construction
-on: make the loader, and load its state, before the model.
+If the dataset lies on a mount of the daemon, the loader sends hints (`loader.hints`) from its construction on. So
+make the loader, and load its state, before you build the model.
 
-A sample costs so little CPU that no worker processes are needed for tokens; reading lets go of the interpreter's lock.
-Images that are decoded by Python code do not gain by threads: a DataLoader's workers are the place for these.
+A sample of tokens costs so little CPU that worker processes are not needed, and reads release the interpreter's lock.
+Images that Python code decodes gain nothing from threads: use the workers of a DataLoader for them.
 
 Invariants: 1. Batches come in the sampler's order, whichever thread finishes first. 2. At most `ahead` batches exist
-that the loop was not given. 3. An error is raised at the batch that it befell, after all before it. 4. When an
-iteration ends, however it ends, nothing is read on its behalf any more but what a thread is in the middle of.
+that the loop has not received. 3. An error is raised at its own batch, after all batches before it. 4. When an
+iteration ends, for whatever reason, no new read starts for it; only reads in flight complete.
 """
 
 import os
@@ -36,12 +36,12 @@ from loader.mds.record_table import RecordTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.torch.collate import Ragged, collate
 
-# Cold samples of a far bucket come one a round trip and thread, where nobody asked for them before.
+# Cold samples of a remote bucket cost one round trip each per thread, if no hints were sent before.
 THREADS = 16
-# Two would hide a steady reader; four also hide a slow shard, at some 4 MiB each.
+# Two batches would hide a steady reader; four also hide a slow shard, at about 4 MiB each.
 AHEAD = 4
-# Slower than this, a batch is shared out to all threads if its reading takes the time (which is waited, not computed),
-# and several batches are made at once if making them does.
+# If a batch is slower than this because of reading (waiting, not computing), its samples are split among all threads.
+# If it is slower because of making the batch, several batches are made concurrently.
 SLOW_SECONDS_A_SAMPLE = 2e-4
 
 _ENDED = "this iteration of the loader was ended by another one, by set_epoch or by load_state_dict"
@@ -49,18 +49,19 @@ _CLOSED = "the loader was closed: this iteration of it has ended"
 
 
 class SupportsBatches(Protocol):
-    """What is read: an MDSDataset."""
+    """The part of a dataset that the loader needs, for example an MDSDataset."""
 
     def __getitems__(self, which: list[int]) -> Sequence[Any]: ...
 
 
 class Loader:
-    """Iterates over the batches of a sampler; one iteration at a time. A new one goes on as the sampler's does.
+    """Iterates over the batches of a sampler, one iteration at a time. A new iteration continues as the sampler does.
 
-    dataset: an MDSDataset. collate_fn: samples into a batch. threads: that read. ahead: batches in memory besides the
-    one that the loop has. pin_memory: batches lie in memory that a GPU copies from by itself; None: if CUDA is there.
-    hints: tell a mount's daemon what comes next, until the loader is closed or gone; a copy of it does not.
-    Raises LoaderError for numbers that cannot work, OrderError for the sampler of another dataset.
+    dataset: an MDSDataset. collate_fn: makes a batch of samples. threads: number of reading threads. ahead: batches in
+    memory besides the one that the loop has. pin_memory: put batches into pinned memory, which a GPU copies from
+    directly; None: if CUDA is available. hints: send hints to the daemon of a mount until the loader is closed or
+    garbage-collected; a pickled copy sends none.
+    Raises LoaderError for numbers that cannot work, and OrderError for the sampler of another dataset.
     """
 
     def __init__(
@@ -89,25 +90,25 @@ class Loader:
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._delivered = 0
         self._is_under_way = False
-        self._crew: _WorkerThreads | None = None
+        self._workers: _WorkerThreads | None = None
         self._hints: Hints | None = None
         if hints and isinstance(dataset, Plannable):
             self._hints = Hints(dataset, sampler)
             weakref.finalize(self, self._hints.close)
 
     def close(self) -> None:
-        """End the iteration under way, and the hints."""
-        if self._crew is not None:
-            self._crew.ending = _CLOSED
+        """End the iteration in progress, and stop the hints."""
+        if self._workers is not None:
+            self._workers.ending = _CLOSED
         self._stop()
         if self._hints is not None:
             self._hints.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_crew": None, "_hints": None}
+        return {**self.__dict__, "_workers": None, "_hints": None}
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """The number of batches of a whole epoch."""
         return len(self.batch_sampler)
 
     @property
@@ -116,7 +117,7 @@ class Loader:
         return self.batch_sampler.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; the one just loaded or under way keeps its position."""
+        """Choose the epoch of the next iteration; an epoch just loaded or in progress keeps its position."""
         self._stop()
         was = self.batch_sampler.position
         self.batch_sampler.set_epoch(epoch)
@@ -124,26 +125,26 @@ class Loader:
             self._delivered = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands: after the batches that the loop was given, whatever was read ahead.
+        """Return the position of the run: after the batches that the loop received, whatever was read ahead.
 
-        The sampler's state: JSON-able, below 1 KB, the same on all ranks.
+        This is the sampler's state: JSON-able, below 1 KB, the same on all ranks.
         """
         return self.batch_sampler.state_dict(batches_consumed=self._delivered)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken, of this class, of the sampler or of StreamingDataset.
+        """Continue where a state was taken, by this class, the sampler or StreamingDataset.
 
-        Raises StateError that names each difference; the loader then stays where it was.
+        Raises StateError that names each difference; the loader then keeps its position.
         """
         self.batch_sampler.load_state_dict(state)
         self._stop()
         self._delivered = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an iteration; one under way ends."""
+        """Begin an iteration; one in progress ends."""
         self._stop()
         ids = iter(self.batch_sampler)
-        self._crew = workers = _WorkerThreads(self._threads)
+        self._workers = workers = _WorkerThreads(self._threads)
         self._delivered, self._is_under_way = 0, True
         return self._batches(ids, workers)
 
@@ -153,8 +154,8 @@ class Loader:
             while True:
                 if workers.process != os.getpid():
                     raise LoaderError(
-                        f"this iteration belongs to process {workers.process}, whose threads read for it; "
-                        f"process {os.getpid()} was forked off it and has none of them: begin one there, or fork first"
+                        f"this iteration belongs to process {workers.process}, whose threads read for it; process "
+                        f"{os.getpid()} was forked from it and has none of them: begin one there, or fork first"
                     )
                 if workers.stopped:
                     raise LoaderError(workers.ending)
@@ -165,10 +166,10 @@ class Loader:
                 found = waiting.popleft().result()
                 self._delivered += 1
                 yield found
-                del found  # or its memory could not be the next one's
+                del found  # so that the next batch can reuse its memory
         finally:
             workers.stop()
-            if self._crew is workers:
+            if self._workers is workers:
                 self._stop()
 
     def finished(self, samples: Sequence[Any]) -> Any:
@@ -177,45 +178,45 @@ class Loader:
         return _pinned(batch) if self._pins else batch
 
     def _stop(self) -> None:
-        if self._crew is not None:
-            self._crew.stop()
-            self._crew = None
+        if self._workers is not None:
+            self._workers.stop()
+            self._workers = None
         if self._is_under_way:
-            # The sampler counts what it handed out, which the loop may never have been given.
+            # The sampler counts the batches that it handed out; the loop may have received fewer.
             self._is_under_way = False
             self.batch_sampler.end_iteration(self._delivered)
 
 
 class _WorkerThreads:
-    """Threads that do what is put before them. Daemons: a read that hangs does not keep the process from ending.
+    """Threads that execute the parts put into their queue. Daemon threads: a hanging read does not block the exit.
 
-    Where batches are made so fast that one thread is enough, one makes all of them, in turn: several take the
-    interpreter's lock and each other's caches and heaps away (100 KB samples: 23 µs of CPU by 16 threads, 14 by one).
+    If one thread is fast enough to make all batches, the parts are serialized. Several threads would compete for the
+    interpreter's lock, and for each other's caches and heaps (100 KB samples: 23 µs of CPU by 16 threads, 14 by one).
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.process = os.getpid()
-        self.is_slow = True  # what nobody has read yet may be far away
-        self.is_heavy = True  # and nobody knows how long a batch takes to be made
+        self.is_slow = True  # until measured: the first reads may go to a remote bucket
+        self.is_heavy = True  # until measured: the time to make a batch is unknown
         self.stopped = False
-        self.ending = _ENDED  # how, if it is stopped before its end
+        self.ending = _ENDED  # the error text if it is stopped before the iteration's end
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_BatchPart | None]] = []
         self._all: list[SimpleQueue[_BatchPart | None]] = []
         self._waiting: deque[_BatchPart] = deque()
-        # What is done one after the other waits here while one of its kind is being done.
-        self._in_turn: deque[_BatchPart] = deque()
-        self._turn_is_taken = False
+        # Serialized parts wait here while one of them is being executed.
+        self._serialized: deque[_BatchPart] = deque()
+        self._is_serial_busy = False
 
     def do(self, task: "_BatchPart") -> None:
-        """Have a thread do it; it raises nothing. Threads are started as they are needed."""
+        """Have a thread execute a part, which raises nothing. Threads are started on demand."""
         with self._lock:
-            if task.is_in_turn and not self.stopped:
-                if self._turn_is_taken:
-                    self._in_turn.append(task)
+            if task.is_serialized and not self.stopped:
+                if self._is_serial_busy:
+                    self._serialized.append(task)
                     return
-                self._turn_is_taken = True
+                self._is_serial_busy = True
             if self.stopped:
                 pass
             elif self._idle:
@@ -234,16 +235,16 @@ class _WorkerThreads:
         task.drop()
 
     def stop(self) -> None:
-        """End the threads once they are done with what they do; what waits is not begun."""
-        if self.process != os.getpid():  # they are the parent's, and one of them may have had the lock
+        """End the threads after their current parts; waiting parts are dropped."""
+        if self.process != os.getpid():  # the threads are the parent's, and one of them may hold the lock
             return
         with self._lock:
             if self.stopped:
                 return
             self.stopped = True
-            waiting = [*self._waiting, *self._in_turn]
+            waiting = [*self._waiting, *self._serialized]
             self._waiting.clear()
-            self._in_turn.clear()
+            self._serialized.clear()
             for tasks in self._all:
                 tasks.put(None)
         for task in waiting:
@@ -256,16 +257,16 @@ class _WorkerThreads:
                 task.drop()
             else:
                 task.read()
-            was_in_turn = task.is_in_turn
-            del task  # its samples are not to be kept until the next one comes
-            task = self._next(tasks, was_in_turn=was_in_turn)
+            was_serialized = task.is_serialized
+            del task  # or its samples would stay in memory until the next part comes
+            task = self._next(tasks, was_serialized=was_serialized)
 
-    def _next(self, tasks: "SimpleQueue[_BatchPart | None]", *, was_in_turn: bool) -> "_BatchPart | None":
+    def _next(self, tasks: "SimpleQueue[_BatchPart | None]", *, was_serialized: bool) -> "_BatchPart | None":
         with self._lock:
-            if was_in_turn:
-                if self._in_turn:
-                    return self._in_turn.popleft()
-                self._turn_is_taken = False
+            if was_serialized:
+                if self._serialized:
+                    return self._serialized.popleft()
+                self._is_serial_busy = False
             if self._waiting:
                 return self._waiting.popleft()
             self._idle.append(tasks)
@@ -273,76 +274,78 @@ class _WorkerThreads:
 
 
 class _PendingBatch:
-    """One batch on its way: read in one piece, or in as many as there are threads where reading waits."""
+    """One batch in progress: read as one part, or as one part a thread if reads are slow."""
 
     def __init__(self, loader: Loader, ids: list[int], workers: _WorkerThreads) -> None:
-        self._loader, self._crew, self._samples = loader, workers, len(ids)
-        pieces = min(workers.threads, len(ids)) if workers.is_slow else 1
-        size = -(-len(ids) // pieces)
+        self._loader, self._workers, self._samples = loader, workers, len(ids)
+        part_count = min(workers.threads, len(ids)) if workers.is_slow else 1
+        size = -(-len(ids) // part_count)
         self._parts: list[Sequence[Any]] = [()] * -(-len(ids) // size)
         self._missing = len(self._parts)
         self._lock = threading.Lock()
         self._began = perf_counter()
         self._future: Future[Any] = Future()
-        is_in_turn = not workers.is_slow and not workers.is_heavy
+        is_serialized = not workers.is_slow and not workers.is_heavy
         for number in range(len(self._parts)):
             workers.do(
-                _BatchPart(self, number, ids[number * size : (number + 1) * size], is_in_turn=is_in_turn)
+                _BatchPart(
+                    self, number, ids[number * size : (number + 1) * size], is_serialized=is_serialized
+                )
             )
 
     def result(self) -> Any:
-        """Wait for the batch. Raises what reading or collating it raised."""
+        """Wait for the batch. Raises the error of reading or collating it."""
         try:
             return self._future.result()
         finally:
-            del self  # which has the error, whose traceback has this frame: a ring that keeps shards open
+            del self  # it has the error, whose traceback has this frame: a cycle that keeps shards open
 
     def read(self, number: int, ids: list[int]) -> None:
-        """Read one part; whoever reads the last one makes the batch."""
+        """Read one part; the thread that completes the last part makes the batch."""
         try:
             if len(self._parts) == 1:
-                self._began = perf_counter()  # it may have waited for its turn
+                self._began = perf_counter()  # it may have waited in the queue
             self._parts[number] = self._loader.dataset.__getitems__(ids)
             with self._lock:
                 self._missing -= 1
                 if self._missing:
                     return
             slow = self._began + SLOW_SECONDS_A_SAMPLE * self._samples
-            self._crew.is_slow = perf_counter() > slow
+            self._workers.is_slow = perf_counter() > slow
             batch = self._loader.finished(_joined(self._parts))
-            self._crew.is_heavy = perf_counter() > slow
+            self._workers.is_heavy = perf_counter() > slow
             self._future.set_result(batch)
-        except BaseException as problem:  # noqa: BLE001 -- a thread's errors are the consumer's
+        except BaseException as problem:  # noqa: BLE001 -- the consumer raises a thread's errors
             self.fail(problem)
-            del self  # as in result
+            del self  # see `result`
 
     def drop(self) -> None:
-        """Have `result` say that the iteration has ended."""
-        self.fail(LoaderError(self._crew.ending))
+        """Have `result` raise that the iteration has ended."""
+        self.fail(LoaderError(self._workers.ending))
 
     def fail(self, problem: BaseException) -> None:
-        """Have `result` raise it, unless it raises something already."""
+        """Have `result` raise an error, unless the batch is done already."""
         with self._lock:
             if not self._future.done():
                 self._future.set_exception(problem)
 
 
 class _BatchPart:
-    """Reads one part of a batch; is_in_turn: after those before it. Not a closure: what it holds goes with it."""
+    """Reads one part of a batch; is_serialized: one at a time. Not a closure: dropping it must free what it holds."""
 
-    def __init__(self, batch: _PendingBatch, number: int, ids: list[int], *, is_in_turn: bool) -> None:
+    def __init__(self, batch: _PendingBatch, number: int, ids: list[int], *, is_serialized: bool) -> None:
         self._batch = batch
-        # No method, whose frame would hold this piece as long as an error of the batch has a traceback.
+        # Not a method: an error of the batch keeps its frames, and thus this part, as long as its traceback.
         self.read: Callable[[], None] = partial(batch.read, number, ids)
-        self.is_in_turn = is_in_turn
+        self.is_serialized = is_serialized
 
     def drop(self) -> None:
-        """Leave it, as nobody waits for it any more; who does is told."""
+        """Drop the part: the iteration has ended; a late caller of `result` gets the reason."""
         self._batch.drop()
 
 
 def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
-    """The parts of a batch as one."""
+    """Join the parts of a batch."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, RecordTable) for part in parts):
@@ -351,7 +354,7 @@ def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
 
 
 def _pinned(batch: Any) -> Any:
-    """The same batch with its tensors in pinned memory."""
+    """Return the same batch with its tensors in pinned memory."""
     if isinstance(batch, torch.Tensor):
         return batch.pin_memory()
     if isinstance(batch, Ragged):

@@ -1,13 +1,13 @@
-"""StreamingDataset's face: the same arguments, the same ids in the same order for each rank and worker.
+"""Compatible API of MosaicML's StreamingDataset: the same arguments, and the same ids for each rank and worker.
 
     from loader.streaming import StreamingDataset, StreamingDataLoader
 
     dataset = StreamingDataset(local="/data/train", shuffle=True, batch_size=8)
     loader = StreamingDataLoader(dataset, batch_size=8, num_workers=2)
 
-For code that is written for MosaicML streaming 0.13; its state dicts go both ways. `local` is a directory that has
-everything, such as a mount: what downloads, and says how, is not this class's business, and is accepted and
-ignored. A subclass may define `get_item` or `__getitem__`, as there: then samples are read one by one.
+For code written for MosaicML streaming 0.13. State dicts can be exchanged in both directions. `local` is a directory
+that contains the whole dataset, such as a mount. Arguments about downloading are accepted and ignored. A subclass may
+define `get_item` or `__getitem__`, as with StreamingDataset; samples are then read one by one.
 """
 
 import math
@@ -50,26 +50,26 @@ def Stream(
     validate_hash: str | None = None,
     **ignored: Any,
 ) -> stream.Stream:
-    """Return a stream by StreamingDataset's names. Raises LoaderError for one that would have to be downloaded."""
+    """Return a stream, by StreamingDataset's argument names. Raises LoaderError if it would have to be downloaded."""
     _check_ignored(ignored)
     _check_remote(remote, local)
     return stream.Stream(local, split, proportion, repeat, choose, validate_hash is not None)
 
 
 class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
-    """Iterates over this rank's and worker's samples; each iteration is an epoch.
+    """Iterates over the samples of this rank and worker; each iteration is one epoch.
 
-    Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Unlike there, an epoch
-    is resumed between two global batches only; a shard that cannot be read is an error at once; and device_per_stream
-    ends when no batch is left for one of the ranks. hints: as in loader.fast.Loader; the process that made the
-    dataset gives them, not its workers. decompressed_cache_bytes: as in MDSDataset. cache_folder: for unpacked shards
-    as there, and for stored orders as in ElasticBatchSampler. batch_size: without it, single samples can be read, but
-    an iteration is an error, as there.
-    Raises LoaderError for what this class does not do (ArgumentError, a ValueError as there, for streams together
-    with local or remote, or none of them), OrderError for settings that cannot work.
+    Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Differences: an epoch
+    resumes only between two global batches; a shard that cannot be read raises at once; and device_per_stream ends
+    when no batch is left for one of the ranks. hints: as in loader.fast.Loader; sent by the process that made the
+    dataset, not by its workers. decompressed_cache_bytes: as in MDSDataset. cache_folder: for decompressed shards as
+    in MDSDataset, and for stored orders as in ElasticBatchSampler. batch_size: without it, indexing works, but an
+    iteration raises ArgumentError, as in StreamingDataset.
+    Raises LoaderError for what this class does not support, and OrderError for settings that cannot work. Raises
+    ArgumentError (a ValueError, as in StreamingDataset) for streams together with local or remote, or neither.
     """
 
-    def __init__(  # noqa: PLR0913 -- StreamingDataset's, by name
+    def __init__(  # noqa: PLR0913 -- StreamingDataset's arguments, by name
         self,
         *,
         streams: Sequence[stream.Stream] | None = None,
@@ -100,11 +100,11 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             raise ArgumentError("give either local, a directory with the dataset, or streams")
         _check_remote(remote, local)
         if partition_algo != "relaxed":
-            raise LoaderError(f"partition_algo {partition_algo!r} is not there; the default is relaxed")
+            raise LoaderError(f"partition_algo {partition_algo!r} is not supported: use the default, relaxed")
         if shuffle_algo == "native":
-            # Nor would ranks agree on an epoch's end, which it does not fill up.
+            # Ranks would also disagree on an epoch's end, which the native order does not pad.
             raise LoaderError(
-                "shuffle_algo 'native' is none of StreamingDataset's, whose states could not tell it from these: use "
+                "shuffle_algo 'native' is not one of StreamingDataset's, and its states could not name it: use "
                 "it with MDSDataset and ElasticBatchSampler"
             )
         self.batch_size = optional_whole(batch_size, "batch_size", "samples")
@@ -142,10 +142,10 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         }
         self._spreads = shuffle_algo in ("py1s", "py2s")
         self._epochs = WorkerEpochs()
-        self._reading: _Reading | None = None  # this process's iteration, if it has begun
-        self._resumed: _Reading | None = None  # where a process was put by its own state, until it has begun
+        self._reading: _Reading | None = None  # the iteration of this process, once it has begun
+        self._resumed: _Reading | None = None  # the position from this process's own state, until it begins
         self._has_read = False
-        # What cannot work is an error here, not in a worker.
+        # Fail here rather than in a worker if the settings cannot work.
         self.epoch_size = self._sampler().step_plan.epoch_orders.samples()
         self.length = math.ceil(self.epoch_size / self._world.ranks)
         self._hints: Hints | None = None
@@ -176,8 +176,8 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         if start:
             sampler.load_state_dict(self._as_state(epoch, start))
             if sampler.epoch != epoch:
-                return  # it was saved at the end of its epoch
-        self._epochs.tell(number, *sampler.position)
+                return  # the state was saved at the end of its epoch
+        self._epochs.record(number, *sampler.position)
         known = reading.handed_out
         for batch, ids in enumerate(sampler):
             if batch % workers != number:
@@ -185,12 +185,12 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             if known >= len(ids):
                 known -= len(ids)
                 continue
-            self._epochs.tell(number, *sampler.position)
+            self._epochs.record(number, *sampler.position)
             for sample in self._read(ids[known:]):
                 reading.handed_out += 1
                 yield sample
             known = 0
-        self._epochs.tell(number, *sampler.position)
+        self._epochs.record(number, *sampler.position)
         reading.is_over = True
 
     def _read(self, ids: list[int]) -> Iterable[Sample]:
@@ -200,7 +200,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
 
     @property
     def _reads_batches(self) -> bool:
-        """Whether no subclass has its own way to make a sample."""
+        """Whether samples are made without a subclass's own code."""
         mine, base = type(self), StreamingDataset
         return mine.__getitem__ is base.__getitem__ and mine.get_item is base.get_item
 
@@ -208,12 +208,12 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         return {**self.__dict__, "_hints": None, "_gives_hints": False}
 
     def __len__(self) -> int:
-        """Samples of an epoch that each rank reads."""
+        """The number of samples of an epoch that each rank reads."""
         return self.length
 
     @property
     def shuffle_block_size(self) -> int:
-        """How far the shuffle moves samples: what was given, or what follows from the canonical nodes."""
+        """The distance in samples that the shuffle moves samples: as given, or derived from the canonical nodes."""
         return self._spec.block_size
 
     @property
@@ -229,7 +229,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         self._reading = self._resumed = None
 
     def get_item(self, sample_id: int, retry: int = 0) -> Any:
-        """Return a sample of the dataset, 0 <= sample_id < size: what a subclass changes for all ways to read."""
+        """Return a sample, 0 <= sample_id < size; override this to change how every sample is made."""
         return self._samples[sample_id]
 
     def __getitem__(self, which: Any) -> Any:
@@ -246,11 +246,12 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         return self.get_item(which + self.size if -self.size <= which < 0 else which)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 -- theirs
-        """Return StreamingDataset's state. num_samples: that all ranks have consumed; None: see below.
+        """Return StreamingDataset's state. num_samples: samples that all ranks have consumed; None: see below.
 
-        from_beginning: counted from the epoch's beginning, not from where this run resumed it. None is for loaders
-        that ask for the state where the samples are read, torchdata's StatefulDataLoader: what this process handed
-        out; such a state goes on only with the same numbers of ranks and workers. Raises StateError if others read.
+        from_beginning: num_samples counts from the epoch's beginning, not from where this run resumed it. None is for
+        loaders that ask for the state where samples are read (torchdata's StatefulDataLoader): the state counts what
+        this process handed out, and continues only with the same numbers of ranks and workers. Raises StateError if
+        the workers of another DataLoader read.
         """
         if num_samples is None:
             return self._own_state()
@@ -263,18 +264,18 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         return self._full_state(epoch, num_samples if from_beginning else offset + num_samples)
 
     def _own_state(self) -> dict[str, Any]:
-        """Where this process's iteration is, or the next one begins."""
+        """Return the position of this process's iteration, or where its next one begins."""
         number, workers, generation = _worker()
         reading = self._reading or self._resumed
         if reading is None or (reading.is_over and generation is None):
-            if generation is None and not self._has_read and self._epochs.told() is not None:
+            if generation is None and not self._has_read and self._epochs.farthest() is not None:
                 raise StateError(
                     "the workers of a DataLoader read, and how much of it the loop has consumed is not known here: "
                     "pass num_samples, ask a StreamingDataLoader, or torchdata's StatefulDataLoader"
                 )
             position = self._epochs.position()
             self._adopt(position)
-            epoch = self._epochs.coming(number, generation)
+            epoch = self._epochs.upcoming(number, generation)
             start = position.samples if position is not None and position.epoch == epoch else 0
             reading = _Reading(epoch, start)
         layout = [number, workers, self._world.ranks, self.batch_size]
@@ -285,9 +286,9 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         }
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Continue where a state was taken, here or by StreamingDataset, with its seed and canonical nodes.
+        """Continue where a state was taken, by this class or by StreamingDataset, with its seed and canonical nodes.
 
-        Raises StateError if the state does not fit, and OrderError; the dataset stays where it was.
+        Raises StateError or OrderError if the state does not fit; the dataset then keeps its position.
         """
         check_is_state(obj, "StreamingDataset")
         number, workers, generation = _worker()
@@ -295,9 +296,9 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         layout = [number, workers, self._world.ranks, self.batch_size]
         if handed_out and obj.get("handed_out_by") != layout:
             raise StateError(
-                f"the state tells of {handed_out} samples that worker, workers, ranks, batch_size = "
-                f"{obj.get('handed_out_by')} handed out, and cannot go on with {layout}; states that can are those of "
-                f"StreamingDataLoader"
+                f"the state counts {handed_out} samples that worker, workers, ranks, batch_size = "
+                f"{obj.get('handed_out_by')} handed out, and cannot continue with {layout}: restore these numbers, or "
+                f"use a state of StreamingDataLoader"
             )
         was = self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes
         order = self._rows, self.shuffle_seed
@@ -310,11 +311,11 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             self._adopt(position)
             self._sampler().load_state_dict(self._as_state(position.epoch, position.samples))
         except KeyError as missing:
-            raise LoaderError(f"this is no state of a StreamingDataset: it lacks {missing}") from None
+            raise LoaderError(f"this is not a state of a StreamingDataset: it lacks {missing}") from None
         except LoaderError:
             self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
             raise
-        position = replace(position, epoch=max(position.epoch, 0))  # -1: none has begun
+        position = replace(position, epoch=max(position.epoch, 0))  # -1 means that no epoch has begun
         if generation is None:
             self._epochs.move(position)
         else:
@@ -327,7 +328,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             self._give_hints()
 
     def _give_hints(self) -> None:
-        """Give hints by the order as it is now."""
+        """Start hints for the current order."""
         if self._hints is not None:
             self._hints.close()
         if self._gives_hints and self.batch_size and get_worker_info() is None:
@@ -373,7 +374,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
 
 
 class StreamingDataLoader(DataLoader[Any]):
-    """A DataLoader that counts what it has delivered, as StreamingDataset's own does, for its state."""
+    """A DataLoader that counts the samples that it has delivered, as StreamingDataset's own does, for its state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -386,7 +387,7 @@ class StreamingDataLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the dataset's state after what this loader has delivered; None for another dataset."""
+        """Return the dataset's state after the delivered samples; None if it is not a StreamingDataset."""
         dataset = self.dataset
         if not isinstance(dataset, StreamingDataset):
             return None
@@ -411,7 +412,7 @@ class _Reading:
 
 
 def _worker() -> tuple[int, int, int | None]:
-    """(number of this worker, workers, the seed that they share); (0, 1, None) where there are none."""
+    """Return (worker number, workers, their common seed); (0, 1, None) outside of workers."""
     info = get_worker_info()
     return (0, 1, None) if info is None else (info.id, info.num_workers, info.seed - info.id)
 
@@ -423,7 +424,7 @@ def _world(replication: int | None) -> World:
 def _check_remote(remote: str | None, local: str | None) -> None:
     if remote is not None and remote != local:
         raise LoaderError(
-            f"remote {remote!r}: nothing is downloaded here. Mount the bucket, and give its directory as local"
+            f"remote {remote!r}: the loader downloads nothing. Mount the bucket, and give its directory as local"
         )
 
 
@@ -434,7 +435,7 @@ def _check_ignored(ignored: Mapping[str, Any]) -> None:
 
 
 def _count_in(state: Mapping[str, Any], name: str) -> int:
-    """Return a count that a state holds. Raises KeyError where it does not, StateError for what is none."""
+    """Return a count of a state. Raises KeyError if it is missing, and StateError if it is not a count."""
     return count_of({name: state[name]}, name)
 
 

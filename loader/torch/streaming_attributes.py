@@ -1,4 +1,4 @@
-"""What StreamingDataset tells of its shards and streams, by its names: for trainers and subclasses that read them."""
+"""The attributes of StreamingDataset about its shards and streams, for trainers and subclasses that read them."""
 
 from collections.abc import Sequence
 
@@ -17,58 +17,58 @@ class StreamingAttributes:
 
     @property
     def size(self) -> int:
-        """Samples of the dataset."""
+        """Number of samples in the dataset."""
         return len(self._samples)
 
     @property
     def num_samples(self) -> int:
-        """Samples of the dataset."""
+        """Number of samples in the dataset."""
         return len(self._samples)
 
     @property
     def num_shards(self) -> int:
-        """Shards of the dataset."""
+        """Number of shards in the dataset."""
         return int(self.samples_per_shard.size)
 
     @property
     def num_streams(self) -> int:
-        """Streams of the dataset."""
+        """Number of streams in the dataset."""
         return len(self.streams)
 
     @property
     def samples_per_shard(self) -> NDArray[np.int64]:
-        """(shards,) samples of each."""
+        """(shards,) number of samples in each shard."""
         return self._samples.shard_sizes
 
     @property
     def sample_offset_per_shard(self) -> NDArray[np.int64]:
-        """(shards,) the id of each one's first sample."""
+        """(shards,) id of the first sample of each shard."""
         return _before_each(self.samples_per_shard)
 
     @property
     def shards_per_stream(self) -> NDArray[np.int64]:
-        """(streams,) shards of each."""
+        """(streams,) number of shards in each stream."""
         return np.array(self._samples.shards_per_stream, np.int64)
 
     @property
     def shard_offset_per_stream(self) -> NDArray[np.int64]:
-        """(streams,) the number of each one's first shard."""
+        """(streams,) number of the first shard of each stream."""
         return _before_each(self.shards_per_stream)
 
     @property
     def samples_per_stream(self) -> NDArray[np.int64]:
-        """(streams,) samples of each."""
+        """(streams,) number of samples in each stream."""
         parts = np.split(self.samples_per_shard, self.shard_offset_per_stream[1:])
         return np.array([part.sum() for part in parts], np.int64)
 
     @property
     def sample_offset_per_stream(self) -> NDArray[np.int64]:
-        """(streams,) the id of each one's first sample."""
+        """(streams,) id of the first sample of each stream."""
         return _before_each(self.samples_per_stream)
 
     @property
     def stream_per_shard(self) -> NDArray[np.int64]:
-        """(shards,) the stream of each."""
+        """(shards,) the stream that each shard belongs to."""
         return np.repeat(np.arange(self.num_streams, dtype=np.int64), self.shards_per_stream)
 
 

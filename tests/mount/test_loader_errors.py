@@ -157,7 +157,7 @@ HARMS: dict[Harm, str] = {
     truncate: r"the file has \d+ bytes, the index says \d+; it was truncated",
     put_a_longer_one: r"the file has \d+ bytes, the index says \d+; it was replaced",
     change_a_byte: "its xxh64 is not that of the index",
-    refuse: r"Input/output error\. The mount /.* or its bucket did not give it: ask `fusecache status /",
+    refuse: r"Input/output error\. The mount /.* or its bucket failed to deliver it: run `fusecache status /",
     damage_the_frame: "it does not decompress",
 }
 CASES = [
@@ -205,7 +205,7 @@ def test_a_mount_whose_daemon_is_gone_is_no_damaged_shard(
     _ = dataset[0]
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: not first.is_alive(), "the daemon's end")
-    told = rf"(not connected|connection abort)\. The daemon of the mount {re.escape(str(first.path))} is gone: ask"
+    told = rf"(not connected|connection abort)\. The daemon of the mount {re.escape(str(first.path))} is gone: run"
     with pytest.raises(ShardError, match=told):
         _ = dataset[SAMPLES - 1]
     with pytest.raises(DatasetError, match=told):
@@ -256,7 +256,7 @@ def test_a_read_that_the_bucket_does_not_answer_is_told_of_by_shard_and_age_and_
     try:
         loop.start()
         path = re.escape(str(place.path / "data" / name))
-        wanted = rf"longest for \d+ s \(path={path} shard={HARMED} samples={first}\.\.{stop - 1}"
+        wanted = rf"longest_seconds=\d+ \(path={path} shard={HARMED} samples={first}\.\.{stop - 1}"
         wait_until(lambda: re.search(wanted, log.read_text()), "a word of the stalled read")
         assert loop.is_alive()
     finally:

@@ -233,8 +233,8 @@ def test_an_epochs_size_is_a_number_or_its_short_form_for_samplers_too(given: An
         (sampler_of, {"global_batch_size": 1.5}, "batch_size must be a whole number of samples, not 1.5 (float)"),
         (sampler_of, {"seed": "17"}, "seed must be a whole number, not '17' (str)"),
         (sampler_of, {"canonical_nodes": "4"}, "canonical_nodes must be a whole number, not '4' (str)"),
-        (sampler_of, {"epoch_size": "many"}, "epoch_size 'many' is no number of samples: write"),
-        (sampler_of, {"epoch_size": "1e999"}, "epoch_size '1e999' is no number of samples: write"),
+        (sampler_of, {"epoch_size": "many"}, "epoch_size 'many' is not a number of samples: write"),
+        (sampler_of, {"epoch_size": "1e999"}, "epoch_size '1e999' is not a number of samples: write"),
         (World, {"rank": "0", "ranks": "2"}, "rank must be a whole number, not '0' (str)"),
         (World.detect, {"dp_rank": 0, "dp_size": "1"}, "dp_size must be a whole number, not '1' (str)"),
         (Stream, {"path": "x", "proportion": "0.5"}, "proportion must be a number, not '0.5' (str)"),
@@ -265,7 +265,7 @@ def test_the_faces_settings_are_told_by_its_names(directory: Path, given: dict[s
 
 def test_what_is_no_path_no_sample_or_no_dataset_is_named(directory: Path, tmp_path: Path) -> None:
     five: Any = 5
-    with pytest.raises(ArgumentError, match=r"path is asked for, not 5 \(int\)"):
+    with pytest.raises(ArgumentError, match=r"path of a directory is needed, not 5 \(int\)"):
         MDSDataset(five)
     with MDSWriter(tmp_path, {"id": "int"}) as writer:
         with pytest.raises(EncodingError, match=r"'a' \(str\)"):
@@ -339,9 +339,9 @@ def test_rows_of_parquet_are_counted_from_0_in_every_message(
 @pytest.mark.parametrize(
     ("encoding", "value", "told"),
     [
-        ("int8", 128, "128 is no int8, which is -128 to 127"),
-        ("uint16", -1, "-1 is no uint16, which is 0 to 65535"),
-        ("int", 1 << 63, f"{1 << 63} is no int, which is {-(1 << 63)} to {(1 << 63) - 1}"),
+        ("int8", 128, "128 is out of range for int8, which is -128 to 127"),
+        ("uint16", -1, "-1 is out of range for uint16, which is 0 to 65535"),
+        ("int", 1 << 63, f"{1 << 63} is out of range for int, which is {-(1 << 63)} to {(1 << 63) - 1}"),
     ],
 )
 def test_a_number_out_of_range_is_told_with_the_range(encoding: str, value: int, told: str) -> None:

@@ -108,7 +108,7 @@ def test_the_tools_say_so_too(
 
 def test_a_pair_of_directories_and_exist_ok_are_told_of(tmp_path: Path) -> None:
     out: Any = (str(tmp_path / "out"), "s3://bucket/data")
-    with pytest.raises(LoaderError, match="one directory is asked for, nothing is uploaded here"):
+    with pytest.raises(LoaderError, match="give one directory, the loader uploads nothing"):
         MDSWriter(out=out, columns=COLUMNS)
     with pytest.raises(WriterError, match=r"exist_ok=True would remove all that is in .*/out"):
         MDSWriter(out=tmp_path / "out", columns=COLUMNS, exist_ok=True)
@@ -172,9 +172,9 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             errno.ENOTCONN,
-            "The daemon of the mount {root} is gone: ask `fusecache status {root}`, and mount it anew.",
+            "The daemon of the mount {root} is gone: run `fusecache status {root}`, and mount it again.",
         ),
-        (errno.EIO, "The mount {root} or its bucket did not give it: ask `fusecache status {root}`."),
+        (errno.EIO, "The mount {root} or its bucket failed to deliver it: run `fusecache status {root}`."),
     ],
 )
 def test_a_mount_that_does_not_answer_is_no_damaged_shard(
@@ -250,7 +250,7 @@ def test_an_error_of_a_source_names_its_part_and_how_many_samples_came_before_it
         write_parallel(tmp_path, COLUMNS, [partial(rows, 0, 9), rows_then_none], processes=1)
     (note,) = caught.value.__notes__
     assert re.fullmatch(
-        rf"{tmp_path}/00001: the source <function rows_then_none.*> .* behind its first 3 samples", note
+        rf"{tmp_path}/00001: the source <function rows_then_none.*> .* after its first 3 samples", note
     )
 
 
@@ -290,7 +290,8 @@ def test_a_loader_without_a_sampler_and_one_that_is_closed_are_told_of(tmp_path:
 def test_a_value_that_is_no_image_is_told_of_by_its_bytes(tmp_path: Path) -> None:
     dataset = MDSDataset(write(tmp_path, 1, {"id": "int", "text": "jpeg"}, b"no image at all"))
     with pytest.raises(
-        ShardError, match=r"'text' does not decode: its 15 bytes are no image that PIL knows: they begin"
+        ShardError,
+        match=r"'text' does not decode: its 15 bytes are not an image that PIL can read: they begin",
     ):
         _ = dataset[0]
 

@@ -74,7 +74,7 @@ def test_nodes_with_different_numbers_of_tasks_are_an_error_that_says_what_to_pa
         World.detect(environment=TASK | {"SLURM_TASKS_PER_NODE": tasks})
 
 
-CYCLIC = r"dealt out to nodes in turn.*-m block.*world="
+CYCLIC = r"deals ranks out to nodes in turn.*-m block.*world="
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_mpiruns_ranks_dealt_out_to_nodes_in_turn_are_an_error() -> None:
         "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
         "OMPI_COMM_WORLD_LOCAL_RANK": "2",
     }  # fmt: skip
-    with pytest.raises(OrderError, match=r"dealt out to nodes in turn.*--map-by slot"):
+    with pytest.raises(OrderError, match=r"deals ranks out to nodes in turn.*--map-by slot"):
         World.detect(environment=environment)
     assert World.detect(environment=environment | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}) == World(5, 8, 4)
 
@@ -335,9 +335,9 @@ def test_a_device_mesh_tells_the_data_parallel_rank() -> None:
     assert World.detect(mesh=mesh, environment=environment) == World(5, 8, 4)
     sharded = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
     assert World.detect(mesh=sharded["replicate", "shard"], environment=environment).rank == 2
-    with pytest.raises(OrderError, match="give one of them"):
+    with pytest.raises(OrderError, match="pass only one of them"):
         World.detect(mesh=mesh["dp"], replication=2)
-    with pytest.raises(OrderError, match="give one of them"):
+    with pytest.raises(OrderError, match="pass only one of them"):
         World.detect(mesh=mesh["dp"], dp_rank=1, dp_size=4)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader.hints.page_warmer import LOOK_SECONDS, PageWarmer, memory_bytes
+from loader.hints.page_warmer import POLL_SECONDS, PageWarmer, memory_bytes
 from tests.support.mounts import wait_until
 
 SHARD_BYTES = 10_000
@@ -18,10 +18,10 @@ SHARD_BYTES = 10_000
 class Job:
     """A warmer of shards that lie in a folder, and what the daemon says of them. asked: shards, as it came to them."""
 
-    def __init__(self, folder: Path, *, room_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
         self.folder, self.asked = folder, list[int]()
         self.facts = folder / "job.plan"
-        self.warmer = PageWarmer(self.facts, self.file_of, room_bytes=room_bytes)
+        self.warmer = PageWarmer(self.facts, self.file_of, limit_bytes=limit_bytes)
 
     def file_of(self, shard: int) -> str | None:
         self.asked.append(shard)
@@ -59,7 +59,7 @@ def test_shards_are_read_in_the_plans_order_as_far_as_the_daemon_has_them(folder
 
 
 def test_what_is_still_needed_takes_no_more_than_its_room(folder: Path) -> None:
-    job = Job(folder, room_bytes=2 * SHARD_BYTES)
+    job = Job(folder, limit_bytes=2 * SHARD_BYTES)
     job.plan([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
     job.has(5)
     job.comes_to(0, 1)
@@ -114,7 +114,7 @@ def test_a_slow_disk_is_left_to_others_for_as_long_as_it_was_used(
 
     class Stopped(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            if timeout != LOOK_SECONDS and timeout is not None:
+            if timeout != POLL_SECONDS and timeout is not None:
                 rests.append(timeout)
                 return False
             return super().wait(timeout)

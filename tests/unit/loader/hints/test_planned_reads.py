@@ -16,7 +16,7 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from loader.errors import OrderError
-from loader.hints.planned_reads import GAP_BYTES, behind, sample_reads, shard_reads, table_bytes
+from loader.hints.planned_reads import GAP_BYTES, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.dataset import MDSDataset
 from loader.mds.writer import MDSWriter
 from loader.order import NATIVE, OrderSpec, Weight, epoch_order
@@ -175,7 +175,7 @@ def test_uses_of_shards_have_the_first_and_the_last_step_of_each(dataset: MDSDat
         )
     } == {shard: (min(found), max(found)) for shard, found in steps.items()}
     assert (np.diff(uses.first) >= 0).all()
-    later = behind(uses, 22)
+    later = reads_from(uses, 22)
     assert set(later.shard.tolist()) == {shard for shard, found in steps.items() if max(found) >= 22}
     assert int(later.first.min()) == 22
     assert (np.diff(later.first) >= 0).all()

@@ -431,7 +431,7 @@ def test_a_snappy_shard_that_claims_too_much_is_refused_before_there_is_memory_f
     """Its library takes what the first bytes claim, and ends the process where there is not so much."""
     good = compress("snappy", os.urandom(1000))
     assert len(decompress("snappy", good, 1000)) == len(decompress("snappy", good, 0)) == 1000
-    with pytest.raises(ValueError, match=r"its head (claims \d+ bytes|is damaged)"):
+    with pytest.raises(ValueError, match=r"its header (claims \d+ bytes|is damaged)"):
         decompress("snappy", head + good[5:] if head else b"", expected_bytes)
 
 

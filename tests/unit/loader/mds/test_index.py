@@ -273,7 +273,7 @@ def test_the_quick_way_and_the_careful_one_take_and_refuse_the_same(changes: lis
     shards = [shard(number, **change) for number, change in enumerate(changes)]
     quick, careful = IndexRows("index.json", with_hashes=True), IndexRows("index.json", with_hashes=True)
     told = []
-    for take in (lambda: quick.take_text(json.dumps(shards).encode()), lambda: careful.take(shards)):
+    for take in (lambda: quick.add_text(json.dumps(shards).encode()), lambda: careful.add(shards)):
         try:
             take()
             told.append("")
@@ -291,10 +291,10 @@ def test_the_quick_way_and_the_careful_one_take_and_refuse_the_same(changes: lis
 
 def test_the_writers_form_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = IndexRows("index.json")
-    monkeypatch.setattr(IndexRows, "take", lambda *_: pytest.fail("one by one"))
+    monkeypatch.setattr(IndexRows, "add", lambda *_: pytest.fail("one by one"))
     for packed in (False, True):
         change = {"compression": "zstd", "zip_data": {"basename": "x.mds.zstd", "bytes": 5}} if packed else {}
-        rows.take_text(msgspec.json.encode([shard(number, **change) for number in range(10)]))
+        rows.add_text(msgspec.json.encode([shard(number, **change) for number in range(10)]))
     assert rows.count == 20
 
 

@@ -334,9 +334,9 @@ def no_shards_there(root: Path) -> None:
     ("harm", "words"),
     [
         (remove_metadata, "_metadata.yaml does not exist"),
-        (break_metadata, "_metadata.yaml is no YAML"),
+        (break_metadata, "_metadata.yaml is not YAML"),
         (no_configs, "_metadata.yaml has no list `configs`"),
-        (break_sizes, "_shard_sizes.json is no JSON"),
+        (break_sizes, "_shard_sizes.json is not JSON"),
         (another_total, "config CC-1: total_rows is 571, its shards have 570"),
         (outside, "config CC-1, shard 1: ../../etc/passwd leaves the dataset"),
         (no_rows, "config CC-1, shard 1: it has no `path` and `num_rows`"),
@@ -369,7 +369,7 @@ def test_what_cannot_work_is_said(root: Path, tmp_path: Path) -> None:
     dataset = TemplarDataset(root)
     page = dataset.pages(1, 1)[0]
     for wrong in (Page("CC-1/009.parquet", 0, 0), page._replace(row_group=9), page._replace(offset=120)):
-        with pytest.raises(LoaderError, match=r"no shard of|page of another dataset"):
+        with pytest.raises(LoaderError, match=r"not a shard of|page of another dataset"):
             dataset.texts(wrong)
     with pytest.raises(LoaderError, match="need a tokenizer"):
         dataset.tokens(page)

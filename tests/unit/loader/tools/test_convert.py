@@ -113,7 +113,7 @@ def test_each_document_or_line_is_a_sample_of_its_own_length(tmp_path: Path, tok
         (["--end", "<none>"], "has no token '<none>'"),
         ([], "name it with --end"),
         (["--end", "", "--length", "-1"], "--length -1"),
-        (["--end", "", "--tokenizer", "in.txt"], "is no tokenizer"),
+        (["--end", "", "--tokenizer", "in.txt"], "is not a tokenizer"),
         (
             ["--end", "", "--tokenizer", "tok/tokenizer.json"],
             "there is no tokenizer tok/tokenizer.json: no such",
@@ -184,7 +184,7 @@ def test_a_conversion_that_was_cut_short_is_resumed(
 ) -> None:
     file = write_jsonl(tmp_path / "in.jsonl", [*rows(), {"id": "no number"}])
     how = ("convert", "jsonl", file, tmp_path / "out", "--columns", "id:int", "--size-limit", 300)
-    told = f"{file}, sample 30: column 'id': a str is no int"
+    told = f"{file}, sample 30: column 'id': a str is not a valid int"
     assert told in refused(capsys, *how)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert "index.json" not in kept
@@ -200,11 +200,11 @@ def test_a_conversion_that_was_cut_short_is_resumed(
     [
         (b'{"id": 1}\n{"id": 2', "line 2 is not JSON"),
         (b'{"id": 1}\n\n', "line 2 is empty"),
-        (b'{"id": 1}\n[2]\n', "line 2 is no JSON object"),
+        (b'{"id": 1}\n[2]\n', "line 2 is not a JSON object"),
         (b'{"id": 1}\n{"other": 2}\n', "id is missing in some rows: name the columns that all rows have"),
         (b'{"id": 1}\n{"id": null}\n', "id is null in some rows: use --columns id:json"),
-        (b"", "no row to tell the columns from"),
-        (b'{"id": 1}\n{"id": "\xff\xfe"}\n', "line 2: the byte 0xff is not UTF-8: write the file anew"),
+        (b"", "no row to determine the columns from"),
+        (b'{"id": 1}\n{"id": "\xff\xfe"}\n', "line 2: the byte 0xff is not UTF-8: write the file again"),
         (b'{"id": 1}\n{"id": ' + b"[" * 200_000, "line 2 is nested too deeply: "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -331,10 +331,12 @@ def test_parquet_images_and_chosen_columns(tmp_path: Path, capsys: pytest.Captur
 
 def test_what_is_no_parquet_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.parquet").write_text("no")
-    assert "is no Parquet file" in refused(
+    assert "is not a Parquet file" in refused(
         capsys, "convert", "parquet", tmp_path / "in.parquet", tmp_path / "out"
     )
-    assert "is no file" in refused(capsys, "convert", "parquet", tmp_path / "none.parquet", tmp_path / "out")
+    assert "is not a file" in refused(
+        capsys, "convert", "parquet", tmp_path / "none.parquet", tmp_path / "out"
+    )
 
 
 def test_a_damaged_page_of_parquet_is_named_with_its_row(
@@ -385,7 +387,7 @@ def test_a_dataset_is_not_recompressed_into_itself_or_another(
         ("in", "holds a dataset already"),
         ("other", "holds a dataset"),
         ("in/new", "lies in"),
-        ("unfinished", "unfinished holds shard.00000.mds, which a run left that did not finish"),
+        ("unfinished", "unfinished holds shard.00000.mds, which an unfinished run left"),
     ):
         assert told in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / out)
 

@@ -14,7 +14,15 @@ from loader.hints.planned_reads import Ids
 from loader.mds.dataset import MDSDataset
 from loader.mds.writer import MDSWriter
 from loader.sampling.sampler import ElasticBatchSampler
-from loader.tools.simulate import POLICIES, Life, downloads, in_use, known_use_downloads, lives, report
+from loader.tools.simulate import (
+    POLICIES,
+    UseIntervals,
+    downloads,
+    in_use,
+    known_use_downloads,
+    report,
+    use_intervals,
+)
 from loader.tools.simulated_caches import FirstCome, LeastRecent
 from loader.world import World
 
@@ -27,11 +35,11 @@ def reshuffled(shards: int, epochs: int) -> list[list[int]]:
 def by_policy(orders: list[list[int]], sizes: Ids, room: int) -> dict[str, list[int]]:
     """What each policy downloads in each epoch, for one shard a step."""
     steps = np.arange(sum(map(len, orders)))
-    life = Life(np.array([shard for order in orders for shard in order]), steps, steps)
+    intervals = UseIntervals(np.array([shard for order in orders for shard in order]), steps, steps)
     least = LeastRecent(sizes, room)
     found = {POLICIES[0]: [least.use(np.array(order)) for order in orders]}
     for policy in POLICIES[1:]:
-        found[policy] = known_use_downloads(life, sizes, room, policy, len(orders[0]), len(orders))
+        found[policy] = known_use_downloads(intervals, sizes, room, policy, len(orders[0]), len(orders))
     return found
 
 
@@ -96,7 +104,7 @@ def test_shards_in_use_that_exceed_the_cache_come_again_and_again() -> None:
     )
     ends, sizes = np.cumsum(samples), np.full(48, 10)
     found = downloads(sampler.step_plan, ends, sizes, 160, 2)
-    _, nbytes = in_use(lives(sampler.step_plan, ends, 1), sizes, sampler.step_plan.steps)
+    _, nbytes = in_use(use_intervals(sampler.step_plan, ends, 1), sizes, sampler.step_plan.steps)
     assert int(nbytes.max()) > 160
     assert found[POLICIES[0]][1] > 10 * sizes.sum()
     assert found[POLICIES[1]][1] > 10 * sizes.sum()
@@ -105,11 +113,13 @@ def test_shards_in_use_that_exceed_the_cache_come_again_and_again() -> None:
     assert all(each[0] == sizes.sum() for each in enough.values())
 
 
-def fewest_downloads(life: Life, room: int) -> int:
+def fewest_downloads(intervals: UseIntervals, room: int) -> int:
     """Of all ways to choose what goes when there is no room, the one with the fewest downloads; sizes are all 1."""
     events: list[tuple[int, int, bool]] = []  # (step, shard, comes into use)
     ending: list[tuple[int, int]] = []
-    for shard, first, last in zip(life.shard.tolist(), life.first.tolist(), life.last.tolist(), strict=True):
+    for shard, first, last in zip(
+        intervals.shard.tolist(), intervals.first.tolist(), intervals.last.tolist(), strict=True
+    ):
         done = sorted(end for end in ending if end[0] < first)
         events += [(step, other, False) for step, other in done]
         events.append((first, shard, True))
@@ -145,18 +155,18 @@ def test_no_choice_of_what_goes_downloads_less_than_the_known_order(order: str, 
             block_size=48,
             world=World(),
         )
-        life = lives(sampler.step_plan, np.cumsum(sizes), 3)
+        intervals = use_intervals(sampler.step_plan, np.cumsum(sizes), 3)
         for room in range(shards + 1):
             found = downloads(sampler.step_plan, np.cumsum(sizes), np.ones(shards, np.int64), room, 3)
             totals = [sum(found[policy]) for policy in POLICIES]
-            assert totals[2] == fewest_downloads(life, room) <= min(totals), (seed, room)
+            assert totals[2] == fewest_downloads(intervals, room) <= min(totals), (seed, room)
             differing += totals[2] < min(totals[:2])
     assert differing
 
 
 def test_shards_in_use_are_counted_step_by_step() -> None:
-    life = Life(np.array([0, 1, 2, 0]), np.array([0, 0, 2, 4]), np.array([1, 3, 2, 5]))
-    counts, nbytes = in_use(life, np.array([1, 10, 100]), 4)
+    intervals = UseIntervals(np.array([0, 1, 2, 0]), np.array([0, 0, 2, 4]), np.array([1, 3, 2, 5]))
+    counts, nbytes = in_use(intervals, np.array([1, 10, 100]), 4)
     assert counts.tolist() == [2, 2, 2, 1]
     assert nbytes.tolist() == [11, 11, 110, 10]
 
@@ -170,7 +180,7 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     dataset = MDSDataset(tmp_path / "data")
     sampler = ElasticBatchSampler(dataset, global_batch_size=100, world=World())
-    first = lives(sampler.step_plan, np.cumsum(dataset.index.samples), 1)
+    first = use_intervals(sampler.step_plan, np.cumsum(dataset.index.samples), 1)
     assert re.search(rf"^first batch, shards +{int((first.first == 0).sum())}$", shown, re.MULTILINE)
     assert all(policy in shown for policy in POLICIES)
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
@@ -182,11 +192,11 @@ def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 0
         told = capsys.readouterr()
         shown.append(told.out)
-        assert "and the cache has 1,024. Without hints, shards come again and again" in told.err
+        assert "and the cache has 1,024. Without hints, shards are downloaded repeatedly" in told.err
     assert len(set(shown)) == 1
     for size in ("nan", "inf", "-5", "1e999", "5 XB", "5iB"):
         assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 1
-        assert f"--cache-bytes {size} is no number of bytes" in capsys.readouterr().err
+        assert f"--cache-bytes {size} is not a number of bytes" in capsys.readouterr().err
     assert main([*arguments, "--png", str(tmp_path / "nowhere" / "run.png")]) == 1
     assert "nowhere" in capsys.readouterr().err
 

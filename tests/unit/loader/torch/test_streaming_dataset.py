@@ -236,7 +236,7 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing(directory: Path
         dataset.load_state_dict({})
     with pytest.raises(StateError, match=r"a StreamingDataset's state is the dict .*, not NoneType"):
         dataset.load_state_dict(None)  # type: ignore[arg-type]
-    with pytest.raises(StateError, match="tells of 3 samples"):
+    with pytest.raises(StateError, match="the state counts 3 samples"):
         dataset.load_state_dict({**state, "handed_out": 3})
 
 
