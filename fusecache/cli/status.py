@@ -1,4 +1,4 @@
-"""`fusecache status`: asks for a mount, or for one path; of a symlink in a mount for itself and for its target."""
+"""Queries of `fusecache status`: a mount, or one path. For a symlink in a mount, both the link and its target."""
 
 import os
 from typing import Any
@@ -9,9 +9,9 @@ from fusecache.mount.launch import resolve_in_mount
 
 
 def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the status of a path; of a symlink in a mount its target's, with its own as `link`.
+    """Return the status of a path. For a symlink in a mount: the target's status, with the link's own as `link`.
 
-    Where the target has none, the symlink's own with the reason as `target_error`. Raises MountError.
+    If the target has no status, return the link's own, with the reason as `target_error`. Raises MountError.
     """
     mount, inner = resolve_in_mount(path, follows=False)
     own = _ask(path, mount, inner)
@@ -27,7 +27,7 @@ def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _ask(path: str | os.PathLike[str], mount: Mount, inner: str) -> dict[str, Any]:
     answer = ask(mount, "status", inner)
     if answer.result not in ("ok", "durable"):
-        # The whole path is said already.
+        # The error below starts with the full path.
         message = answer.message.removeprefix(f"{inner}: ") if inner else answer.message
         raise MountError(f"{path}: {message or answer.result}")
     return answer.status

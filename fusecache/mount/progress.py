@@ -1,4 +1,4 @@
-"""What the command line shows while something goes on: a bar on the terminal, lines elsewhere."""
+"""Progress of long commands: a bar on a terminal, log lines elsewhere."""
 
 import time
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
 from fusecache.mount.control_client import ServerProgress
 
-LINE_INTERVAL_SECONDS = 5.0  # a log file wants to see that it goes on, not each half second
+LINE_INTERVAL_SECONDS = 5.0  # often enough to show progress in a log file; the daemon reports twice a second
 
 
 def pending_text(progress: ServerProgress) -> str:
-    """Return what is not in the bucket yet: `3 changes, 1.2 GiB`."""
+    """Return the pending changes as text: `3 changes, 1.2 GiB`."""
     return changes_text(progress.pending_files, progress.pending_contents, progress.pending_bytes)
 
 
 def awaited_text(progress: ServerProgress) -> str:
-    """Return the same without removals that wait on purpose: nobody waits for those."""
+    """Return the pending changes without deferred deletions, which no command waits for."""
     return changes_text(_changes(progress), progress.pending_contents, progress.pending_bytes)
 
 
@@ -27,7 +27,7 @@ def _changes(progress: ServerProgress) -> int:
 
 
 class StepView:
-    """Shows how far something is: a bar of bytes on a terminal, lines elsewhere. Use it in a `with` block."""
+    """Shows the progress of one command: a bar of bytes on a terminal, lines elsewhere. Use it in a `with` block."""
 
     def __init__(self, stream: TextIO, *, verb: str) -> None:
         self._stream = stream
@@ -40,12 +40,12 @@ class StepView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.close()
 
     def show(self, done_bytes: int, total_bytes: int | None, beside: str, line: str) -> None:
-        """Show one step. beside: words next to a bar; line: words instead of it; total_bytes: None if unknown."""
+        """Show one step. beside: text next to the bar; line: text instead of the bar; total_bytes: None if unknown."""
         if self._stream.isatty():
             self._draw(done_bytes, total_bytes, beside)
         else:
@@ -84,13 +84,13 @@ class ProgressView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         self._view.__exit__()
 
     def show(self, progress: ServerProgress) -> None:
         """Show one report."""
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
-        # What is written meanwhile adds to the total; what was there stays done.
+        # New writes raise the total; bytes already uploaded stay counted as done.
         self._most_bytes = max(self._most_bytes, left_bytes)
         line = f"{awaited_text(progress)} left"
         if progress.seconds_left is not None and progress.seconds_left >= 1:
@@ -104,7 +104,7 @@ class ProgressView:
 
 
 def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
-    """Show how far a warm-up is."""
+    """Show the progress of a warm-up."""
     files, nbytes = facts["files_total"], facts["bytes_total"]
     if facts["state"] == "counting":
         words = f"counting, {count_text(files, 'file')}"
@@ -116,7 +116,7 @@ def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
 
 
 def show_check(view: StepView, facts: Mapping[str, Any], cached_bytes: int | None) -> None:
-    """Show how far a check is; cached_bytes: how much the whole of it is, None if nobody knows."""
+    """Show the progress of a check. cached_bytes: how many bytes it will read, None if unknown."""
     if not facts["blocks"] and not facts["keys"]:
         return
     found = f"{facts['damaged_files']} damaged"
