@@ -1,6 +1,6 @@
-"""One mount's life as a process: checks, start, signals, end. The only place where everything is wired.
+"""The daemon process of one mount: checks, start, signals, shutdown. It wires engine, FUSE and control socket.
 
-Invariant: whatever fails before `ready` leaves nothing mounted and nothing lost.
+Invariant: a failure before `ready` leaves nothing mounted and loses no data.
 """
 
 import configparser
@@ -44,31 +44,32 @@ from fusecache.remote.s3.store import S3Store
 
 log = logging.getLogger(__name__)
 
-# GETs in flight; the pool of buffers bounds them too.
+# Maximum GETs in flight; the buffer pool bounds them too.
 NETWORK_THREADS = 80
 UPLOAD_THREADS = 16
-# Requests that publish, and send few bytes: never behind large uploads.
+# Threads for publishing requests that send few bytes, so that they never queue behind large uploads.
 PUBLISH_THREADS = 64
-# Requests that may wait in handlers: with pyfuse3's 99, a hundred waiting readers would hang every `ls`.
+# Maximum FUSE requests in handlers. With pyfuse3's default of 99, a hundred waiting reads would block every `ls`.
 MAX_TASKS = 4096
-# Idle tasks are kept up to here, so that a burst of requests does not start and end tasks all the time.
+# Idle handler tasks that stay alive, so that bursts of requests do not start and end tasks all the time.
 MIN_TASKS = 64
-# With the default of 5 ms a thread that copies a body holds the loop, and so every reader, for as long.
+# With Python's default of 5 ms, a thread that copies a body blocks the event loop, and so every reader, that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STATUS_SECONDS = 5.0
 CREDENTIALS_SECONDS = 30.0
-# A store may refuse keys for a moment; from here on a person is told.
+# A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
 DENIED_SECONDS = 10.0
-# Permissions of a new key take up to a minute to arrive: keys that are refused for longer are wrong.
+# The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
 AUTH_FAILED_SECONDS = 90.0
+# A socket younger than this may belong to a daemon that has not called listen() yet.
 STALE_SECONDS = 10.0
 
 
 def run(options: MountOptions, ready: Callable[[str], None]) -> int:
-    """Mount, serve until unmounted or told to stop, drain; return the exit status.
+    """Mount, serve until unmounted or signalled, drain; return the exit status.
 
-    `ready` is called once the mount answers, with what whoever mounts should know ("": nothing).
-    Raises FusecacheError if it cannot start.
+    ready: called once the mount answers, with a message for the user who mounts ("": none).
+    Raises FusecacheError if the daemon cannot start.
     """
     _begin_log(options.log_level.upper())
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -84,12 +85,12 @@ def _begin_log(level: str) -> None:
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
-        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
+        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
     logging.getLogger("pyfuse3").addFilter(_is_relevant)
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return whether a line of pyfuse3's says more than that the kernel, being unmounted, awaits no answer."""
+    """Return False for pyfuse3's error that the kernel expects no answer any more, normal during an unmount."""
     return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()
 
 
@@ -111,16 +112,16 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
 
 
 def _connect(options: MountOptions, endpoint: Endpoint) -> ReadWriteSplit:
-    """Make the stores and show that they may do what the mount will ask of them."""
+    """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount."""
     transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS)
     reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
     try:
         reader.list_page(options.prefix, limit=1)
     except Unavailable as exc:
         raise MountError(
-            f"{options.source} cannot be reached: {exc}; is {endpoint.url or 'AWS'} the right endpoint "
-            f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID), "
-            "and is there a way to it (network, proxy, firewall)?"
+            f"{options.source}: cannot reach the bucket: {exc}; check the endpoint {endpoint.url or 'AWS'} "
+            f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID) "
+            "and the network, proxy and firewall"
         ) from exc
     if options.read_only:
         return ReadWriteSplit([reader], None)
@@ -131,14 +132,14 @@ def _connect(options: MountOptions, endpoint: Endpoint) -> ReadWriteSplit:
         writer.probe_write(options.prefix)
     except AccessDenied as exc:
         raise MountError(
-            f"{options.source}: these credentials may read but not write ({exc}); "
-            f"mount with --read-only, or give a key that may write"
+            f"{options.source}: the credentials allow reads but not writes ({exc}); "
+            f"mount with --read-only, or use credentials that allow writes"
         ) from exc
     return ReadWriteSplit([reader], writer)
 
 
 def _keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
-    """Return where the keys are read from: `environment`, the path of a file, or "" for another link of the chain."""
+    """Return the source of the credentials: `environment`, the path of a file, or "" for another link of the chain."""
     if profile is None and "AWS_ACCESS_KEY_ID" in environ:
         return "environment"
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
@@ -170,7 +171,7 @@ class _Daemon:
             owner.st_uid if options.uid is None else options.uid,
             owner.st_gid if options.gid is None else options.gid,
             options.umask,
-            # As tar: only root can give files to others, and keep what is not its own in reach.
+            # Like tar: only root can give files to other users and still access them.
             is_told=options.posix_metadata
             and os.geteuid() == 0
             and options.uid is None
@@ -248,11 +249,11 @@ class _Daemon:
                     await self._drain(filesystem)
                     offload.abandon_reads()
                     if self._must_stop_now():
-                        # As a kill would: what a request did that nobody heard of is found out by the next mount.
+                        # Like a kill: the next mount finds out which of the requests in flight took effect.
                         offload.abandon_writes()
                     nursery.cancel_scope.cancel()
             finally:
-                # Only when no handler runs any more: one that replied through a closed session would crash.
+                # Only after all handlers have ended: a handler that replies through a closed session would crash.
                 self._unmount()
             return self._report_pending(filesystem)
 
@@ -266,7 +267,7 @@ class _Daemon:
             pyfuse3.init(operations, str(options.mountpoint), words)
         except RuntimeError as exc:
             raise MountError(
-                f"{options.mountpoint}: the mount was refused ({exc}); what fusermount3 said stands above, "
+                f"{options.mountpoint}: mounting failed ({exc}); see the message of fusermount3 above, "
                 f"or in {options.cache_dir}/fusecache.log"
             ) from exc
         self._mounted = True
@@ -277,12 +278,12 @@ class _Daemon:
             pyfuse3.close(unmount=True)
 
     async def _serve(self) -> None:
-        """Answer the kernel until the mount is gone, then publish what is left."""
+        """Serve the kernel's requests until the mount is gone, then request the shutdown."""
         await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
         self._stop.set()
 
     async def _announce(self, filesystem: FileSystem) -> None:
-        """Show that the mount answers, tune the kernel's side of it, and say so."""
+        """Check that the mount answers, tune the kernel's settings for it, and report that it is ready."""
         mountpoint = str(self._options.mountpoint)
         await trio.to_thread.run_sync(os.stat, mountpoint)
         settings = await trio.to_thread.run_sync(tune, mountpoint)
@@ -290,7 +291,7 @@ class _Daemon:
         log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
         if settings.refused:
             log.warning(
-                "kernel settings refused, large reads and many at once are slower: %s; to have them: %s",
+                "kernel settings refused; large and concurrent reads are slower settings=%s; to set them: %s",
                 ", ".join(settings.refused),
                 settings.remedy,
             )
@@ -315,7 +316,7 @@ class _Daemon:
             notify(STATUS=filesystem.status.line(filesystem.pending()))
 
     async def _renew_credentials(self, filesystem: FileSystem) -> None:
-        """While the bucket refuses our keys, read them again from where they came from: somebody may mend them."""
+        """Reload the credentials from their source while the bucket refuses them: the user may have renewed them."""
         reloaded = float("-inf")
         while True:
             await trio.sleep(STATUS_SECONDS)
@@ -323,12 +324,13 @@ class _Daemon:
             if denied_seconds and trio.current_time() >= reloaded + CREDENTIALS_SECONDS:
                 reloaded = trio.current_time()
                 await trio.to_thread.run_sync(self._remote.reload)
-                # Also a reader that nobody uses just now is asked, so that its state is known.
+                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
                 await filesystem.try_again()
                 denied_seconds = self._denied_seconds(filesystem)
                 if denied_seconds >= DENIED_SECONDS:
                     log.warning(
-                        "the bucket refuses the credentials, for %.0f s now; they were read again",
+                        "credentials refused and reloaded denied_seconds=%.0f; "
+                        "see `fusecache status` for how to renew them",
                         denied_seconds,
                     )
 
@@ -337,26 +339,26 @@ class _Daemon:
         return "auth-failed" if self._denied_seconds(filesystem) >= AUTH_FAILED_SECONDS else "ok"
 
     def _denied_seconds(self, filesystem: FileSystem) -> float:
-        # With nothing to be published nobody learns that writing is granted again: that is not known then.
+        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
         writes = self._remote.writes_denied.seconds() if len(filesystem.queue) else 0.0
         return max(self._remote.reads_denied.seconds(), writes)
 
     def _abandon(self) -> None:
-        """Leave what is not uploaded to the next mount."""
+        """Make the shutdown leave pending uploads to the next mount."""
         self._abandoned = True
 
     def _resume(self) -> None:
-        """The mount does not end after all."""
+        """Undo `_abandon`: the unmount failed and the mount stays."""
         self._abandoned = False
 
     def _must_stop_now(self) -> bool:
         return self._abandoned or self._signals > 1
 
     async def _drain(self, filesystem: FileSystem) -> None:
-        """Publish what is left, saying how far it is; a second signal leaves it to the next mount."""
+        """Publish pending changes and report progress; a second signal leaves the rest to the next mount."""
         if not len(filesystem.queue) or self._abandoned:
             return
-        notify(STOPPING=1, STATUS="uploading what is left")
+        notify(STOPPING=1, STATUS="uploading pending files")
 
         async def report() -> None:
             while True:
@@ -369,18 +371,18 @@ class _Daemon:
             nursery.start_soon(report, name="drain-report")
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
-                # Files are still closed meanwhile: the mount answers until the end.
+                # A loop, because programs can still close files: the mount answers until the end.
                 while len(filesystem.queue):
                     await filesystem.wait_durable("", None)
             nursery.cancel_scope.cancel()
 
     def _report_pending(self, filesystem: FileSystem) -> int:
-        """Return the exit status: 0 if the bucket has everything, or nobody wanted to wait for it."""
+        """Return the exit status: 0 if the bucket has everything or the drain was abandoned, else 1."""
         left = filesystem.pending()
         if not left.files:
             return 0
         log.warning(
-            "stopped before everything was uploaded files=%d bytes=%d; kept in %s, the next mount goes on",
+            "stopped with pending uploads files=%d bytes=%d cache_dir=%s; the next mount resumes them",
             left.files, left.bytes, self._options.cache_dir,
         )  # fmt: skip
         return 0 if self._abandoned else 1
@@ -402,9 +404,9 @@ class _Daemon:
 
 
 def _socket_path(cache_dir: Path) -> str:
-    """Return where the control socket goes: short, as addresses of sockets end at 108 bytes.
+    """Return the path of the control socket: a short one, because unix socket addresses are limited to 108 bytes.
 
-    Those of killed daemons, on which nobody listens any more, are removed.
+    Also removes stale sockets of killed daemons.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else tempfile.gettempdir()))
     folder = base / ("fusecache" if base != Path(tempfile.gettempdir()) else f"fusecache-{os.geteuid()}")
@@ -421,13 +423,13 @@ def _socket_path(cache_dir: Path) -> str:
 def _remove_if_stale(path: Path) -> None:
     """Remove a unix socket that refuses connections: its daemon was killed.
 
-    One that was bound and does not listen yet refuses too: it is left alone for a while.
+    A socket that is bound but does not listen yet refuses too, so sockets younger than STALE_SECONDS stay.
     """
     try:
         if time.time() - path.lstat().st_mtime < STALE_SECONDS:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(0)  # a busy daemon's backlog may be full: that is no refusal
+            probe.settimeout(0)  # a full backlog of a busy daemon raises BlockingIOError, not a refusal
             probe.connect(os.fspath(path))
     except ConnectionRefusedError:
         with suppress(OSError):
