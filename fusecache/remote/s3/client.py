@@ -1,6 +1,7 @@
-"""A client of boto3 set up for R2 and any other S3, its credentials, and the short way that its requests show.
+"""A boto3 client configured for R2 and other S3 services, its credentials, and the direct HTTP path beside it.
 
-Not here: requests. `store.py` makes them.
+The direct HTTP path sends requests without botocore. It copies URL, region and headers from a request that botocore
+has sent successfully. Not here: requests. `store.py` makes them.
 """
 
 import os
@@ -38,16 +39,16 @@ from fusecache.remote.protocol.signing import SigningKeys
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# Where an answer to LIST carries the page that we read out of it.
+# Key of the parsed page in botocore's response to a LIST.
 PAGE = "FusecachePage"
 _ANSWERED = "before-parse.s3.*"
-# Requests that show the short way: those that go it later, and what a mount begins with.
+# Requests that can set up the direct HTTP path: those that use it later, and the ones that a mount starts with.
 SHOWING = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
 
 
 @dataclass(frozen=True, slots=True)
 class DirectHttp:
-    """What goes without botocore, over one wire."""
+    """The direct HTTP path: GETs, PUTs and DELETEs without botocore, over one connection pool."""
 
     http: SignedHttp
     gets: DirectGets
@@ -56,7 +57,7 @@ class DirectHttp:
 
 @dataclass(eq=False, slots=True)
 class ClientAccess:
-    """A client, the credentials behind it, and the short way: None until it was shown, or if there is none."""
+    """A boto3 client, its credentials, and the direct HTTP path: None until set up, or if it cannot be used."""
 
     session: botocore.session.Session
     client: "S3Client"
@@ -67,15 +68,15 @@ class ClientAccess:
     _sent: threading.local = field(default_factory=threading.local)
 
     def direct_http(self, key: str) -> DirectHttp | None:
-        """Return the short way for an object; an empty key, which would be the bucket, has none."""
+        """Return the direct HTTP path for an object; None for an empty key, which would name the bucket itself."""
         return self._direct_http if key else None
 
     def on_sent(self, request: Any, **_: object) -> None:
-        """After a request is signed: remember how it looks."""
+        """Remember a request after botocore has signed it."""
         self._sent.request = request
 
     def show(self, key: str) -> None:
-        """The request for this key that this thread just sent went well: make the short way like it, if none is yet."""
+        """Set up the direct HTTP path, once, from the request for `key` that this thread just sent successfully."""
         if self._is_shown:
             return
         self._is_shown = True
@@ -87,17 +88,17 @@ class ClientAccess:
             self._direct_http = DirectHttp(wire, DirectGets(wire, self.count_read), DirectPuts(wire))
 
     def forget(self) -> None:
-        """The short way leads elsewhere: botocore follows where it can, which shows it anew, or says why it cannot."""
+        """Drop the direct HTTP path after a redirect. The next successful request of botocore sets it up again."""
         self._direct_http, self._is_shown = None, False
 
     def close(self) -> None:
-        """Close idle connections; requests under way go on."""
+        """Close idle connections; requests in flight continue."""
         self.client.close()
         if self._direct_http is not None:
             self._direct_http.http.close()
 
     def keys(self) -> SigningKeys:
-        """Return the credentials of this moment, renewed if they are such."""
+        """Return the current credentials; refreshable ones are renewed first if needed."""
         credentials = self.session.get_credentials()
         if credentials is None:
             raise botocore.exceptions.NoCredentialsError
@@ -107,7 +108,7 @@ class ClientAccess:
         return SigningKeys(frozen.access_key, frozen.secret_key, frozen.token)
 
     def _form(self, key: str) -> RequestTemplate | None:
-        """Return the form of the request just sent; None if a proxy stands between, or it is special."""
+        """Return the template of the request just sent; None if a proxy is configured or the request is unusual."""
         request = self._sent.request
         url, authorization = request.url.partition("?")[0], _header(request, "Authorization")
         if botocore.utils.get_environ_proxies(url):
@@ -123,9 +124,9 @@ def open_access(
     profile: str | None,
     count_read: Callable[[int], None],
 ) -> ClientAccess:
-    """Return a new access. Makes no request.
+    """Create a client and its credentials. Makes no request to the bucket.
 
-    Raises ConfigError for a profile or endpoint that botocore refuses.
+    Raises ConfigError for a profile or endpoint that botocore rejects.
     """
     core = botocore.session.get_session()
     try:
@@ -150,13 +151,13 @@ def open_access(
     except (botocore.exceptions.BotoCoreError, ValueError) as exc:
         raise ConfigError(f"cannot reach {endpoint.url or 'the bucket'}: {exc}") from exc
     events = client.meta.events
-    # Cloudflare never answers 100 Continue: each PUT would wait a second for it.
+    # Cloudflare never sends 100 Continue: each PUT would wait a second for it.
     events.unregister("before-call.s3", botocore.handlers.add_expect_header)
     events.register("before-parameter-build.s3.CopyObject", capture_headers)
     events.register("before-call.s3.CopyObject", restore_headers)
     _read_pages_once(events)
-    events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # it answers
-    # After signing: a proxy on the way may rewrite this header.
+    events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # returns a response
+    # After signing: a proxy may rewrite this header.
     events.register("before-send.s3", ask_for_identity)
     access = ClientAccess(core, client, transport, count_read)
     for operation in SHOWING:
@@ -168,7 +169,7 @@ def open_access(
 
 
 def _config(transport: Transport, region: str) -> Config:
-    # Default checksums would send aws-chunked bodies with a trailer, which R2 answers with Unauthorized.
+    # With default checksums botocore sends aws-chunked bodies with a trailer, which R2 rejects as Unauthorized.
     return Config(
         region_name=region,
         signature_version="s3v4",
@@ -184,9 +185,10 @@ def _config(transport: Transport, region: str) -> Config:
 
 
 def _read_pages_once(events: Any) -> None:
-    """Have answers to LIST parsed by us alone.
+    """Make `parse_listing` the only parser of LIST responses.
 
-    botocore parses each answer first to see whether it is an error: of a page of names that costs more than reading it.
+    botocore first parses each response to see whether it is an error. For a page of names that costs more than reading
+    the page.
     """
     for event, handler, *place in botocore.handlers.BUILTIN_HANDLERS:
         if event == _ANSWERED and place:
@@ -198,7 +200,7 @@ def _read_pages_once(events: Any) -> None:
 def _take_page(
     operation_model: Any, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Before botocore parses the answer to a LIST: read it ourselves, and leave it nothing but what we could not."""
+    """Parse a LIST response before botocore does. Leave botocore an empty body, or all of it if parsing fails."""
     if operation_model.name == "ListObjectsV2" and response_dict["status_code"] == 200:
         with suppress(ValueError):
             customized_response_dict[PAGE] = parse_listing(response_dict["body"])
@@ -211,7 +213,7 @@ def _header(request: Any, name: str) -> str:
 
 
 def _tls_context(session: botocore.session.Session) -> TlsContext | ssl.SSLContext:
-    """Return a context that trusts whom botocore trusts: AWS_CA_BUNDLE or `ca_bundle`, else its own CAs."""
+    """Return a TLS context with botocore's trusted CAs: AWS_CA_BUNDLE or `ca_bundle`, else botocore's own."""
     named: str | None = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
     path = named or str(botocore.httpsession.get_cert_path(True))  # noqa: FBT003 (botocore's signature)
     cafile, capath = (None, path) if os.path.isdir(path) else (path, None)
