@@ -3,7 +3,6 @@
 Invariant: a failure before `ready` leaves nothing mounted and loses no data.
 """
 
-import configparser
 import errno
 import logging
 import os
@@ -12,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,7 @@ import trio
 
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
+from fusecache.daemon.connect import connect, keys_from
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.sd_notify import notify
@@ -35,12 +35,11 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, FusecacheError, MountError, Unavailable
+from fusecache.model.errors import FusecacheError, MountError
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
-from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport, choose_endpoint
+from fusecache.remote.endpoints import choose_endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
-from fusecache.remote.s3.store import S3Store
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,8 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     endpoint = choose_endpoint(
         os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
     )
-    remote = _connect(options, endpoint)
+    threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
+    remote = connect(options, endpoint, max_connections=threads)
     identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
     with (
         closing(remote),
@@ -109,44 +109,6 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     ):
         return trio.run(_Daemon(options, remote, ready).run)
     raise AssertionError("unreachable: the daemon returns or raises")
-
-
-def _connect(options: MountOptions, endpoint: Endpoint) -> ReadWriteSplit:
-    """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount."""
-    transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS)
-    reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
-    try:
-        reader.list_page(options.prefix, limit=1)
-    except Unavailable as exc:
-        raise MountError(
-            f"{options.source}: cannot reach the bucket: {exc}; check the endpoint {endpoint.url or 'AWS'} "
-            f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID) "
-            "and the network, proxy and firewall"
-        ) from exc
-    if options.read_only:
-        return ReadWriteSplit([reader], None)
-    writer = reader
-    if options.write_profile is not None:
-        writer = S3Store(options.bucket, endpoint, profile=options.write_profile, transport=transport)
-    try:
-        writer.probe_write(options.prefix)
-    except AccessDenied as exc:
-        raise MountError(
-            f"{options.source}: the credentials allow reads but not writes ({exc}); "
-            f"mount with --read-only, or use credentials that allow writes"
-        ) from exc
-    return ReadWriteSplit([reader], writer)
-
-
-def _keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
-    """Return the source of the credentials: `environment`, the path of a file, or "" for another link of the chain."""
-    if profile is None and "AWS_ACCESS_KEY_ID" in environ:
-        return "environment"
-    path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
-    profiles = configparser.RawConfigParser()
-    profiles.read(path)
-    section = profile or environ.get("AWS_PROFILE", "default")
-    return path if profiles.has_option(section, "aws_access_key_id") else ""
 
 
 class _Daemon:
@@ -162,100 +124,64 @@ class _Daemon:
         self._facts: dict[str, Any] = {}
 
     async def run(self) -> int:
+        """Assemble the mount, serve it until its end, and return the exit status."""
         options = self._options
         offload = ThreadOffload(
             network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS, publish_threads=PUBLISH_THREADS
         )
-        owner = os.stat(options.mountpoint)
-        ownership = Ownership(
-            owner.st_uid if options.uid is None else options.uid,
-            owner.st_gid if options.gid is None else options.gid,
-            options.umask,
-            # Like tar: only root can give files to other users and still access them.
-            is_told=options.posix_metadata
-            and os.geteuid() == 0
-            and options.uid is None
-            and options.gid is None,
-        )
-        filesystem = FileSystem(
-            self._remote,
-            offload,
-            EngineOptions(
-                directory=options.cache_dir,
-                prefix=options.prefix,
-                ownership=ownership,
-                cache_bytes=options.cache_size,
-                buffer_bytes=options.memory,
-                settle_seconds=options.settle_seconds,
-                fresh_seconds=options.attribute_seconds,
-                immutable=options.immutable,
-                posix_metadata=options.posix_metadata,
-                temp_names=options.temp_names,
-                order_last=options.order_last,
-                delete_delay=options.delete_delay,
-                last_wins=options.conflict == "last-wins",
-                read_only=options.read_only,
-                fsync_is_remote=options.fsync == "remote",
-                local_only=options.local_only,
-                pin=options.pin,
-                keys_from=_keys_from(options.write_profile or options.profile, os.environ),
-                writes_by_other_keys=options.write_profile is not None,
-            ),
-        )
-        facts = self._facts
-        facts |= {
-            "version": __version__,
-            "pid": os.getpid(),
-            "source": options.source,
-            "mountpoint": str(options.mountpoint),
-            "read_only": options.read_only,
-            "keys_from": _keys_from(options.profile, os.environ),
-            "write_keys_from": _keys_from(options.write_profile or options.profile, os.environ),
-            **shown_options(options),
-            "kernel": {"applied": [], "refused": []},
-        }
-        socket_path = _socket_path(options.cache_dir)
-        server = ControlServer(
-            filesystem,
-            socket_path,
-            lambda: {**facts, "state": self._state(filesystem)},
-            on_abandon=self._abandon,
-            on_carry_on=self._resume,
-        )
-        statistics: Callable[[], dict[str, Any]] = server.status
-        operations = Operations(
-            filesystem,
-            ControlDirectory(
-                socket_path,
-                statistics,
-                HintFiles(filesystem.hints, ownership.uid, ownership.gid),
-                ownership.uid,
-                ownership.gid,
-            ),
-            read_only=options.read_only,
-        )
+        ownership = _ownership(options)
+        filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership))
+        self._facts |= _initial_facts(options)
+        server, operations = self._endpoints(filesystem, ownership)
         async with filesystem.running():
             try:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(self._watch_signals, name="signals")
-                    await nursery.start(server.run, name="control")
-                    self._mount(operations)
-                    nursery.start_soon(self._serve, name="fuse")
-                    await self._announce(filesystem)
-                    nursery.start_soon(self._report, filesystem, name="status")
-                    nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
+                    await self._start(nursery, filesystem, server, operations)
                     await self._stop.wait()
-                    filesystem.end_waiting()
-                    await self._drain(filesystem)
-                    offload.abandon_reads()
-                    if self._must_stop_now():
-                        # Like a kill: the next mount finds out which of the requests in flight took effect.
-                        offload.abandon_writes()
+                    await self._shut_down(filesystem, offload)
                     nursery.cancel_scope.cancel()
             finally:
                 # Only after all handlers have ended: a handler that replies through a closed session would crash.
                 self._unmount()
             return self._report_pending(filesystem)
+
+    # ---- the phases of a run
+
+    def _endpoints(self, filesystem: FileSystem, ownership: Ownership) -> tuple[ControlServer, Operations]:
+        """Return the two ways into the file system: the control socket and the FUSE operations."""
+        options = self._options
+        socket_path = _socket_path(options.cache_dir)
+        server = ControlServer(
+            filesystem,
+            socket_path,
+            lambda: {**self._facts, "state": self._state(filesystem)},
+            on_abandon=self._abandon,
+            on_carry_on=self._resume,
+        )
+        hint_files = HintFiles(filesystem.hints, ownership.uid, ownership.gid)
+        control = ControlDirectory(socket_path, server.status, hint_files, ownership.uid, ownership.gid)
+        return server, Operations(filesystem, control, read_only=options.read_only)
+
+    async def _start(
+        self, nursery: trio.Nursery, filesystem: FileSystem, server: ControlServer, operations: Operations
+    ) -> None:
+        """Mount, start the tasks, and report that the mount is ready."""
+        await nursery.start(self._watch_signals, name="signals")
+        await nursery.start(server.run, name="control")
+        self._mount(operations)
+        nursery.start_soon(self._serve, name="fuse")
+        await self._announce(filesystem)
+        nursery.start_soon(self._report, filesystem, name="status")
+        nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
+
+    async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
+        """Answer waiting calls, drain the queue, and abandon the requests that no caller needs any more."""
+        filesystem.end_waiting()
+        await self._drain(filesystem)
+        offload.abandon_reads()
+        if self._must_stop_now():
+            # Like a kill: the next mount finds out which of the requests in flight took effect.
+            offload.abandon_writes()
 
     def _mount(self, operations: Operations) -> None:
         options = self._options
@@ -401,6 +327,57 @@ class _Daemon:
             self._signal = trio.Event()
             await self._signal.wait()
         scope.cancel()
+
+
+def _ownership(options: MountOptions) -> Ownership:
+    """Return who owns the files: the options, else the owner of the mountpoint."""
+    owner = os.stat(options.mountpoint)
+    return Ownership(
+        owner.st_uid if options.uid is None else options.uid,
+        owner.st_gid if options.gid is None else options.gid,
+        options.umask,
+        # Like tar: only root can give files to other users and still access them.
+        is_told=options.posix_metadata and os.geteuid() == 0 and options.uid is None and options.gid is None,
+    )
+
+
+def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOptions:
+    return EngineOptions(
+        directory=options.cache_dir,
+        prefix=options.prefix,
+        ownership=ownership,
+        cache_bytes=options.cache_size,
+        buffer_bytes=options.memory,
+        settle_seconds=options.settle_seconds,
+        fresh_seconds=options.attribute_seconds,
+        immutable=options.immutable,
+        posix_metadata=options.posix_metadata,
+        temp_names=options.temp_names,
+        order_last=options.order_last,
+        delete_delay=options.delete_delay,
+        last_wins=options.conflict == "last-wins",
+        read_only=options.read_only,
+        fsync_is_remote=options.fsync == "remote",
+        local_only=options.local_only,
+        pin=options.pin,
+        keys_from=keys_from(options.write_profile or options.profile, os.environ),
+        writes_by_other_keys=options.write_profile is not None,
+    )
+
+
+def _initial_facts(options: MountOptions) -> dict[str, Any]:
+    """Return the status fields that are known before the mount starts."""
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "source": options.source,
+        "mountpoint": str(options.mountpoint),
+        "read_only": options.read_only,
+        "keys_from": keys_from(options.profile, os.environ),
+        "write_keys_from": keys_from(options.write_profile or options.profile, os.environ),
+        **shown_options(options),
+        "kernel": {"applied": [], "refused": []},
+    }
 
 
 def _socket_path(cache_dir: Path) -> str:
