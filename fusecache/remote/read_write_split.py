@@ -96,11 +96,6 @@ class ReadWriteSplit:
         self.reads_denied = Denial()
         self.writes_denied = Denial()
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether there is a writer."""
-        return self._writer is not None
-
     def reload(self) -> None:
         """Reload the credentials of every store from their source."""
         for store in self._stores():
