@@ -6,7 +6,6 @@ Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage.
 """
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -17,8 +16,7 @@ from typing import Any, NoReturn
 from fusecache import __version__
 from fusecache.cli import cache_commands
 from fusecache.cli.recover import parse_ids, recover
-from fusecache.cli.status import status_of
-from fusecache.cli.status_text import status_view
+from fusecache.cli.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.config.values import Duration
 from fusecache.model.errors import FusecacheError, MountError
@@ -33,7 +31,6 @@ from fusecache.mount.launch import (
     detach_and_wait,
     drain,
     log_tail,
-    mount_of_this_node,
     mount_state,
     resolve_in_mount,
     start_in_background,
@@ -145,12 +142,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
 
-    status = _add(commands, "status", "show the state of a mount, directory or file")
-    status.add_argument(
-        "path", nargs="?", help="a path in a mount [the working directory, or the only mount]"
-    )
-    status.add_argument("--json", action="store_true", help="print all fields as JSON")
-    status.set_defaults(run=_status, parser=status)
+    shows = _add(commands, "status", "show the state of a mount, directory or file")
+    shows.add_argument("path", nargs="?", help="a path in a mount [the working directory, or the only mount]")
+    shows.add_argument("--json", action="store_true", help="print all fields as JSON")
+    shows.set_defaults(run=status, parser=shows)
 
     _add_cache_commands(commands)
     _add_recover(commands)
@@ -340,12 +335,6 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _without_name(message: str, inner: str) -> str:
     """Return a daemon's message without its leading path inside the mount: the error shows the full path already."""
     return message.removeprefix(f"{inner}: ") if inner else message
-
-
-def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    status = status_of(arguments.path or mount_of_this_node(Path.cwd()))
-    sys.stdout.write(json.dumps(status, indent=2) + "\n" if arguments.json else status_view(status))
-    return 0
 
 
 def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:

@@ -1,11 +1,24 @@
-"""Queries of `fusecache status`: a mount, or one path. For a symlink in a mount, both the link and its target."""
+"""`fusecache status`: asks the daemon about a mount or one path. Not here: the text (`status_text`)."""
 
+import argparse
+import json
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from fusecache.cli.status_text import status_view
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import Mount, ask
-from fusecache.mount.launch import resolve_in_mount
+from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
+
+
+def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Print the status of a path, or of the only mount; return the exit status."""
+    found = status_of(arguments.path or mount_of_this_node(Path.cwd()))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else status_view(found))
+    return 0
 
 
 def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
