@@ -6,7 +6,7 @@ from typing import Any
 
 from fusecache.model.error_text import renewal_text
 from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
-from fusecache.policy.cache.space_ledger import STAGING_SHARE_PERCENT
+from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 # Cloudflare R2's prices in dollars per million requests of class A and class B.
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
