@@ -37,11 +37,11 @@ def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             _say_error(f"not everything is cached: {row['message'] or warm_text(job)}")
             failed = True
         elif arguments.wait:
-            _tell(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
+            _print(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
         elif job["state"] == "counting":
-            _tell("still counting files; the warm-up continues in the background, see `fusecache status`")
+            _print("still counting files; the warm-up continues in the background, see `fusecache status`")
         else:
-            _tell(f"{warm_text(job)}; the warm-up continues in the background, see `fusecache status`")
+            _print(f"{warm_text(job)}; the warm-up continues in the background, see `fusecache status`")
     return int(failed)
 
 
@@ -49,10 +49,10 @@ def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Evict paths from the disk cache; return the exit status."""
     freed = left = 0
     for mount, paths in _by_mount(arguments.paths).items():
-        facts = _facts(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
-        freed += facts["freed_bytes"]
-        left += facts["left_bytes"]
-    _tell(f"freed {size_text(freed)}" + (f"; {size_text(left)} in use, not evicted" if left else ""))
+        details = _details(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
+        freed += details["freed_bytes"]
+        left += details["left_bytes"]
+    _print(f"freed {size_text(freed)}" + (f"; {size_text(left)} in use, not evicted" if left else ""))
     return 0
 
 
@@ -66,36 +66,36 @@ def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             {"command": "check", "paths": [inner]},
             on_report=lambda row: show_check(view, row["check"], cached_bytes),
         )
-    facts = _facts(mount, row, "check")
+    details = _details(mount, row, "check")
     if arguments.json:
-        _tell(json.dumps(facts, indent=2))
-        return int(_is_bad(facts))
-    for path in facts["damaged"]:
-        _tell(f"damaged in the cache, evicted: {path}")
-    if facts["damaged_files"] > len(facts["damaged"]):
-        _tell(f"and {count_text(facts['damaged_files'] - len(facts['damaged']), 'other file')}")
-    for each in facts["unusable"]:
-        _tell(f"not visible in the mount: the key {each['key']!r}: {each['why']}")
-    if facts["unusable_keys"] > len(facts["unusable"]):
-        _tell(f"and {count_text(facts['unusable_keys'] - len(facts['unusable']), 'other key')}")
-    _tell(
-        f"{count_text(facts['blocks'], 'cached block')}, {size_text(facts['bytes'])} read: "
-        f"{count_text(facts['damaged_files'], 'damaged file')}; "
-        f"{count_text(facts['keys'], 'key')} listed: {facts['unusable_keys']} not visible in the mount"
+        _print(json.dumps(details, indent=2))
+        return int(_is_bad(details))
+    for path in details["damaged"]:
+        _print(f"damaged in the cache, evicted: {path}")
+    if details["damaged_files"] > len(details["damaged"]):
+        _print(f"and {count_text(details['damaged_files'] - len(details['damaged']), 'other file')}")
+    for each in details["unusable"]:
+        _print(f"not visible in the mount: the key {each['key']!r}: {each['why']}")
+    if details["unusable_keys"] > len(details["unusable"]):
+        _print(f"and {count_text(details['unusable_keys'] - len(details['unusable']), 'other key')}")
+    _print(
+        f"{count_text(details['blocks'], 'cached block')}, {size_text(details['bytes'])} read: "
+        f"{count_text(details['damaged_files'], 'damaged file')}; "
+        f"{count_text(details['keys'], 'key')} listed: {details['unusable_keys']} not visible in the mount"
     )
-    return int(_is_bad(facts))
+    return int(_is_bad(details))
 
 
-def _is_bad(facts: Mapping[str, Any]) -> bool:
-    return bool(facts["damaged_files"] or facts["unusable_keys"])
+def _is_bad(details: Mapping[str, Any]) -> bool:
+    return bool(details["damaged_files"] or details["unusable_keys"])
 
 
-def _facts(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _details(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the details of a command's answer. Raises MountError if the command failed."""
     if row.get("result") != "ok":
         raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
-    facts: dict[str, Any] = row[name]
-    return facts
+    details: dict[str, Any] = row[name]
+    return details
 
 
 def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
@@ -107,7 +107,7 @@ def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
     return found
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 

@@ -22,16 +22,16 @@ from fusecache.mount.control_client import Mount, request_stream
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 from fusecache.mount.mount_table import check_answers, root_of
 
-_COPY_BYTES = 16 << 20
+_COPY_BYTES = 16 << 20  # bytes per read of a copy
 # Kinds that an offline cache cannot delete: only the next mount can.
 _NOT_DELETED = frozenset({"waiting", "local-only"})
 ALL = "all"
 Row = dict[str, Any]
 # Entry numbers, or ALL.
-Wanted = tuple[int | str, ...]
+Ids = tuple[int | str, ...]
 
 
-def parse_ids(text: str) -> Wanted:
+def parse_ids(text: str) -> Ids:
     """Parse an argument of --restore or --delete: `3`, `3,4` or `all`. Raises ArgumentTypeError."""
     if text == ALL:
         return (ALL,)
@@ -82,9 +82,9 @@ class LiveMount:
 def recover(
     place: str | None,
     *,
-    restore: Sequence[Wanted],
+    restore: Sequence[Ids],
     to: str | None,
-    delete: Sequence[Wanted],
+    delete: Sequence[Ids],
     confirmed: bool,
     as_json: bool,
 ) -> int:
@@ -132,7 +132,7 @@ def _run(
             failed |= not _try(lambda number=number: _delete(source, _row_of(found, number)))
         else:
             row = _row_of(found, number)
-            _tell(f"{number}: would {_loss_of(row)}")
+            _print(f"{number}: would {_loss_of(row)}")
     if to_delete and not confirmed:
         raise MountError("nothing was deleted; repeat the command with --yes to delete")
     older = found["count"] - len(found["entries"])
@@ -152,14 +152,14 @@ def _numbers(named: Sequence[int | str], found: Row, *, left_out: Collection[str
             continue
         meant = [row["id"] for row in found["entries"] if row["kind"] not in left_out]
         if not meant:
-            _tell("all: no entry on the list qualifies")
+            _print("all: no entry on the list qualifies")
         numbers += meant
     return list(dict.fromkeys(numbers))
 
 
 def _try(call: Any) -> bool:
     try:
-        _tell(call())
+        _print(call())
     except FusecacheError as exc:
         sys.stderr.write(f"fusecache: error: {exc}\n")
         return False
@@ -245,11 +245,11 @@ def _row_of(found: Row, number: int) -> Row:
 
 def listing_text(found: Row, *, is_mounted: bool) -> str:
     """Return the list as text: two lines per entry, the newest last, then the commands that apply."""
-    things = found["entries"]
-    if not things:
+    entries = found["entries"]
+    if not entries:
         return "nothing to recover\n"
     lines = []
-    for row in things:
+    for row in entries:
         when = (
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "time unknown"
         )
@@ -257,27 +257,27 @@ def listing_text(found: Row, *, is_mounted: bool) -> str:
             f"{row['id']:>6}  {row['kind']:<8} {size_text(row['bytes']):>10}  {when}  {_name_of(row)}"
         )
         lines.append(f"        {_message_of(row)}")
-    if found["count"] > len(things):
-        lines.append(f"and {count_text(found['count'] - len(things), 'older file')}")
+    if found["count"] > len(entries):
+        lines.append(f"and {count_text(found['count'] - len(entries), 'older file')}")
     here = f", {size_text(found['bytes'])} on this disk" if found["bytes"] else ""
     lines.append(count_text(found["count"], "file") + here)
-    return "\n".join([*lines, *_remedies(things, is_mounted=is_mounted)]) + "\n"
+    return "\n".join([*lines, *_remedies(entries, is_mounted=is_mounted)]) + "\n"
 
 
-def _remedies(things: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
+def _remedies(entries: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
     """Yield the commands that apply to the entries. Never suggests deleting a file that only waits for its upload."""
-    waiting = sum(row["kind"] == "waiting" for row in things)
+    waiting = sum(row["kind"] == "waiting" for row in entries)
     if waiting:
         wait, them = ("waits", "it") if waiting == 1 else ("wait", "them")
         yield (
             f"{count_text(waiting, 'file')} {wait} for upload: mount the bucket again with this cache directory to "
             f"upload {them}; to get a copy: --restore ID… --to PATH"
         )
-    if any(row["kind"] not in {*_NOT_DELETED, "conflict"} for row in things):
+    if any(row["kind"] not in {*_NOT_DELETED, "conflict"} for row in entries):
         what = " (not files that wait for upload)" if waiting else ""
         to = "[--to PATH]" if is_mounted else "--to PATH"
         yield f"restore: --restore ID… {to}; delete and free disk space{what}: --delete ID… --yes"
-    copies = {bool(row["kept_as"]) for row in things if row["kind"] == "conflict"}
+    copies = {bool(row["kept_as"]) for row in entries if row["kind"] == "conflict"}
     if copies and not is_mounted:
         yield "conflict: mount the bucket again to resolve it"
         return
@@ -303,5 +303,5 @@ def _message_of(row: Row) -> str:
     return "; ".join(filter(None, (row["message"], row["local_path"] or "its content is gone")))
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")

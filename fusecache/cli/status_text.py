@@ -10,7 +10,8 @@ from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 # Cloudflare R2's prices in dollars per million requests of class A and class B.
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
-_MOST_LINES = 5
+# Most files, jobs or conflicts that a group lists; --json has more.
+_MAX_LINES = 5
 _SILENT_SECONDS = 90.0
 # A healthy bucket answers a read faster than this.
 _LONG_WAIT_SECONDS = 5.0
@@ -45,7 +46,7 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     yield from _mount(status)
     yield from _cache(
         status.get("cache", {}),
-        aside_bytes=status.get("aside_bytes", 0),
+        quarantined_bytes=status.get("aside_bytes", 0),
         uptime_seconds=float(status.get("uptime_seconds", 0)),
     )
     yield from _requests(status.get("requests", {}), status.get("cache", {}))
@@ -59,11 +60,11 @@ def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     there = status["there"]
     if "link" in status:
         yield str(status["link"]["path"]), link_text(status["link"])
-    yield str(status["path"]), f"{_state_text(status)}{_there(there)}"
+    yield str(status["path"]), f"{_state_text(status)}{_counts_text(there)}"
     if "target_error" in status:
         yield "", f"the state of its target is unknown: {status['target_error']}"
     if there.get("pending_files"):
-        yield from _grouped("uploads", _under_way(there))
+        yield from _grouped("uploads", _in_flight(there))
     yield from _grouped("problems", _problems_there(status, there))
     mountpoint = status.get("mountpoint")
     yield (
@@ -80,7 +81,7 @@ def _state_text(status: Mapping[str, Any]) -> str:
 def link_text(link: Mapping[str, Any]) -> str:
     """Return the state of a symlink itself, and its target."""
     there = link["there"]
-    return f"{link['state']}, a link to {there['link_to']}{_there(there)}"
+    return f"{link['state']}, a link to {there['link_to']}{_counts_text(there)}"
 
 
 def _grouped(name: str, lines: Iterator[str]) -> Iterator[Row]:
@@ -104,7 +105,7 @@ def _option_text(value: Any) -> str:
     return "[" + " ".join(value) + "]" if isinstance(value, list) else str(value)
 
 
-def _there(there: Mapping[str, Any]) -> str:
+def _counts_text(there: Mapping[str, Any]) -> str:
     """Return the counts behind a path's state: pending, being written, failed, in conflict, local only."""
     words = list(_waiting_texts(there))
     if there.get("dirty_files"):
@@ -120,27 +121,27 @@ def _there(there: Mapping[str, Any]) -> str:
 
 def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
     """Yield the pending changes, and the deferred deletions, which wait on purpose."""
-    put_off = pending.get("deferred_files", 0)
-    changes = pending.get("pending_files", 0) - put_off
+    deferred = pending.get("deferred_files", 0)
+    changes = pending.get("pending_files", 0) - deferred
     if changes:
         text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
         yield f"{text} not in the bucket yet, the oldest for {seconds_text(pending['oldest_pending_seconds'])}"
-    if put_off:
+    if deferred:
         yield (
-            f"{count_text(put_off, 'deletion')} deferred, by delete_delay or because a process has the file open, "
+            f"{count_text(deferred, 'deletion')} deferred, by delete_delay or because a process has the file open, "
             f"for at most {seconds_text(pending['deferred_seconds'])} more"
         )
 
 
-def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float) -> Iterator[Row]:
+def _cache(cache: Mapping[str, Any], *, quarantined_bytes: int, uptime_seconds: float) -> Iterator[Row]:
     if not cache:
         return
     limit = cache["limit_bytes"]
     used = f"{size_text(cache['used_bytes'])} of {size_text(limit)} ({cache['used_bytes'] / limit:.0%})"
-    if cache["staging_bytes"] > aside_bytes:
-        used += f", not uploaded yet {size_text(cache['staging_bytes'] - aside_bytes)}"
-    if aside_bytes:
-        used += f", quarantined (see `fusecache recover`) {size_text(aside_bytes)}"
+    if cache["staging_bytes"] > quarantined_bytes:
+        used += f", not uploaded yet {size_text(cache['staging_bytes'] - quarantined_bytes)}"
+    if quarantined_bytes:
+        used += f", quarantined (see `fusecache recover`) {size_text(quarantined_bytes)}"
     if cache["evicted_bytes"]:
         used += f", evicted {size_text(cache['evicted_bytes'])}"
     yield "cache", used
@@ -156,10 +157,10 @@ def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float)
     causes = [(_CAUSES.get(name, name), size) for name, size in cache["bytes_by_cause"].items() if size]
     if causes:
         yield "fetched", ", ".join(f"{name} {size_text(size)}" for name, size in causes)
-    waits = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
-    if waits:
-        waits.sort(key=lambda row: -row[1])
-        yield "waited for", ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waits)
+    waited = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
+    if waited:
+        waited.sort(key=lambda row: -row[1])
+        yield "waited for", ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waited)
     yield "buffers", f"{cache['buffers_in_use']} of {cache['buffers']} in use"
 
 
@@ -187,7 +188,7 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
         yield "uploads", "none pending"
     else:
         yield from _grouped("uploads", _waiting_texts(status))
-        yield from (("", line) for line in _under_way(status))
+        yield from (("", line) for line in _in_flight(status))
     if status.get("exposed_bytes", 0) > status.get("pending_bytes", 0):
         yield (
             "only here",
@@ -195,18 +196,18 @@ def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
         )
 
 
-def _under_way(status: Mapping[str, Any]) -> Iterator[str]:
+def _in_flight(status: Mapping[str, Any]) -> Iterator[str]:
     rate = status.get("upload_bytes_per_second")
     if status.get("requested_files"):
         yield f"of these {_requested_text(status)}"
     if rate and status.get("pending_bytes"):
         yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
     uploading = status.get("uploading", ())
-    for each in uploading[:_MOST_LINES]:
+    for each in uploading[:_MAX_LINES]:
         under_way = f", {size_text(each['under_way'])} in flight" if each.get("under_way") else ""
         yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
-    if len(uploading) > _MOST_LINES:
-        yield f"and {count_text(len(uploading) - _MOST_LINES, 'other file')}"
+    if len(uploading) > _MAX_LINES:
+        yield f"and {count_text(len(uploading) - _MAX_LINES, 'other file')}"
 
 
 def _requested_text(status: Mapping[str, Any]) -> str:
@@ -219,13 +220,13 @@ def _requested_text(status: Mapping[str, Any]) -> str:
 
 
 def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    for job in jobs[-_MOST_LINES:]:
+    for job in jobs[-_MAX_LINES:]:
         yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
 
 
 def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
     jobs = hints.get("jobs", ())
-    for job in jobs[:_MOST_LINES]:
+    for job in jobs[:_MAX_LINES]:
         if job.get("ended_seconds"):
             yield (
                 "hints",
@@ -252,8 +253,8 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
         ]
         if words:
             yield "", ", ".join(words)
-    if len(jobs) > _MOST_LINES:
-        yield "", f"and {count_text(len(jobs) - _MOST_LINES, 'job')} more"
+    if len(jobs) > _MAX_LINES:
+        yield "", f"and {count_text(len(jobs) - _MAX_LINES, 'job')} more"
     if hints.get("predicted_stalls"):
         yield "", f"{count_text(hints['predicted_stalls'], 'request')} in flight will arrive too late"
     if hints.get("forgotten_jobs"):
@@ -279,7 +280,7 @@ def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iter
     yield from _bucket_texts(status)
     yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
     yield from _waiting_lines(status, there)
-    for each in there.get("failed", ())[:_MOST_LINES]:
+    for each in there.get("failed", ())[:_MAX_LINES]:
         yield f"{each['path']}: {each['cause']}" + (f": {each['remedy']}" if each["remedy"] else "")
     yield from _conflict_lines(there)
 
@@ -310,15 +311,15 @@ def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> I
         return
     size, limit = shortages["bytes"], cache.get("limit_bytes")
     long_ago = f"{seconds_text(shortages['seconds'])} ago"
-    way_out = "raise --cache-size, or wait for uploads"
+    remedy = "raise --cache-size, or wait for uploads"
     if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
-        way_out = (
+        remedy = (
             f"raise --cache-size: of its {size_text(limit)}, files that wait for upload may use "
             f"{STAGING_SHARE_PERCENT} % at most"
         )
     yield (
         f"{count_text(shortages['files'], 'write')} failed with ENOSPC, the last {shortages['path']}"
-        f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {way_out}"
+        f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {remedy}"
     )
 
 
@@ -351,7 +352,7 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _closes_waiting(status.get("closes_waiting", {}), cache)
     yield from _shortage_texts(status.get("shortages", {}), cache)
     yield from _waiting_lines(status, status)
-    for path in status.get("rejected", ())[:_MOST_LINES]:
+    for path in status.get("rejected", ())[:_MAX_LINES]:
         yield f"{path}: the bucket rejected it; run `fusecache status` on the file for the reason"
     yield from _conflict_lines(status)
     counts = (
@@ -389,16 +390,16 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
 def _waiting_lines(status: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why uploads wait. pending: the counts of the whole mount, or of one path."""
     waiting = pending.get("waiting", ())
-    said = list(_bucket_texts(status))
-    for each in waiting[:_MOST_LINES]:
+    bucket_texts = list(_bucket_texts(status))
+    for each in waiting[:_MAX_LINES]:
         # The line about refused credentials already says how to renew them.
-        is_new = each["remedy"] and not any(line.endswith(each["remedy"]) for line in said)
+        is_new = each["remedy"] and not any(line.endswith(each["remedy"]) for line in bucket_texts)
         yield f"{each['path']} waits: {each['cause']}" + (f": {each['remedy']}" if is_new else "")
     if status.get("waiting_for") and not waiting and pending.get("pending_files"):
         yield f"uploads wait: {status['waiting_for']}"
 
 
 def _conflict_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    for conflict in facts.get("conflicts", ())[:_MOST_LINES]:
+    for conflict in facts.get("conflicts", ())[:_MAX_LINES]:
         kept = f"our version is {conflict['kept_as']}" if conflict["kept_as"] else "our change was dropped"
         yield f"{conflict['path']}: another client changed it first; {kept}"
