@@ -74,9 +74,9 @@ def find_mount(
     follows: resolve a symlink at the end of the path; if False, a symlink in a mount stays as it is.
     Raises MountError if no directory above has a control file, or if the daemon of that mount has exited.
     """
-    _look_up_control(path)
+    _cache_control_lookup(path)
     resolved = Path(real_path(path) if follows else real_name(path))
-    closed = dead = None
+    denied = dead = None
     known = root_of(resolved)
     # If the mount table has the mount, look at its root only: each directory below it would cost a request.
     for root in (resolved, *resolved.parents) if known is None else (Path(known),):
@@ -87,8 +87,8 @@ def find_mount(
                 dead = root
             elif dead is not None:
                 break
-            if exc.errno == errno.EACCES and closed is None:
-                closed = root
+            if exc.errno == errno.EACCES and denied is None:
+                denied = root
             continue
         except UnicodeDecodeError:
             continue
@@ -102,15 +102,15 @@ def find_mount(
         raise MountError(
             f"{dead}: the daemon of this mount has exited; clean up with: fusecache unmount {dead}"
         )
-    if closed is not None:
+    if denied is not None:
         raise MountError(
-            f"{path} is not in a fusecache mount that you can access: permission denied for {closed}; "
+            f"{path} is not in a fusecache mount that you can access: permission denied for {denied}; "
             "mount with --allow-other to give other users access"
         )
     raise MountError(f"{path} is not in a fusecache mount")
 
 
-def _look_up_control(path: str | os.PathLike[str]) -> None:
+def _cache_control_lookup(path: str | os.PathLike[str]) -> None:
     """Make the kernel cache the control file of the path's mount, for the next minute.
 
     The kernel looks up the names of a directory one after the other, and the lookup of the path may wait for the

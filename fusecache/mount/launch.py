@@ -22,12 +22,12 @@ from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our
 from fusecache.mount.progress import pending_text
 
 READY = "ready"
-LONGEST_WORDS = 1000  # characters: even at 4 bytes each, one write fits into the pipe
-LOG_LINES = 15  # enough for the end of a traceback
+MAX_REPORT_CHARACTERS = 1000  # even at 4 bytes each, one write fits into the pipe
+LOG_TAIL_LINES = 15  # enough for the end of a traceback
 # After the unmount nothing is left to upload. The daemon only closes files and writes the clean-shutdown mark.
-GONE_SECONDS = 60.0
+EXIT_SECONDS = 60.0
 # With --force, uploads may be in flight: long enough for an idle daemon, short for a user at a terminal.
-FORCED_GONE_SECONDS = 10.0
+FORCED_EXIT_SECONDS = 10.0
 
 
 class MountState(enum.Enum):
@@ -56,10 +56,10 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
     with open(reader, "rb") as words:
         try:
             os.set_inheritable(writer, True)  # noqa: FBT003  # takes no keyword
-            words_of_child = command(writer)
+            command_line = command(writer)
             pid = os.posix_spawn(
-                words_of_child[0],
-                words_of_child,
+                command_line[0],
+                command_line,
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -103,7 +103,7 @@ class Parent:
             return
         # The daemon continues even if its parent was interrupted.
         with os.fdopen(descriptor, "wb", buffering=0) as pipe, suppress(BrokenPipeError):
-            pipe.write((" ".join(words.split())[:LONGEST_WORDS] + "\n").encode())
+            pipe.write((" ".join(words.split())[:MAX_REPORT_CHARACTERS] + "\n").encode())
 
 
 # ---- ending
@@ -206,13 +206,13 @@ def _check_fuse(mountpoint: Path, *, allow_other: bool) -> None:
         raise MountError(
             f"{mountpoint}: no write permission, which a mount needs; choose a directory that you own"
         )
-    if allow_other and "user_allow_other" not in _message(Path("/etc/fuse.conf")):
+    if allow_other and "user_allow_other" not in _config_lines(Path("/etc/fuse.conf")):
         raise MountError(
             "--allow-other: /etc/fuse.conf lacks the line user_allow_other; root must add it, or mount as root"
         )
 
 
-def _message(path: Path) -> set[str]:
+def _config_lines(path: Path) -> set[str]:
     """Return the stripped lines of a file; none if it cannot be read."""
     try:
         return {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
@@ -267,7 +267,7 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
             return True
         waiter = select.poll()
         waiter.register(handle, select.POLLIN)
-        seconds = FORCED_GONE_SECONDS if forced else GONE_SECONDS
+        seconds = FORCED_EXIT_SECONDS if forced else EXIT_SECONDS
         if waiter.poll(seconds * 1000):
             return True
     finally:
@@ -286,7 +286,7 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
 def _log_end(log_path: Path, start: int) -> str:
     with open(log_path, encoding="utf-8", errors="replace") as log:
         log.seek(start)
-        lines = deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_LINES)
+        lines = deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_TAIL_LINES)
     if not lines:
         return f"its log {log_path} is empty"
     return f"its log {log_path} ends with:\n" + "\n".join(f"  {line}" for line in lines)

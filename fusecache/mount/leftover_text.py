@@ -17,9 +17,9 @@ def found_text(mountpoint: Path, *, changes: int, orphans: int, suspects: int) -
     if changes:
         verb = "is" if changes == 1 else "are"
         words.append(f"{count_text(changes, 'change')} of the last run {verb} pending and will be uploaded")
-    aside = _aside_text(orphans, suspects)
-    if aside:
-        words.append(f"{aside} in quarantine: fusecache recover {shlex.quote(str(mountpoint))}")
+    quarantined = _quarantined_text(orphans, suspects)
+    if quarantined:
+        words.append(f"{quarantined} in quarantine: fusecache recover {shlex.quote(str(mountpoint))}")
     return "; ".join(words)
 
 
@@ -30,10 +30,10 @@ def left_texts(status: Mapping[str, Any]) -> list[str]:
     """
     cache_dir = status.get("options", {}).get("cache_dir") or "CACHE_DIR"
     lines = []
-    aside = _aside_text(status.get("orphans", 0), status.get("suspects", 0))
-    if aside:
+    quarantined = _quarantined_text(status.get("orphans", 0), status.get("suspects", 0))
+    if quarantined:
         size = size_text(status.get("aside_bytes", 0))
-        lines.append(f"{aside} in quarantine, {size}: fusecache recover {shlex.quote(cache_dir)}")
+        lines.append(f"{quarantined} in quarantine, {size}: fusecache recover {shlex.quote(cache_dir)}")
     local = status.get("local_only_files", 0)
     if local:
         verb = "exists" if local == 1 else "exist"
@@ -44,7 +44,7 @@ def left_texts(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _aside_text(orphans: int, suspects: int) -> str:
+def _quarantined_text(orphans: int, suspects: int) -> str:
     """Return `7 unfinished files and 1 suspect file are`, "" for none."""
     counts = [(orphans, "unfinished file"), (suspects, "suspect file")]
     words = " and ".join(count_text(count, noun) for count, noun in counts if count)

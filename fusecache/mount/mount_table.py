@@ -38,17 +38,17 @@ def root_of(path: str | os.PathLike[str], mount_table: Path = TABLE) -> str | No
 
     Resolves the path like realpath(3), but stops at a fusecache mount: a lookup inside it may wait forever.
     """
-    return _way_into(path, mount_table)[0]
+    return _split_at_mount(path, mount_table)[0]
 
 
 def real_path(path: str | os.PathLike[str]) -> str:
     """Resolve a path like realpath(3). If the bucket does not answer in time, return the path as written."""
-    root, inner = _way_into(path, TABLE)
+    root, inner = _split_at_mount(path, TABLE)
     if root is None or not inner:
         return root or os.path.realpath(path)
     written = os.path.join(root, inner)
     try:
-        asker = subprocess.Popen(
+        child = subprocess.Popen(
             ["realpath", "--canonicalize-missing", "--zero", "--", written],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -57,11 +57,11 @@ def real_path(path: str | os.PathLike[str]) -> str:
     except FileNotFoundError:  # a system without coreutils
         return os.path.realpath(path)
     try:
-        answer, _ = asker.communicate(timeout=NAME_SECONDS)
+        answer, _ = child.communicate(timeout=NAME_SECONDS)
     except subprocess.TimeoutExpired:
-        asker.kill()  # not waited for: the process ends only when the daemon gives up
+        child.kill()  # not waited for: the process ends only when the daemon gives up
         return written
-    return os.fsdecode(answer.removesuffix(b"\0")) if asker.returncode == 0 else os.path.realpath(path)
+    return os.fsdecode(answer.removesuffix(b"\0")) if child.returncode == 0 else os.path.realpath(path)
 
 
 def real_name(path: str | os.PathLike[str]) -> str:
@@ -73,7 +73,7 @@ def real_name(path: str | os.PathLike[str]) -> str:
     return found if root_of(found) == root_of(folder) else real_path(path)
 
 
-def _way_into(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
+def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
     """Return the fusecache mountpoint that a path leads into (None: no mount) and the rest of the path inside it."""
     points = our_mountpoints(mount_table)
     links = 0
@@ -100,7 +100,7 @@ def check_answers(path: str | os.PathLike[str]) -> None:
         return
     try:
         # Only the fact that it answers counts: a dead mount, or one without permission, answers with an error.
-        asker = subprocess.Popen(
+        child = subprocess.Popen(
             ["stat", "--file-system", "--", root],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -109,11 +109,11 @@ def check_answers(path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:  # a system without coreutils: no way to tell
         return
     try:
-        asker.wait(ANSWER_SECONDS)
+        child.wait(ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
-        asker.kill()
+        child.kill()
         with suppress(subprocess.TimeoutExpired):
-            asker.wait(1)
+            child.wait(1)
         raise MountError(
             f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs or is stopped. Find its pid with "
             f"`pgrep -af 'fusecache mount'`; resume it with `kill -CONT PID`, or end it with `kill -9 PID` and clean "

@@ -33,7 +33,7 @@ class StepView:
         self._stream = stream
         self._verb = verb
         self._bar: Any = None
-        self._spoken: tuple[float, str] | None = None
+        self._last_printed: tuple[float, str] | None = None
 
     def __enter__(self) -> Self:
         """Return the view."""
@@ -47,11 +47,11 @@ class StepView:
     def show(self, done_bytes: int, total_bytes: int | None, beside: str, line: str) -> None:
         """Show one step. beside: text next to the bar; line: text instead of the bar; total_bytes: None if unknown."""
         if self._stream.isatty():
-            self._draw(done_bytes, total_bytes, beside)
+            self._draw_bar(done_bytes, total_bytes, beside)
         else:
-            self._speak(line)
+            self._print(line)
 
-    def _draw(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
+    def _draw_bar(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
         if self._bar is None:
             self._bar = tqdm(
                 file=self._stream, desc=self._verb, unit="B", unit_scale=True, unit_divisor=1024, leave=False
@@ -61,13 +61,13 @@ class StepView:
         self._bar.set_postfix_str(beside, refresh=False)
         self._bar.refresh()
 
-    def _speak(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         now = time.monotonic()
-        if self._spoken is not None:
-            then, said = self._spoken
+        if self._last_printed is not None:
+            then, said = self._last_printed
             if said == line or now - then < LINE_INTERVAL_SECONDS:
                 return
-        self._spoken = (now, line)
+        self._last_printed = (now, line)
         self._stream.write(f"fusecache: {self._verb}: {line}\n")
         self._stream.flush()
 
@@ -77,7 +77,7 @@ class ProgressView:
 
     def __init__(self, stream: TextIO, *, verb: str) -> None:
         self._view = StepView(stream, verb=verb)
-        self._most_bytes = 0
+        self._total_bytes = 0
 
     def __enter__(self) -> Self:
         """Return the view."""
@@ -91,7 +91,7 @@ class ProgressView:
         """Show one report."""
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
         # New writes raise the total; bytes already uploaded stay counted as done.
-        self._most_bytes = max(self._most_bytes, left_bytes)
+        self._total_bytes = max(self._total_bytes, left_bytes)
         line = f"{awaited_text(progress)} left"
         if progress.seconds_left is not None and progress.seconds_left >= 1:
             line += f", about {seconds_text(progress.seconds_left)}"
@@ -100,7 +100,7 @@ class ProgressView:
         beside = f"{count_text(_changes(progress), 'change')} left" + (
             ", waiting" if progress.waiting_for else ""
         )
-        self._view.show(self._most_bytes - left_bytes, self._most_bytes, beside, line)
+        self._view.show(self._total_bytes - left_bytes, self._total_bytes, beside, line)
 
 
 def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
