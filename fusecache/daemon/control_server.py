@@ -30,15 +30,16 @@ from fusecache.model.objects import MIB
 
 log = logging.getLogger(__name__)
 
+# Interval of progress reports: smooth enough for a progress bar.
 REPORT_SECONDS = 0.5
 # A slow report, of 100 000 changes for example, comes less often. The client times out after 30 s of silence.
 _PAUSE_FACTOR = 20
-_LONGEST_PAUSE_SECONDS = 10.0
+_MAX_PAUSE_SECONDS = 10.0
 # Room for some ten thousand paths, which a glob of the shell can produce.
-_LONGEST_REQUEST = MIB
+_MAX_REQUEST_BYTES = MIB
 # Commands for root and the owner of the mount only. The first three change how the daemon shuts down. Eviction costs
 # other users the time to fetch again: every user may fill the cache, but only the owner may evict.
-_OWNERS_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
+_OWNER_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
 # Without --wait, the client still waits this long for the count that tells whether the cache can hold the files.
 _COUNT_SECONDS = 3.0
 
@@ -71,7 +72,7 @@ class ControlServer:
         with suppress(FileNotFoundError):
             os.unlink(self._path)
         await listener.bind(self._path)
-        # Every user who sees the mount may send commands; _OWNERS_COMMANDS lists the exceptions.
+        # Every user who sees the mount may send commands; _OWNER_COMMANDS lists the exceptions.
         os.chmod(self._path, 0o666)
         listener.listen(16)
         try:
@@ -102,7 +103,7 @@ class ControlServer:
         command, path = request.get("command"), _path(request.get("path") or "")
         timeout = request.get("timeout_seconds")
         try:
-            if command in _OWNERS_COMMANDS:
+            if command in _OWNER_COMMANDS:
                 _check_owner(stream, str(command))
             match command:
                 case "status":
@@ -126,7 +127,7 @@ class ControlServer:
         command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]
         match command:
             case "warm":
-                await self._warm(stream, paths, stays=bool(request.get("wait")))
+                await self._warm(stream, paths, waits=bool(request.get("wait")))
             case "evict":
                 await self._evict(stream, paths)
             case "check":
@@ -186,18 +187,18 @@ class ControlServer:
         result = "durable" if drains and ended.result == "conflict" else ended.result
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
 
-    async def _warm(self, stream: trio.SocketStream, paths: list[str], *, stays: bool) -> None:
-        """Start a warm-up. stays: report until its end; if the client disconnects before that, cancel the warm-up."""
+    async def _warm(self, stream: trio.SocketStream, paths: list[str], *, waits: bool) -> None:
+        """Start a warm-up. waits: report until its end; if the client disconnects before that, cancel the warm-up."""
         job = self._fs.warmup.start(paths)
         try:
-            async with self._reporting(stream, _later(lambda: {"warm": job.as_dict()})):
-                if stays:
+            async with self._reporting(stream, _as_async(lambda: {"warm": job.as_dict()})):
+                if waits:
                     await job.ended.wait()
                 else:
                     with trio.move_on_after(_COUNT_SECONDS):
                         await job.counted.wait()
         except BaseException:
-            if stays:
+            if waits:
                 job.scope.cancel()
             raise
         failed = job.state in (WarmupState.FAILED, WarmupState.STOPPED)
@@ -205,13 +206,13 @@ class ControlServer:
         await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.as_dict()})
 
     async def _evict(self, stream: trio.SocketStream, paths: list[str]) -> None:
-        async with self._reporting(stream, _later(dict)):
+        async with self._reporting(stream, _as_async(dict)):
             dropped = await self._fs.inspector.evict(paths)
         await self._send(stream, {**_done("ok"), "evict": asdict(dropped)})
 
     async def _check(self, stream: trio.SocketStream, path: str) -> None:
         check = ScrubProgress()
-        async with self._reporting(stream, _later(lambda: {"check": check.as_dict()})):
+        async with self._reporting(stream, _as_async(lambda: {"check": check.as_dict()})):
             await self._fs.inspector.check(path, check)
         await self._send(stream, {**_done("ok"), "check": check.as_dict()})
 
@@ -227,7 +228,7 @@ class ControlServer:
                 row = await report()
                 spent = trio.current_time() - began
                 await self._send(stream, row)
-                await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _LONGEST_PAUSE_SECONDS))
+                await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS))
 
         with unwrap_single_error():
             async with trio.open_nursery() as nursery:
@@ -243,7 +244,7 @@ class ControlServer:
         await stream.send_all(json.dumps(row).encode() + b"\n")
 
 
-def _later(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+def _as_async(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
     """Wrap a synchronous report as an asynchronous one."""
 
     async def call() -> dict[str, Any]:
@@ -275,7 +276,7 @@ async def _read_line(stream: trio.SocketStream) -> tuple[bytes, bytes]:
         piece = await stream.receive_some(4096)
         if not piece:
             return b"", b""
-        if len(found) > _LONGEST_REQUEST:
+        if len(found) > _MAX_REQUEST_BYTES:
             raise ValueError("the request is too long")
         found += piece
     end = found.index(b"\n") + 1

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 # Maximum GETs in flight; the buffer pool bounds them too.
 NETWORK_THREADS = 80
+# Maximum uploads of bodies in flight.
 UPLOAD_THREADS = 16
 # Threads for publishing requests that send few bytes, so that they never queue behind large uploads.
 PUBLISH_THREADS = 64
@@ -54,7 +55,9 @@ MAX_TASKS = 4096
 MIN_TASKS = 64
 # With Python's default of 5 ms, a thread that copies a body blocks the event loop, and so every reader, that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
+# Interval of the status line for systemd, and of the check whether the bucket refuses the credentials.
 STATUS_SECONDS = 5.0
+# Shortest time between two reloads of refused credentials.
 CREDENTIALS_SECONDS = 30.0
 # A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
 DENIED_SECONDS = 10.0
