@@ -28,11 +28,11 @@ END_OF_HEAD = b"\r\n\r\n"
 # An interim response may come unasked before the final one (RFC 9110, 15.2). 101 is not interim.
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d")
 # Maximum time that received bytes wait for the rest of a buffer before the reader gets them.
-PATIENCE_SECONDS = 0.2
+MAX_RECEIVE_WAIT_SECONDS = 0.2
 # Largest amount that one sendfile call sends from the page cache.
-SEND_BYTES = 8 * 1024 * 1024
+LARGEST_SEND_BYTES = 8 * 1024 * 1024
 # A call returns when the kernel has taken all its bytes. On a slow link, smaller calls report progress in between.
-FIRST_SEND_BYTES, LEAST_SEND_BYTES = 1024 * 1024, 128 * 1024
+FIRST_SEND_BYTES, SMALLEST_SEND_BYTES = 1024 * 1024, 128 * 1024
 QUICK_SEND_SECONDS, SLOW_SEND_SECONDS = 0.1, 0.5
 # Buffer for bodies over TLS; small enough for the L2 cache.
 PIECE_BYTES = 512 * 1024
@@ -156,7 +156,7 @@ class Connection:
         return self._receive(buffer, whole=False)
 
     def receive_all_into(self, buffer: memoryview) -> int:
-        """Receive until the buffer is full or PATIENCE_SECONDS pass; with `ssl`, some bytes. Return 0 at the end."""
+        """Receive until the buffer is full, or for MAX_RECEIVE_WAIT_SECONDS; with `ssl`, some bytes. 0 at the end."""
         # One call per piece: each return to Python costs several thread switches.
         return self._receive(buffer, whole=not isinstance(self._socket, ssl.SSLSocket))
 
@@ -169,7 +169,7 @@ class Connection:
                 if self._tls is not None:
                     return self._tls.recv_into(buffer) if whole else self._tls.recv_some_into(buffer)
                 return self._socket.recv_into(buffer, 0, flags)
-            except BlockingIOError:  # SO_RCVTIMEO: nothing came for PATIENCE_SECONDS
+            except BlockingIOError:  # SO_RCVTIMEO: nothing came for MAX_RECEIVE_WAIT_SECONDS
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
 
@@ -302,8 +302,8 @@ def _send_pages(sock: socket.socket, body: FileRange) -> None:
 def _next_send_bytes(last: int, seconds: float) -> int:
     """Return the size of the next call: larger after a quick one, smaller after a slow one, to report progress."""
     if seconds < QUICK_SEND_SECONDS:
-        return min(2 * last, SEND_BYTES)
-    return max(last // 2, LEAST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
+        return min(2 * last, LARGEST_SEND_BYTES)
+    return max(last // 2, SMALLEST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
 
 
 def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
@@ -327,7 +327,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
     if isinstance(sock, ssl.SSLSocket):
         sock.settimeout(seconds)
         return
-    _set_timeouts(sock, min(seconds, PATIENCE_SECONDS), seconds)
+    _set_timeouts(sock, min(seconds, MAX_RECEIVE_WAIT_SECONDS), seconds)
 
 
 def _set_timeouts(sock: socket.socket, receive_seconds: float, send_seconds: float) -> None:

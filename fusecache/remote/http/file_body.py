@@ -39,7 +39,7 @@ class SliceBody:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the file. After an error none of its bytes count as sent, else all."""
         os.close(self._descriptor)
-        self._note_sent(self._slice.size if kind is None else 0)
+        self._record_sent(self._slice.size if kind is None else 0)
 
     def __len__(self) -> int:
         """Return the size of the whole slice in bytes: the Content-Length."""
@@ -71,10 +71,10 @@ class SliceBody:
     def file_range(self, seconds: float) -> FileRange:
         """Return the slice as a range for a connection to send within `seconds`. Valid in the `with` block only."""
         return FileRange(
-            self._descriptor, self._slice.offset, self._slice.size, seconds, on_sent=self._note_sent
+            self._descriptor, self._slice.offset, self._slice.size, seconds, on_sent=self._record_sent
         )
 
-    def _note_sent(self, total: int) -> None:
+    def _record_sent(self, total: int) -> None:
         """Record that the first `total` bytes have been sent."""
         more, self._sent = total - self._sent, total
         if self._slice.sent is not None:

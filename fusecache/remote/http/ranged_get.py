@@ -20,6 +20,7 @@ from fusecache.remote.store import Interruption
 # grow to what arrives in some milliseconds: each piece costs thread switches (at 256 KiB, 80 000 futex calls per GiB).
 FIRST_PIECE_BYTES = 64 * KIB
 LARGEST_PIECE_BYTES = MIB
+# A piece that takes less than QUICK_SECONDS doubles the next one; more than SLOW_SECONDS halves it.
 QUICK_SECONDS = 0.005
 SLOW_SECONDS = 0.020
 # No object has a longer size. The limit keeps int() from its ValueError for thousands of digits.

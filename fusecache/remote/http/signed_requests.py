@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 # A slower body times out, so that a trickle of bytes cannot hold a thread and a buffer forever.
 SLOWEST_BYTES_PER_SECOND = 32 * KIB
+# Maximum bytes read of an error response, which is a short XML document.
 ERROR_BYTES = 64 * KIB
 # Headers that botocore signs for a plain bucket, besides user metadata. With any other, only botocore can make the
 # request.
@@ -123,12 +124,12 @@ class SignedHttp:
     """
 
     def __init__(
-        self, form: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
+        self, template: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
     ) -> None:
-        self._template = form
+        self._template = template
         self.read_timeout = transport.read_timeout_seconds
-        self._signer = Signer(form.host_header, form.region)
-        peer = Peer(form.host, form.port, tls, transport.connect_timeout_seconds, self.read_timeout)
+        self._signer = Signer(template.host_header, template.region)
+        peer = Peer(template.host, template.port, tls, transport.connect_timeout_seconds, self.read_timeout)
         self._pool = ConnectionPool(peer, transport.max_connections)
 
     def request(

@@ -57,7 +57,7 @@ def restore_headers(params: dict[str, Any], context: dict[str, Any], **_: object
     params["headers"].update(context.get(HEADERS_PARAMETER, {}))
 
 
-def know_no_region(**_: object) -> tuple[Any, dict[str, Any]]:
+def refuse_head_bucket(**_: object) -> tuple[Any, dict[str, Any]]:
     """Answer botocore's HeadBucket with 403 before it is sent.
 
     botocore sends it to find the region after a redirect that names none. An object-scoped token may not send it; with
@@ -66,6 +66,6 @@ def know_no_region(**_: object) -> tuple[Any, dict[str, Any]]:
     return SimpleNamespace(status_code=403), {"ResponseMetadata": {"HTTPHeaders": {}}}
 
 
-def ask_for_identity(request: Any, **_: object) -> None:
+def request_identity_encoding(request: Any, **_: object) -> None:
     """Request bodies without transformation. Set after signing, because a proxy may rewrite this header."""
     request.headers["Accept-Encoding"] = "identity"

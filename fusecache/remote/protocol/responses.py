@@ -68,7 +68,7 @@ ERROR_BY_STATUS: dict[int, type[RemoteError]] = {
     429: Throttled,
 }
 
-WAY_OUT: dict[type[RemoteError], str] = {
+REMEDIES: dict[type[RemoteError], str] = {
     AccessDenied: "check the credentials, their permission on this bucket, and the clock of this machine",
     BucketMissing: "check the bucket's name, the endpoint and the account",
     Throttled: "the bucket limits the request rate",
@@ -91,10 +91,10 @@ def error_of_response(
         kind = AccessDenied
     cause = f"{status}" if code == str(status) else f"{code} ({status})"
     detail = f": {message.rstrip('.')}" if message else ""
-    way_out = WAY_OUT.get(kind)
+    remedy = REMEDIES.get(kind)
     if 300 <= status < 400:
-        way_out = "check the endpoint and the region"
-    error = kind(f"{request}: {cause}{detail}" + (f"; {way_out}" if way_out else ""))
+        remedy = "check the endpoint and the region"
+    error = kind(f"{request}: {cause}{detail}" + (f"; {remedy}" if remedy else ""))
     error.asks_to_slow_down = kind is Throttled or status >= 500
     error.retry_after_seconds = retry_after_seconds
     return error

@@ -28,9 +28,9 @@ from fusecache.remote.http.ranged_get import DirectGets
 from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp, request_template
 from fusecache.remote.http.tls import TlsContext, library
 from fusecache.remote.protocol.headers import (
-    ask_for_identity,
     capture_headers,
-    know_no_region,
+    refuse_head_bucket,
+    request_identity_encoding,
     restore_headers,
 )
 from fusecache.remote.protocol.list_response import parse_listing
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PAGE = "FusecachePage"
 _ANSWERED = "before-parse.s3.*"
 # Requests that can set up the direct HTTP path: those that use it later, and the ones that a mount starts with.
-SHOWING = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
+TEMPLATE_OPERATIONS = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +64,32 @@ class ClientAccess:
     transport: Transport
     count_read: Callable[[int], None]
     _direct_http: DirectHttp | None = None
-    _is_shown: bool = False
-    _sent: threading.local = field(default_factory=threading.local)
+    _is_set_up: bool = False
+    _last_sent: threading.local = field(default_factory=threading.local)
 
     def direct_http(self, key: str) -> DirectHttp | None:
         """Return the direct HTTP path for an object; None for an empty key, which would name the bucket itself."""
         return self._direct_http if key else None
 
-    def on_sent(self, request: Any, **_: object) -> None:
+    def on_signed_request(self, request: Any, **_: object) -> None:
         """Remember a request after botocore has signed it."""
-        self._sent.request = request
+        self._last_sent.request = request
 
-    def show(self, key: str) -> None:
+    def set_up_direct_http(self, key: str) -> None:
         """Set up the direct HTTP path, once, from the request for `key` that this thread just sent successfully."""
-        if self._is_shown:
+        if self._is_set_up:
             return
-        self._is_shown = True
-        form = self._form(key)
-        if form is not None:
-            wire = SignedHttp(
-                form, _tls_context(self.session) if form.scheme == "https" else None, self.transport
+        self._is_set_up = True
+        template = self._template_of_last_request(key)
+        if template is not None:
+            http = SignedHttp(
+                template, _tls_context(self.session) if template.scheme == "https" else None, self.transport
             )
-            self._direct_http = DirectHttp(wire, DirectGets(wire, self.count_read), DirectPuts(wire))
+            self._direct_http = DirectHttp(http, DirectGets(http, self.count_read), DirectPuts(http))
 
-    def forget(self) -> None:
+    def drop_direct_http(self) -> None:
         """Drop the direct HTTP path after a redirect. The next successful request of botocore sets it up again."""
-        self._direct_http, self._is_shown = None, False
+        self._direct_http, self._is_set_up = None, False
 
     def close(self) -> None:
         """Close idle connections; requests in flight continue."""
@@ -107,9 +107,9 @@ class ClientAccess:
             raise botocore.exceptions.NoCredentialsError
         return SigningKeys(frozen.access_key, frozen.secret_key, frozen.token)
 
-    def _form(self, key: str) -> RequestTemplate | None:
+    def _template_of_last_request(self, key: str) -> RequestTemplate | None:
         """Return the template of the request just sent; None if a proxy is configured or the request is unusual."""
-        request = self._sent.request
+        request = self._last_sent.request
         url, authorization = request.url.partition("?")[0], _header(request, "Authorization")
         if botocore.utils.get_environ_proxies(url):
             return None
@@ -156,12 +156,12 @@ def open_access(
     events.register("before-parameter-build.s3.CopyObject", capture_headers)
     events.register("before-call.s3.CopyObject", restore_headers)
     _read_pages_once(events)
-    events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # returns a response
+    events.register("before-call.s3.HeadBucket", refuse_head_bucket)  # type: ignore[arg-type]  # returns a response
     # After signing: a proxy may rewrite this header.
-    events.register("before-send.s3", ask_for_identity)
+    events.register("before-send.s3", request_identity_encoding)
     access = ClientAccess(core, client, transport, count_read)
-    for operation in SHOWING:
-        events.register(f"before-send.s3.{operation}", access.on_sent)
+    for operation in TEMPLATE_OPERATIONS:
+        events.register(f"before-send.s3.{operation}", access.on_signed_request)
     return access
 
 
@@ -194,10 +194,10 @@ def _read_pages_once(events: Any) -> None:
         if event == _ANSWERED and place:
             events.unregister(event, handler)
             events.register(event, handler)
-    events.register_first(_ANSWERED, _take_page)
+    events.register_first(_ANSWERED, _parse_page)
 
 
-def _take_page(
+def _parse_page(
     operation_model: Any, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
     """Parse a LIST response before botocore does. Leave botocore an empty body, or all of it if parsing fails."""

@@ -141,14 +141,14 @@ class S3Store:
         if target.nbytes != extent.size:
             raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot hold {extent.size}")
         access = self._access
-        short = access.direct_http(object_id.key)
+        direct = access.direct_http(object_id.key)
         with self._request_names.named("GET", object_id.key, "gets") as what:
             get = GetRequest(what, object_id, extent, target, progress, interruption or Interruption())
-            if short is not None and is_plain(object_id.etag):
+            if direct is not None and is_plain(object_id.etag):
                 try:
-                    return short.gets.fill(get, access.keys())
+                    return direct.gets.fill(get, access.keys())
                 except RedirectedRequest:
-                    access.forget()
+                    access.drop_direct_http()
             self._get_by_botocore(access, get)
 
     def put(
@@ -198,7 +198,7 @@ class S3Store:
                     PartNumber=number,
                     **_body_arguments(stream),
                 )
-                access.show(key)
+                access.set_up_direct_http(key)
                 with _whole_answer(what):
                     etag = bare_etag(answer["ETag"])
         self._counter.add("bytes_written", body.size)
@@ -229,7 +229,7 @@ class S3Store:
         access = self._access
         with suppress(UploadLost), self._request_names.named("ABORT UPLOAD", key, "aborts"):
             access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-            access.show(key)
+            access.set_up_direct_http(key)
 
     def copy(
         self,
@@ -257,15 +257,15 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Delete an object. A missing one is success."""
         access = self._access
-        short = access.direct_http(key)
+        direct = access.direct_http(key)
         with suppress(ObjectMissing), self._request_names.named("DELETE", key, "deletes") as what:
-            if short is not None:
+            if direct is not None:
                 try:
-                    return short.puts.delete(what, key, access.keys())
+                    return direct.puts.delete(what, key, access.keys())
                 except RedirectedRequest:
-                    access.forget()
+                    access.drop_direct_http()
             access.client.delete_object(Bucket=self._bucket, Key=key)
-            access.show(key)
+            access.set_up_direct_http(key)
 
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed; leave nothing behind."""
@@ -304,7 +304,7 @@ class S3Store:
         except BaseException:
             stream.close()
             raise
-        access.show(get.object_id.key)
+        access.set_up_direct_http(get.object_id.key)
 
     def _count_read(self, count: int) -> None:
         self._counter.add("bytes_read", count)
@@ -325,7 +325,7 @@ class S3Store:
                 answer = access.client.put_object(
                     Bucket=self._bucket, Key=key, **_body_arguments(stream), Metadata=encoded, **condition
                 )
-                access.show(key)
+                access.set_up_direct_http(key)
                 with _whole_answer(what):
                     etag = bare_etag(answer["ETag"])
         self._counter.add("bytes_written", body.size)
@@ -333,13 +333,13 @@ class S3Store:
 
     def _put_direct(self, access: ClientAccess, put: PutRequest, stream: SliceBody) -> str | None:
         """Send a PUT without botocore; return None if botocore must send it."""
-        short = access.direct_http(put.key)
-        if short is None or not all(map(is_plain, put.headers.values())):
+        direct = access.direct_http(put.key)
+        if direct is None or not all(map(is_plain, put.headers.values())):
             return None
         try:
-            return short.puts.put(put, stream, access.keys())
+            return direct.puts.put(put, stream, access.keys())
         except RedirectedRequest:
-            access.forget()
+            access.drop_direct_http()
             return None
 
     def _head(self, key: str) -> "HeadObjectOutputTypeDef":
