@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     sync = _add(
         commands,
         "sync",
-        "wait until all closed files under a path are in the bucket",
+        "wait until the bucket has all changes under a path",
         "0 the bucket has them, 1 not within --timeout, 2 an error: the path is in no mount, or the bucket rejected a "
         "file, 3 a conflict: another client changed a file first",
     )
@@ -249,9 +249,9 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if arguments.foreground:
             from fusecache.daemon.main import run  # the other commands need neither FUSE nor boto3
 
-            return run(options, lambda words: parent.tell(f"{READY} {words}"))
+            return run(options, lambda message: parent.report(f"{READY} {message}"))
     except FusecacheError as exc:
-        parent.tell(f"error: {exc}")
+        parent.report(f"error: {exc}")
         raise
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
 
@@ -268,11 +268,11 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             f"cannot use the cache directory {options.cache_dir}: {exc.strerror}; choose another with --cache-dir"
         ) from exc
     try:
-        words = start_in_background(command, log_path)
+        message = start_in_background(command, log_path)
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
-    if words:
-        _say(words)
+    if message:
+        _say(message)
     return 0
 
 

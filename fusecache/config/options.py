@@ -198,7 +198,7 @@ class MountOptions:
     )
     pin: tuple[str, ...] = _option(
         as_names,
-        "names (globs, or prefixes ending in /) that are never evicted from the cache, such as the newest checkpoint",
+        "names (globs, or prefixes ending in /) whose cached data reads never evict, such as the newest checkpoint",
         unit="list",
         default=(),
     )

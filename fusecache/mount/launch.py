@@ -96,14 +96,14 @@ class Parent:
             # fusermount3 must not hold the pipe open.
             os.set_inheritable(descriptor, False)  # noqa: FBT003  # takes no keyword
 
-    def tell(self, words: str) -> None:
+    def report(self, message: str) -> None:
         """Write the one line that the parent waits for. Calls after the first do nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         # The daemon continues even if its parent was interrupted.
         with os.fdopen(descriptor, "wb", buffering=0) as pipe, suppress(BrokenPipeError):
-            pipe.write((" ".join(words.split())[:MAX_REPORT_CHARACTERS] + "\n").encode())
+            pipe.write((" ".join(message.split())[:MAX_REPORT_CHARACTERS] + "\n").encode())
 
 
 # ---- ending

@@ -886,8 +886,8 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
     os.mkfifo(fifo)
     program = (
         "print('hello', os.getsid(0) == os.getpid(), flush=True)\n"
-        "parent.tell('ready')\n"
-        "parent.tell('late')\n"
+        "parent.report('ready')\n"
+        "parent.report('late')\n"
         f"open({str(fifo)!r}).read()\n"
     )
     with child(program) as command:
@@ -898,14 +898,14 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
 
 
 def test_what_a_ready_child_warns_of_is_handed_on(tmp_path: Path) -> None:
-    with child("parent.tell('ready the disk is small')") as command:
+    with child("parent.report('ready the disk is small')") as command:
         assert launch.start_in_background(command, tmp_path / "log") == "the disk is small"
     os.wait()
 
 
 def test_a_child_s_error_is_told_in_its_words(tmp_path: Path) -> None:
     with (
-        child("parent.tell('error: the bucket\\nis gone')\nsys.exit(1)") as command,
+        child("parent.report('error: the bucket\\nis gone')\nsys.exit(1)") as command,
         pytest.raises(MountError, match=r"^the bucket is gone$"),
     ):
         launch.start_in_background(command, tmp_path / "log")
