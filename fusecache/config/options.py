@@ -267,7 +267,7 @@ def _default_text(item: dataclasses.Field[Any]) -> str:
 
 
 def shown_options(options: MountOptions) -> dict[str, Any]:
-    """Return the `options` in force as plain values, and `options_changed`: those that differ from their defaults.
+    """Return the `options` in force as plain values, and `options_changed`: the ones that differ from the default.
 
     A value that the daemon determines at start, such as the cache size, counts as a default.
     """

@@ -145,7 +145,7 @@ def as_whole(value: object) -> int:
 
 def as_octal(value: object) -> int:
     """Return permission bits from octal digits."""
-    # Numbers are refused: TOML's 22 and 0o26 are the same number, and a user who writes 22 means 0o22.
+    # Numbers are refused: TOML's 22 and 0o26 are the same number, and users who type 22 mean 0o22.
     if not isinstance(value, str) or not re.fullmatch(r"(0o)?0?[0-7]{1,3}", value):
         raise ValueError('octal digits up to 777 as a string, like "022"')
     return int(value, 8)

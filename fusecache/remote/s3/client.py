@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Key of the parsed page in botocore's response to a LIST.
 PAGE = "FusecachePage"
 _ANSWERED = "before-parse.s3.*"
-# Requests that can set up the direct HTTP path: those that use it later, and the ones that a mount starts with.
+# Requests that can set up the direct HTTP path: the ones that use it later, and the first ones of a mount.
 TEMPLATE_OPERATIONS = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
 
 
