@@ -1,4 +1,4 @@
-"""`python -m fusecache`: the command line."""
+"""Entry point of `python -m fusecache`."""
 
 import sys
 

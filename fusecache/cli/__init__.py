@@ -1,1 +1,1 @@
-"""The command line: argument parsing, and one module for each family of commands."""
+"""The command line: argument parsing, and one module for each group of commands."""

@@ -1,4 +1,4 @@
-"""`fusecache warm`, `evict` and `check`: words about the disk cache; what is done is the daemon's."""
+"""`fusecache warm`, `evict` and `check`: requests and messages. The daemon does the work on the disk cache."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from fusecache.mount.progress import StepView, show_check, show_warm_up
 
 
 def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Warm paths; return the exit status: 0 all is cached, or begun without --wait; 1 not all."""
+    """Warm paths. Return the exit status: 0 everything is cached (without --wait: started), 1 not everything."""
     failed = False
     for mount, paths in _by_mount(arguments.paths).items():
         request = {"command": "warm", "paths": paths, "wait": arguments.wait}
@@ -34,30 +34,30 @@ def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         if job["files_failed"] > len(job["failures"]):
             _say_error(f"and {count_text(job['files_failed'] - len(job['failures']), 'other file')}")
         if row["result"] != "ok":
-            _say_error(f"not all is cached: {row['message'] or warm_text(job)}")
+            _say_error(f"not everything is cached: {row['message'] or warm_text(job)}")
             failed = True
         elif arguments.wait:
-            _tell(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
+            _print(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
         elif job["state"] == "counting":
-            _tell("counting goes on in the background; see `fusecache status`")
+            _print("still counting files; the warm-up continues in the background, see `fusecache status`")
         else:
-            _tell(f"{warm_text(job)}; what is left goes on in the background, see `fusecache status`")
+            _print(f"{warm_text(job)}; the warm-up continues in the background, see `fusecache status`")
     return int(failed)
 
 
 def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Drop what is cached of paths; return the exit status."""
+    """Evict paths from the disk cache; return the exit status."""
     freed = left = 0
     for mount, paths in _by_mount(arguments.paths).items():
-        facts = _facts(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
-        freed += facts["freed_bytes"]
-        left += facts["left_bytes"]
-    _tell(f"freed {size_text(freed)}" + (f"; {size_text(left)} stay, as they are in use" if left else ""))
+        details = _details(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
+        freed += details["freed_bytes"]
+        left += details["left_bytes"]
+    _print(f"freed {size_text(freed)}" + (f"; {size_text(left)} in use, not evicted" if left else ""))
     return 0
 
 
 def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Verify what is cached; return the exit status: 0 nothing found, 1 something found."""
+    """Verify cached data; return the exit status: 0 nothing found, 1 something found."""
     mount, inner = resolve_in_mount(arguments.path or mount_of_this_node(Path.cwd()))
     cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
     with StepView(sys.stderr, verb="checking") as view:
@@ -66,40 +66,40 @@ def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             {"command": "check", "paths": [inner]},
             on_report=lambda row: show_check(view, row["check"], cached_bytes),
         )
-    facts = _facts(mount, row, "check")
+    details = _details(mount, row, "check")
     if arguments.json:
-        _tell(json.dumps(facts, indent=2))
-        return int(_is_bad(facts))
-    for path in facts["damaged"]:
-        _tell(f"damaged in the cache, dropped: {path}")
-    if facts["damaged_files"] > len(facts["damaged"]):
-        _tell(f"and {count_text(facts['damaged_files'] - len(facts['damaged']), 'other file')}")
-    for each in facts["unusable"]:
-        _tell(f"no path can name the key {each['key']!r}: {each['why']}")
-    if facts["unusable_keys"] > len(facts["unusable"]):
-        _tell(f"and {count_text(facts['unusable_keys'] - len(facts['unusable']), 'other key')}")
-    _tell(
-        f"{count_text(facts['blocks'], 'cached block')}, {size_text(facts['bytes'])} read: "
-        f"{count_text(facts['damaged_files'], 'damaged file')}; "
-        f"{count_text(facts['keys'], 'key')} listed: {facts['unusable_keys']} unusable"
+        _print(json.dumps(details, indent=2))
+        return int(_is_bad(details))
+    for path in details["damaged"]:
+        _print(f"damaged in the cache, evicted: {path}")
+    if details["damaged_files"] > len(details["damaged"]):
+        _print(f"and {count_text(details['damaged_files'] - len(details['damaged']), 'other file')}")
+    for each in details["unusable"]:
+        _print(f"not visible in the mount: the key {each['key']!r}: {each['why']}")
+    if details["unusable_keys"] > len(details["unusable"]):
+        _print(f"and {count_text(details['unusable_keys'] - len(details['unusable']), 'other key')}")
+    _print(
+        f"{count_text(details['blocks'], 'cached block')}, {size_text(details['bytes'])} read: "
+        f"{count_text(details['damaged_files'], 'damaged file')}; "
+        f"{count_text(details['keys'], 'key')} listed: {details['unusable_keys']} not visible in the mount"
     )
-    return int(_is_bad(facts))
+    return int(_is_bad(details))
 
 
-def _is_bad(facts: Mapping[str, Any]) -> bool:
-    return bool(facts["damaged_files"] or facts["unusable_keys"])
+def _is_bad(details: Mapping[str, Any]) -> bool:
+    return bool(details["damaged_files"] or details["unusable_keys"])
 
 
-def _facts(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what a command answered. Raises MountError if it failed."""
+def _details(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the details of a command's answer. Raises MountError if the command failed."""
     if row.get("result") != "ok":
         raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
-    facts: dict[str, Any] = row[name]
-    return facts
+    details: dict[str, Any] = row[name]
+    return details
 
 
 def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
-    """Return the mounts of paths, with the paths inside each."""
+    """Group paths by mount; return each mount with the paths inside it."""
     found: dict[Mount, list[str]] = {}
     for path in paths:
         mount, inner = resolve_in_mount(path)
@@ -107,7 +107,7 @@ def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
     return found
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 

@@ -1,12 +1,11 @@
-"""The command line. Words and exit statuses only, no logic.
+"""The command line: arguments, messages and exit statuses. The daemon and `fusecache.mount` do the work.
 
-Exit status: 0 done, 1 an error (one line on stderr), 2 wrong usage.
-Of `sync`: 0 durable, 1 time-out, 2 error, 3 conflict. Of `warm --wait`: 0 all is cached, 1 not all.
-Of `check`: 0 nothing found, 1 something found, 2 error.
+Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage.
+`sync`: 0 durable, 1 timeout, 2 error, 3 conflict. `warm --wait`: 0 everything is cached, 1 not everything.
+`check`: 0 nothing found, 1 something found, 2 error.
 """
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -17,8 +16,7 @@ from typing import Any, NoReturn
 from fusecache import __version__
 from fusecache.cli import cache_commands
 from fusecache.cli.recover import parse_ids, recover
-from fusecache.cli.status import status_of
-from fusecache.cli.status_text import status_view
+from fusecache.cli.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.config.values import Duration
 from fusecache.model.errors import FusecacheError, MountError
@@ -33,7 +31,6 @@ from fusecache.mount.launch import (
     detach_and_wait,
     drain,
     log_tail,
-    mount_of_this_node,
     mount_state,
     resolve_in_mount,
     start_in_background,
@@ -42,7 +39,7 @@ from fusecache.mount.leftover_text import left_texts
 from fusecache.mount.progress import ProgressView, awaited_text, pending_text
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
-INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         flags = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_help())
-        arguments.parser.error(f"unknown: {unknown[0]}{nearest_text(unknown[0].partition('=')[0], flags)}")
+        arguments.parser.error(
+            f"unknown argument {unknown[0]}{nearest_text(unknown[0].partition('=')[0], flags)}"
+        )
     try:
         status: int = arguments.run(arguments, words)
     except FusecacheError as exc:
@@ -67,29 +66,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and which word was meant."""
+    """An argument parser whose errors are one line, with the nearest known word."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program with status 2."""
+        """Print the message and exit with status 2."""
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice is not None:
             known = re.findall(r"[\w-]+", choice[2])
             message = (
-                f"unknown: {choice[1]}{nearest_text(choice[1], known) or ': known are ' + ', '.join(known)}"
+                f"unknown command {choice[1]}"
+                f"{nearest_text(choice[1], known) or ': known are ' + ', '.join(known)}"
             )
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fusecache", description="A bucket as a local directory.")
+    parser = _Parser(prog="fusecache", description="Mount an S3 or R2 bucket as a local directory.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
 
-    mount = _add(commands, "mount", "show a bucket as a directory")
-    mount.add_argument("source", nargs="?", help="s3://BUCKET[/PREFIX]")
-    mount.add_argument("mountpoint", nargs="?", help="an existing directory")
-    mount.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with any of these options")
-    mount.add_argument("--foreground", action="store_true", help="stay in this terminal")
+    mount = _add(commands, "mount", "mount a bucket as a directory")
+    mount.add_argument("source", nargs="?", help="the bucket or prefix to mount: s3://BUCKET[/PREFIX]")
+    mount.add_argument("mountpoint", nargs="?", help="an existing empty directory")
+    mount.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with any of these options [$FUSECACHE_CONFIG]"
+    )
+    mount.add_argument(
+        "--foreground", action="store_true", help="run in this terminal instead of in the background"
+    )
     mount.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     add_flags(mount)
     mount.epilog = f"{FLAG_VALUES_TEXT} {mount.epilog}"
@@ -98,43 +102,50 @@ def _parser() -> argparse.ArgumentParser:
     unmount = _add(
         commands,
         "unmount",
-        "upload what is left, carry out removals that delete_delay puts off, then unmount",
+        "upload pending files, apply delayed deletions, and unmount",
     )
-    unmount.add_argument("mountpoint", type=Path, nargs="?", help="where the bucket is mounted")
-    unmount.add_argument("--config", type=Path, metavar="FILE", help="the file that names the mountpoint")
+    unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
+    unmount.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
+    )
     unmount.add_argument(
         "--timeout", type=_duration, metavar="DURATION",
-        help="give up uploading after this long, as 90, 90s, 10m or 2h [never]",
+        help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
     )  # fmt: skip
     unmount.add_argument(
         "--force",
         action="store_true",
-        help="do not wait for uploads, nor for requests under way: the next mount goes on with them; a mount in use "
-        "still stays",
+        help="do not wait for uploads or requests in flight; the next mount resumes them. A mount in use still stays "
+        "mounted",
     )
-    unmount.add_argument("--if-dead", action="store_true", help="only clean up a mount whose daemon is gone")
+    unmount.add_argument(
+        "--if-dead", action="store_true", help="only clean up a mount whose daemon has exited"
+    )
     unmount.set_defaults(run=_unmount, parser=unmount)
 
     sync = _add(
         commands,
         "sync",
-        "wait until what was written under a path is in the bucket",
-        "0 the bucket has it, 1 not within --timeout, 2 an error: the path is in no mount, or the bucket refused a "
+        "wait until the bucket has all changes under a path",
+        "0 the bucket has them, 1 not within --timeout, 2 an error: the path is in no mount, or the bucket rejected a "
         "file, 3 a conflict: another client changed a file first",
     )
     sync.add_argument(
-        "path", help="a file or directory of a mount; what is still open is named, not waited for"
+        "path", help="a file or directory in a mount; files still open are listed but not waited for"
     )
     sync.add_argument(
         "--timeout", type=_duration, metavar="DURATION",
-        help="give up after this long, as 90, 90s, 10m or 2h [never]",
+        help="stop waiting after this time, like 90, 90s, 10m or 2h [never]",
     )  # fmt: skip
     sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
 
-    status = _add(commands, "status", "what a mount, directory or file is doing")
-    status.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
-    status.add_argument("--json", action="store_true", help="everything, for programs")
-    status.set_defaults(run=_status, parser=status)
+    shows = _add(commands, "status", "show the state of a mount, directory or file")
+    shows.add_argument("path", nargs="?", help="a path in a mount [the working directory, or the only mount]")
+    shows.add_argument("--json", action="store_true", help="print all fields as JSON")
+    shows.set_defaults(run=status, parser=shows)
 
     _add_cache_commands(commands)
     _add_recover(commands)
@@ -145,9 +156,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: Any, name: str, does: str, exit_status: str = "0 done, 1 an error"
+    commands: Any, name: str, does: str, exit_status: str = "0 success, 1 an error"
 ) -> argparse.ArgumentParser:
-    """Add a command. exit_status: what its own statuses mean; that of a wrong command line is every command's."""
+    """Add a command. exit_status: the meaning of its own statuses; 2 for wrong usage and 130 apply to all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=does,
@@ -168,25 +179,32 @@ def _add_cache_commands(commands: Any) -> None:
     warm = _add(
         commands,
         "warm",
-        "bring files and directories into the disk cache",
-        "0 all is cached, without --wait: it was begun; 1 not all: the files are named, or an error",
+        "fetch files and directories into the disk cache",
+        "0 everything is cached (without --wait: the warm-up has started), 1 not everything (failed files are listed) "
+        "or an error",
     )
-    warm.add_argument("paths", nargs="+", metavar="PATH", help="of a mount")
-    warm.add_argument("--wait", action="store_true", help="show progress until all is there; Ctrl-C stops it")
+    warm.add_argument("paths", nargs="+", metavar="PATH", help="a file or directory in a mount")
+    warm.add_argument(
+        "--wait",
+        action="store_true",
+        help="show progress until everything is cached; Ctrl-C stops the warm-up",
+    )
     warm.set_defaults(run=cache_commands.warm, parser=warm)
 
-    evict = _add(commands, "evict", "drop what is cached of files and directories")
-    evict.add_argument("paths", nargs="+", metavar="PATH", help="of a mount; what is not uploaded stays")
+    evict = _add(commands, "evict", "evict files and directories from the disk cache")
+    evict.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a file or directory in a mount; data not uploaded yet stays"
+    )
     evict.set_defaults(run=cache_commands.evict, parser=evict)
 
     check = _add(
         commands,
         "check",
-        "verify what is cached, and find keys that no path can name",
+        "verify the checksums of cached data, and find object keys that cannot be file names",
         "0 nothing found, 1 something found, 2 an error",
     )
-    check.add_argument("path", nargs="?", help="[the working directory, or the only mount]")
-    check.add_argument("--json", action="store_true", help="for programs")
+    check.add_argument("path", nargs="?", help="a path in a mount [the working directory, or the only mount]")
+    check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.set_defaults(run=cache_commands.check, parser=check, error_status=2)
 
 
@@ -194,28 +212,28 @@ def _add_recover(commands: Any) -> None:
     recover = _add(
         commands,
         "recover",
-        "files that were not closed, may be damaged, were refused, or are in conflict",
-        "0 done, 1 something could not be done, or an error",
+        "list files that did not reach the bucket; restore or delete them",
+        "0 success, 1 an entry could not be restored or deleted, or an error",
     )
     recover.add_argument(
-        "place", nargs="?", help="a mount, or a cache directory without one [the only mount]"
+        "place", nargs="?", help="a mount, or the cache directory of an unmounted one [the only mount]"
     )
     recover.add_argument(
         "--restore", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
-        help="make it a file again, as NAME.recovered-1; a refused one is uploaded again; "
-        "several: 3 4 or 3,4; all: all but conflicts",
+        help="restore entries as files, as NAME.recovered-1; a rejected file is uploaded again; "
+        "several: 3 4 or 3,4; all: every entry except conflicts",
     )  # fmt: skip
     recover.add_argument(
         "--to",
         metavar="PATH",
-        help="where it comes back, from the working directory or absolute; outside the mount: a copy",
+        help="path to restore to, absolute or relative to the working directory; outside the mount you get a copy",
     )
     recover.add_argument(
         "--delete", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
-        help="free its room; several: 3 4 or 3,4; all: all that is listed",
+        help="delete entries and free their disk space; several: 3 4 or 3,4; all: every entry listed",
     )  # fmt: skip
-    recover.add_argument("--yes", action="store_true", help="really delete")
-    recover.add_argument("--json", action="store_true", help="the listing, for programs")
+    recover.add_argument("--yes", action="store_true", help="confirm --delete")
+    recover.add_argument("--json", action="store_true", help="print the list as JSON")
     recover.set_defaults(run=_recover, parser=recover)
 
 
@@ -231,9 +249,9 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if arguments.foreground:
             from fusecache.daemon.main import run  # the other commands need neither FUSE nor boto3
 
-            return run(options, lambda words: parent.tell(f"{READY} {words}"))
+            return run(options, lambda message: parent.report(f"{READY} {message}"))
     except FusecacheError as exc:
-        parent.tell(f"error: {exc}")
+        parent.report(f"error: {exc}")
         raise
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
 
@@ -247,14 +265,14 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         log_path.touch(mode=0o600)
     except OSError as exc:
         raise MountError(
-            f"the cache directory {options.cache_dir} cannot be used: {exc.strerror}; choose another with --cache-dir"
+            f"cannot use the cache directory {options.cache_dir}: {exc.strerror}; choose another with --cache-dir"
         ) from exc
     try:
-        words = start_in_background(command, log_path)
+        message = start_in_background(command, log_path)
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
-    if words:
-        _say(words)
+    if message:
+        _say(message)
     return 0
 
 
@@ -271,15 +289,13 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if arguments.force:
         answer = log_tail(mountpoint)
         if answer.progress.pending_files:
-            _say(
-                f"{pending_text(answer.progress)} not in the bucket yet; kept in the journal for the next mount"
-            )
+            _say(f"{pending_text(answer.progress)} not in the bucket yet; the next mount uploads the rest")
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
             drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show)
         answer = log_tail(mountpoint)
     if not detach_and_wait(mountpoint, forced=arguments.force):
-        _say(f"{mountpoint} is unmounted; its daemon is still ending")
+        _say(f"{mountpoint} is unmounted; its daemon is still shutting down")
     for line in left_texts(answer.status):
         _say(line)
     return 0
@@ -290,7 +306,7 @@ def _mountpoint(arguments: argparse.Namespace) -> Path:
         return Path(arguments.mountpoint)
     config_path = _config_path(arguments)
     if config_path is None:
-        raise MountError("which mount? give its mountpoint, or the --config file that names it")
+        raise MountError("no mountpoint given: name it, or the --config file that names it")
     return load_options({}, os.environ, config_path=config_path, user_id=os.geteuid()).mountpoint
 
 
@@ -317,14 +333,8 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _without_name(message: str, inner: str) -> str:
-    """Return a daemon's message without the path in the mount that it begins with: the whole path is said already."""
+    """Return a daemon's message without its leading path inside the mount: the error shows the full path already."""
     return message.removeprefix(f"{inner}: ") if inner else message
-
-
-def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    status = status_of(arguments.path or mount_of_this_node(Path.cwd()))
-    sys.stdout.write(json.dumps(status, indent=2) + "\n" if arguments.json else status_view(status))
-    return 0
 
 
 def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:

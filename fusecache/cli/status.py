@@ -1,17 +1,30 @@
-"""`fusecache status`: asks for a mount, or for one path; of a symlink in a mount for itself and for its target."""
+"""`fusecache status`: asks the daemon about a mount or one path. Not here: the text (`status_text`)."""
 
+import argparse
+import json
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from fusecache.cli.status_text import status_view
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import Mount, ask
-from fusecache.mount.launch import resolve_in_mount
+from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
+
+
+def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Print the status of a path, or of the only mount; return the exit status."""
+    found = status_of(arguments.path or mount_of_this_node(Path.cwd()))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else status_view(found))
+    return 0
 
 
 def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the status of a path; of a symlink in a mount its target's, with its own as `link`.
+    """Return the status of a path. For a symlink in a mount: the target's status, with the link's own as `link`.
 
-    Where the target has none, the symlink's own with the reason as `target_error`. Raises MountError.
+    If the target has no status, return the link's own, with the reason as `target_error`. Raises MountError.
     """
     mount, inner = resolve_in_mount(path, follows=False)
     own = _ask(path, mount, inner)
@@ -27,7 +40,7 @@ def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _ask(path: str | os.PathLike[str], mount: Mount, inner: str) -> dict[str, Any]:
     answer = ask(mount, "status", inner)
     if answer.result not in ("ok", "durable"):
-        # The whole path is said already.
+        # The error below starts with the full path.
         message = answer.message.removeprefix(f"{inner}: ") if inner else answer.message
         raise MountError(f"{path}: {message or answer.result}")
     return answer.status

@@ -1,4 +1,4 @@
-"""A mount's status for people: a short view in groups; what is not so says nothing. `--json` shows everything."""
+"""The text of `fusecache status`: one line or more per group. Counts of zero are left out; `--json` shows all."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,13 +6,14 @@ from typing import Any
 
 from fusecache.model.error_text import renewal_text
 from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
-from fusecache.policy.cache.space_ledger import STAGING_SHARE_PERCENT
+from fusecache.model.objects import STAGING_SHARE_PERCENT
 
-# Cloudflare R2's prices for a million requests of class A and of class B, in dollars.
+# Cloudflare R2's prices in dollars per million requests of class A and class B.
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
-_MOST_LINES = 5
+# Most files, jobs or conflicts that a group lists; --json has more.
+_MAX_LINES = 5
 _SILENT_SECONDS = 90.0
-# Nobody waits so long for a bucket that is well.
+# A healthy bucket answers a read faster than this.
 _LONG_WAIT_SECONDS = 5.0
 _VERBS = {
     "gets": "GET",
@@ -26,15 +27,15 @@ _VERBS = {
     "deletes": "DELETE",
     "aborts": "ABORT",
 }
-_CAUSES = {"demand": "asked for", "readahead": "read ahead", "hint": "warmed or hinted"}
+_CAUSES = {"demand": "on demand", "readahead": "read-ahead", "hint": "warm-up or hints"}
 
 Row = tuple[str, str]
 
 
 def status_view(status: Mapping[str, Any]) -> str:
-    """Return a status as aligned lines `group  words`; a group's further lines have no name.
+    """Return a status as aligned lines `group  text`; only the first line of a group has its name.
 
-    That of one path is about this alone, and says how the whole mount is seen.
+    The status of one path covers that path only, and names the command that shows the whole mount.
     """
     rows = list(_path_rows(status) if "path" in status else _mount_rows(status))
     width = max(len(name) for name, _ in rows)
@@ -45,7 +46,7 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     yield from _mount(status)
     yield from _cache(
         status.get("cache", {}),
-        aside_bytes=status.get("aside_bytes", 0),
+        quarantined_bytes=status.get("aside_bytes", 0),
         uptime_seconds=float(status.get("uptime_seconds", 0)),
     )
     yield from _requests(status.get("requests", {}), status.get("cache", {}))
@@ -59,16 +60,16 @@ def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     there = status["there"]
     if "link" in status:
         yield str(status["link"]["path"]), link_text(status["link"])
-    yield str(status["path"]), f"{_state_text(status)}{_there(there)}"
+    yield str(status["path"]), f"{_state_text(status)}{_counts_text(there)}"
     if "target_error" in status:
-        yield "", f"nothing is known of its target: {status['target_error']}"
+        yield "", f"the state of its target is unknown: {status['target_error']}"
     if there.get("pending_files"):
-        yield from _grouped("uploads", _under_way(there))
+        yield from _grouped("uploads", _in_flight(there))
     yield from _grouped("problems", _problems_there(status, there))
     mountpoint = status.get("mountpoint")
     yield (
         "mount",
-        f"{status.get('source')} at {mountpoint}; all of it: fusecache status {shlex.quote(str(mountpoint))}",
+        f"{status.get('source')} at {mountpoint}; whole mount: fusecache status {shlex.quote(str(mountpoint))}",
     )
 
 
@@ -78,9 +79,9 @@ def _state_text(status: Mapping[str, Any]) -> str:
 
 
 def link_text(link: Mapping[str, Any]) -> str:
-    """Return the state of a symlink itself, and where it leads."""
+    """Return the state of a symlink itself, and its target."""
     there = link["there"]
-    return f"{link['state']}, a link to {there['link_to']}{_there(there)}"
+    return f"{link['state']}, a link to {there['link_to']}{_counts_text(there)}"
 
 
 def _grouped(name: str, lines: Iterator[str]) -> Iterator[Row]:
@@ -104,8 +105,8 @@ def _option_text(value: Any) -> str:
     return "[" + " ".join(value) + "]" if isinstance(value, list) else str(value)
 
 
-def _there(there: Mapping[str, Any]) -> str:
-    """Return what a path's state does not say: how much waits there, and what went wrong."""
+def _counts_text(there: Mapping[str, Any]) -> str:
+    """Return the counts behind a path's state: pending, being written, failed, in conflict, local only."""
     words = list(_waiting_texts(there))
     if there.get("dirty_files"):
         words.append(f"{count_text(there['dirty_files'], 'file')} being written")
@@ -119,28 +120,28 @@ def _there(there: Mapping[str, Any]) -> str:
 
 
 def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how much is not in the bucket yet, and what waits on purpose beside that."""
-    put_off = pending.get("deferred_files", 0)
-    changes = pending.get("pending_files", 0) - put_off
+    """Yield the pending changes, and the deferred deletions, which wait on purpose."""
+    deferred = pending.get("deferred_files", 0)
+    changes = pending.get("pending_files", 0) - deferred
     if changes:
         text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
         yield f"{text} not in the bucket yet, the oldest for {seconds_text(pending['oldest_pending_seconds'])}"
-    if put_off:
+    if deferred:
         yield (
-            f"{count_text(put_off, 'removal')} put off, by delete_delay or as somebody here has the file open, "
-            f"for {seconds_text(pending['deferred_seconds'])} more at most"
+            f"{count_text(deferred, 'deletion')} deferred, by delete_delay or because a process has the file open, "
+            f"for at most {seconds_text(pending['deferred_seconds'])} more"
         )
 
 
-def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float) -> Iterator[Row]:
+def _cache(cache: Mapping[str, Any], *, quarantined_bytes: int, uptime_seconds: float) -> Iterator[Row]:
     if not cache:
         return
     limit = cache["limit_bytes"]
     used = f"{size_text(cache['used_bytes'])} of {size_text(limit)} ({cache['used_bytes'] / limit:.0%})"
-    if cache["staging_bytes"] > aside_bytes:
-        used += f", not uploaded yet {size_text(cache['staging_bytes'] - aside_bytes)}"
-    if aside_bytes:
-        used += f", kept aside for `fusecache recover` {size_text(aside_bytes)}"
+    if cache["staging_bytes"] > quarantined_bytes:
+        used += f", not uploaded yet {size_text(cache['staging_bytes'] - quarantined_bytes)}"
+    if quarantined_bytes:
+        used += f", quarantined (see `fusecache recover`) {size_text(quarantined_bytes)}"
     if cache["evicted_bytes"]:
         used += f", evicted {size_text(cache['evicted_bytes'])}"
     yield "cache", used
@@ -150,16 +151,16 @@ def _cache(cache: Mapping[str, Any], *, aside_bytes: int, uptime_seconds: float)
         yield (
             "reads",
             f"{count_text(reads, 'read')}, {size_text(cache['bytes_read'])}, {rate}/s since the start; "
-            f"hits {cache['hits'] / reads:.1%}; half within {seconds_text(cache['latency_p50_seconds'])}, "
-            f"99 % within {seconds_text(cache['latency_p99_seconds'])}",
+            f"hits {cache['hits'] / reads:.1%}; p50 {seconds_text(cache['latency_p50_seconds'])}, "
+            f"p99 {seconds_text(cache['latency_p99_seconds'])}",
         )
     causes = [(_CAUSES.get(name, name), size) for name, size in cache["bytes_by_cause"].items() if size]
     if causes:
         yield "fetched", ", ".join(f"{name} {size_text(size)}" for name, size in causes)
-    waits = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
-    if waits:
-        waits.sort(key=lambda row: -row[1])
-        yield "waited for", ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waits)
+    waited = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
+    if waited:
+        waited.sort(key=lambda row: -row[1])
+        yield "waited for", ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waited)
     yield "buffers", f"{cache['buffers_in_use']} of {cache['buffers']} in use"
 
 
@@ -171,67 +172,69 @@ def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator
     if cache.get("first_byte_p50_seconds"):
         yield (
             "",
-            f"first byte of a GET: half within {seconds_text(cache['first_byte_p50_seconds'])}, "
-            f"99 % within {seconds_text(cache['first_byte_p99_seconds'])}",
+            f"first byte of a GET: p50 {seconds_text(cache['first_byte_p50_seconds'])}, "
+            f"p99 {seconds_text(cache['first_byte_p99_seconds'])}",
         )
     dollars = (requests["class_a"] * CLASS_A_DOLLARS + requests["class_b"] * CLASS_B_DOLLARS) / 1e6
     yield (
         "",
         f"class A {requests['class_a']}, class B {requests['class_b']}: "
-        f"about ${dollars:.4f} by R2's prices, before its free tier",
+        f"about ${dollars:.4f} at R2's prices, before its free tier",
     )
 
 
 def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:
     if not status.get("pending_files", 0):
-        yield "uploads", "nothing is waiting"
+        yield "uploads", "none pending"
     else:
         yield from _grouped("uploads", _waiting_texts(status))
-        yield from (("", line) for line in _under_way(status))
+        yield from (("", line) for line in _in_flight(status))
     if status.get("exposed_bytes", 0) > status.get("pending_bytes", 0):
         yield (
             "only here",
-            f"{size_text(status['exposed_bytes'])}, with what is being written, refused, or local only",
+            f"{size_text(status['exposed_bytes'])}, including files being written, rejected, or local only",
         )
 
 
-def _under_way(status: Mapping[str, Any]) -> Iterator[str]:
+def _in_flight(status: Mapping[str, Any]) -> Iterator[str]:
     rate = status.get("upload_bytes_per_second")
     if status.get("requested_files"):
         yield f"of these {_requested_text(status)}"
     if rate and status.get("pending_bytes"):
         yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
     uploading = status.get("uploading", ())
-    for each in uploading[:_MOST_LINES]:
-        under_way = f", {size_text(each['under_way'])} in requests now" if each.get("under_way") else ""
+    for each in uploading[:_MAX_LINES]:
+        under_way = f", {size_text(each['under_way'])} in flight" if each.get("under_way") else ""
         yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
-    if len(uploading) > _MOST_LINES:
-        yield f"and {count_text(len(uploading) - _MOST_LINES, 'other file')}"
+    if len(uploading) > _MAX_LINES:
+        yield f"and {count_text(len(uploading) - _MAX_LINES, 'other file')}"
 
 
 def _requested_text(status: Mapping[str, Any]) -> str:
-    """Return what is in requests that the bucket has not answered yet."""
-    words = f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} under way now"
+    """Return the files and bytes of requests in flight."""
+    words = (
+        f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} in flight"
+    )
     seconds = status.get("requested_seconds", 0)
-    return words + (f", the longest request for {seconds_text(seconds)}" if seconds else "")
+    return words + (f", the oldest request for {seconds_text(seconds)}" if seconds else "")
 
 
 def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    for job in jobs[-_MOST_LINES:]:
+    for job in jobs[-_MAX_LINES:]:
         yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
 
 
 def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
     jobs = hints.get("jobs", ())
-    for job in jobs[:_MOST_LINES]:
+    for job in jobs[:_MAX_LINES]:
         if job.get("ended_seconds"):
             yield (
                 "hints",
-                f"{job['job']}: its process ended {seconds_text(job['ended_seconds'])} ago, at step {job['step']}: "
-                "nothing is fetched for it until it is started again",
+                f"{job['job']}: its process exited {seconds_text(job['ended_seconds'])} ago, at step {job['step']}; "
+                "prefetch stops until it starts again",
             )
             continue
-        pace = f", {seconds_text(job['seconds_a_step'])} a step" if job["seconds_a_step"] else ""
+        pace = f", {seconds_text(job['seconds_a_step'])} per step" if job["seconds_a_step"] else ""
         yield (
             "hints",
             f"{job['job']}: step {job['step']}{pace}; {count_text(job['horizon_steps'], 'step')} ahead "
@@ -239,27 +242,27 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
             f"of {count_text(job['planned_steps'], 'planned step')}",
         )
         read = job["hit_bytes"] + job["missed_bytes"]
-        words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were here"] if read else []
-        # A loader says something once a minute, whatever its run does.
+        words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were cached"] if read else []
+        # A loader sends a message at least once a minute, whatever its run does.
         if job["silent_seconds"] >= _SILENT_SECONDS:
-            words.append(f"silent for {seconds_text(job['silent_seconds'])}")
+            words.append(f"no message for {seconds_text(job['silent_seconds'])}")
         words += [
             f"{job[name]} {what}"
-            for name, what in (("late", "came late"), ("skipped", "skipped"))
+            for name, what in (("late", "arrived late"), ("skipped", "skipped"))
             if job[name]
         ]
         if words:
             yield "", ", ".join(words)
-    if len(jobs) > _MOST_LINES:
-        yield "", f"and {count_text(len(jobs) - _MOST_LINES, 'job')} more"
+    if len(jobs) > _MAX_LINES:
+        yield "", f"and {count_text(len(jobs) - _MAX_LINES, 'job')} more"
     if hints.get("predicted_stalls"):
-        yield "", f"{count_text(hints['predicted_stalls'], 'request')} on the way will come too late"
+        yield "", f"{count_text(hints['predicted_stalls'], 'request')} in flight will arrive too late"
     if hints.get("forgotten_jobs"):
-        yield ("" if jobs else "hints"), f"{count_text(hints['forgotten_jobs'], 'silent job')} forgotten"
+        yield ("" if jobs else "hints"), f"{count_text(hints['forgotten_jobs'], 'silent job')} expired"
 
 
 def warm_text(job: Mapping[str, Any]) -> str:
-    """Return how far a warm-up is: `3 of 10 files, 1.0 GiB of 4.0 GiB`."""
+    """Return the progress of a warm-up: `3 of 10 files, 1.0 GiB of 4.0 GiB`."""
     words = (
         f"{job['files_done']} of {count_text(job['files_total'], 'file')}, "
         f"{size_text(job['bytes_done'])} of {size_text(job['bytes_total'])}"
@@ -273,11 +276,11 @@ def _problems(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with one path, and with the bucket."""
+    """Yield the problems of one path, and of the bucket."""
     yield from _bucket_texts(status)
     yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
     yield from _waiting_lines(status, there)
-    for each in there.get("failed", ())[:_MOST_LINES]:
+    for each in there.get("failed", ())[:_MAX_LINES]:
         yield f"{each['path']}: {each['cause']}" + (f": {each['remedy']}" if each["remedy"] else "")
     yield from _conflict_lines(there)
 
@@ -287,17 +290,19 @@ def _bucket_texts(status: Mapping[str, Any]) -> Iterator[str]:
         yield _refused_text(status)
     elif status.get("unanswered_seconds"):
         silence = seconds_text(status["unanswered_seconds"])
-        yield f"the bucket does not answer, for {silence} now: what is known is shown, nothing is lost"
+        yield (
+            f"the bucket has not answered for {silence}: the mount shows cached names and sizes; no data is lost"
+        )
 
 
 def _refused_text(status: Mapping[str, Any]) -> str:
     seconds = status.get("refused_seconds")
     since = f", for {seconds_text(seconds)} now" if seconds else ""
-    # Those that read, if nothing can be asked; else it is what is written.
+    # While reads are refused, the keys for reading need renewal; else those for writing.
     source = status.get("keys_from" if seconds else "write_keys_from") or ""
     return (
-        f"the bucket refuses the keys{since}: what is known is shown, saves go on, nothing is dropped; "
-        f"{renewal_text(source)}"
+        f"the bucket refuses the credentials{since}: the mount shows cached names and sizes, writes continue on this "
+        f"disk, no data is lost; {renewal_text(source)}"
     )
 
 
@@ -306,15 +311,15 @@ def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> I
         return
     size, limit = shortages["bytes"], cache.get("limit_bytes")
     long_ago = f"{seconds_text(shortages['seconds'])} ago"
-    way_out = "raise --cache-size, or wait for uploads"
+    remedy = "raise --cache-size, or wait for uploads"
     if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
-        way_out = (
-            f"raise --cache-size: of {size_text(limit)}, files that wait for uploads take "
+        remedy = (
+            f"raise --cache-size: of its {size_text(limit)}, files that wait for upload may use "
             f"{STAGING_SHARE_PERCENT} % at most"
         )
     yield (
-        f"{count_text(shortages['files'], 'write')} refused for lack of room, the last {shortages['path']}"
-        f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {way_out}"
+        f"{count_text(shortages['files'], 'write')} failed with ENOSPC, the last {shortages['path']}"
+        f"{f' ({size_text(size)})' if size else ''}, {long_ago}: {remedy}"
     )
 
 
@@ -324,7 +329,7 @@ def _reads_waiting(cache: Mapping[str, Any]) -> Iterator[str]:
         verb = "waits" if reads == 1 else "wait"
         yield (
             f"{count_text(reads, 'read')} {verb} for the bucket, the longest for {seconds_text(longest)}: "
-            "it is silent or slow, or the network is; after a minute without an answer they fail"
+            "the bucket or the network is slow or down; after a minute without an answer, reads fail"
         )
 
 
@@ -334,10 +339,10 @@ def _closes_waiting(closes: Mapping[str, Any], cache: Mapping[str, Any]) -> Iter
     longest = closes["named"][0]
     verb = "waits" if closes["files"] == 1 else "wait"
     yield (
-        f"{count_text(closes['files'], 'close')} {verb} for room in the cache, the longest for "
-        f"{seconds_text(longest['seconds'])} ({longest['path']}, process {longest['process']}): what is not in the "
-        f"bucket takes {size_text(cache['staging_bytes'])}, above {size_text(closes['high_water_bytes'])} closes wait "
-        "for uploads; with a larger --cache-size they do so later"
+        f"{count_text(closes['files'], 'close')} {verb} for space in the cache, the longest for "
+        f"{seconds_text(longest['seconds'])} ({longest['path']}, process {longest['process']}): pending files take "
+        f"{size_text(cache['staging_bytes'])}, and above {size_text(closes['high_water_bytes'])} close waits for "
+        "uploads; raise --cache-size to raise this limit"
     )
 
 
@@ -347,12 +352,12 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _closes_waiting(status.get("closes_waiting", {}), cache)
     yield from _shortage_texts(status.get("shortages", {}), cache)
     yield from _waiting_lines(status, status)
-    for path in status.get("rejected", ())[:_MOST_LINES]:
-        yield f"{path}: the bucket refused it; `fusecache status` of the file says why"
+    for path in status.get("rejected", ())[:_MAX_LINES]:
+        yield f"{path}: the bucket rejected it; run `fusecache status` on the file for the reason"
     yield from _conflict_lines(status)
     counts = (
-        ("orphans", "unfinished file", "kept aside: see `fusecache recover`"),
-        ("suspects", "suspect file", "kept aside: see `fusecache recover`"),
+        ("orphans", "unfinished file", "in quarantine: see `fusecache recover`"),
+        ("suspects", "suspect file", "in quarantine: see `fusecache recover`"),
     )
     for name, noun, words in counts:
         if status.get(name):
@@ -360,16 +365,16 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     counters = (
         (
             "errors",
-            "request of reads failed, and was tried again",
-            "requests of reads failed, and were tried again",
+            "read request failed and was retried",
+            "read requests failed and were retried",
         ),
-        ("stalls", "request went silent, and was made again", "requests went silent, and were made again"),
-        ("checksum_failures", "damaged piece of the cache", "damaged pieces of the cache"),
-        ("disk_errors", "error of the cache's disk", "errors of the cache's disk"),
+        ("stalls", "read request stalled and was repeated", "read requests stalled and were repeated"),
+        ("checksum_failures", "checksum mismatch in the cache", "checksum mismatches in the cache"),
+        ("disk_errors", "I/O error of the cache's disk", "I/O errors of the cache's disk"),
         (
             "uncached",
-            "fetch not kept, as the cache had no room or its disk was too slow",
-            "fetches not kept, as the cache had no room or its disk was too slow",
+            "fetch not cached, because the cache was full or its disk too slow",
+            "fetches not cached, because the cache was full or its disk too slow",
         ),
     )
     for name, one, many in counters:
@@ -377,22 +382,24 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"{cache[name]} {one if cache[name] == 1 else many}"
     refused = status.get("kernel", {}).get("refused", ())
     if refused:
-        yield f"the kernel refused {', '.join(refused)}: large reads are slower; root may set it, see the log"
+        yield (
+            f"the kernel refused {', '.join(refused)}: large reads are slower; the log has the command for root"
+        )
 
 
 def _waiting_lines(status: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what holds uploads up. pending: the numbers of the whole mount, or of one path."""
+    """Yield the reasons why uploads wait. pending: the counts of the whole mount, or of one path."""
     waiting = pending.get("waiting", ())
-    said = list(_bucket_texts(status))
-    for each in waiting[:_MOST_LINES]:
-        # Of keys that are refused it is said above how they are renewed.
-        is_new = each["remedy"] and not any(line.endswith(each["remedy"]) for line in said)
+    bucket_texts = list(_bucket_texts(status))
+    for each in waiting[:_MAX_LINES]:
+        # The line about refused credentials already says how to renew them.
+        is_new = each["remedy"] and not any(line.endswith(each["remedy"]) for line in bucket_texts)
         yield f"{each['path']} waits: {each['cause']}" + (f": {each['remedy']}" if is_new else "")
     if status.get("waiting_for") and not waiting and pending.get("pending_files"):
         yield f"uploads wait: {status['waiting_for']}"
 
 
 def _conflict_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    for conflict in facts.get("conflicts", ())[:_MOST_LINES]:
-        kept = f"ours is kept as {conflict['kept_as']}" if conflict["kept_as"] else "our change was given up"
+    for conflict in facts.get("conflicts", ())[:_MAX_LINES]:
+        kept = f"our version is {conflict['kept_as']}" if conflict["kept_as"] else "our change was dropped"
         yield f"{conflict['path']}: another client changed it first; {kept}"

@@ -1,11 +1,11 @@
 """The options of a mount: one schema, three sources (a TOML file, the environment, flags), and their checks.
 
-Flags go before the environment, the environment before the file, the file before the defaults.
-Parsing touches nothing but the named file, the environment mapping it is given, and the free space of a disk.
+Flags override the environment, the environment overrides the file, the file overrides the defaults.
+Parsing reads only the configuration file, the environment mapping that the caller passes, and a disk's free space.
 
 Invariants:
-1. Every option is one field of `MountOptions`; file keys, variables and flags derive from its name.
-2. Every refusal is a ConfigError that names the key, the value and what is allowed.
+1. Every option is one field of `MountOptions`. File keys, variables and flags derive from its name.
+2. Every rejected value raises a ConfigError that names the key, the value and what is allowed.
 """
 
 import argparse
@@ -41,21 +41,21 @@ from fusecache.model.objects import MIB
 from fusecache.remote.endpoints import choose_endpoint
 
 VARIABLE_PREFIX = "FUSECACHE_"
-# Variables with our prefix that are no options of a mount.
+# Variables with the prefix FUSECACHE_ that are not mount options.
 OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
 
 SMALLEST_CACHE_BYTES = 64 * MIB
 SMALLEST_MEMORY_BYTES = 32 * MIB
-# Of the free space: what is left keeps the journal, the logs and other programs of the node alive.
+# Share of the disk's free space. The journal, the logs and other programs of the node need the rest.
 DEFAULT_CACHE_SHARE = 0.8
 
-# What a flag's value is called, by unit; else by the option's own name.
+# Placeholder of a flag's value in --help, by unit. Without a unit it derives from the option's name.
 _METAVARS = {"bytes": "SIZE", "seconds": "DURATION", "octal": "BITS", "list": "NAME,..."}
 
-# Names under which programs write before they rename: never published unless they stay.
-# Programs' own: tempfile, torch, safetensors; git's objects (tmp_obj_*); rsync's (.NAME.XXXXXX).
+# Names that programs write to before they rename the file. Published only if no rename comes within 60 s.
+# From tempfile, torch and safetensors; tmp_obj_* from git; .NAME.XXXXXX from rsync.
 TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*", ".*.??????")
-# Names of files that say that all the others are there, in which order trainers and writers of datasets make them.
+# Commit markers: files that trainers and dataset writers write last, to say that all other files are complete.
 ORDER_LAST = (
     ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
     "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
@@ -83,108 +83,128 @@ def _option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
-    """Everything that a mount can be told. Made by `load_options`, which checks and fills in the rest."""
+    """All options of a mount. `load_options` makes it, checks it and fills in the defaults."""
 
-    source: str = _option(as_source, "what to mount, s3://BUCKET[/PREFIX]")
-    mountpoint: Path = _option(as_path, "an existing directory where it appears")  # noqa: RUF009  # a field
+    source: str = _option(as_source, "the bucket or prefix to mount, s3://BUCKET[/PREFIX]")
+    mountpoint: Path = _option(as_path, "an existing empty directory to mount on")  # noqa: RUF009  # a field
     endpoint_url: str | None = _option(
         as_url,
-        "the S3 endpoint",
+        "URL of the S3 endpoint",
         default=None,
         default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS",
     )
     endpoint_is_r2: bool = _option(
-        as_flag, "the endpoint keeps R2's rules although its name does not say so", default=False
+        as_flag, "treat the endpoint as Cloudflare R2 although its host name is not R2's", default=False
     )
     region: str | None = _option(
-        as_text, "the region", default=None, default_text="auto for R2, else the AWS chain's"
+        as_text, "region of the bucket", default=None, default_text="auto for R2, else from the AWS chain"
     )
     profile: str | None = _option(
-        as_text, "a profile of ~/.aws for the keys", default=None, default_text="the AWS chain"
+        as_text, "profile in ~/.aws with the credentials", default=None, default_text="the AWS chain"
     )
     write_profile: str | None = _option(
         as_text,
-        "another profile for writing, if its keys differ",
+        "profile in ~/.aws for write requests, if they need other credentials",
         default=None,
-        default_text="as for reading",
+        default_text="same as --profile",
     )
     cache_dir: Path = _option(  # noqa: RUF009  # a field
         as_path,
-        "where cached and not yet uploaded files live",
+        "directory for cached data and for files that wait for upload",
         default_text="~/.cache/fusecache/…, for root /var/cache/fusecache/…",
     )
     cache_size: int = _option(
         as_size_or_share,
-        "how much of the disk to use, as 500GiB or 80%",
+        "disk space for cached data and files that wait for upload: 500GiB, or a share of the free space like 80%",
         unit="bytes",
         default_text="80% of the free space",
     )
-    memory: int = _option(parse_size, "buffers for reads under way", unit="bytes", default=256 * MIB)
-    read_only: bool = _option(as_flag, "refuse every change", default=False)
-    allow_other: bool = _option(as_flag, "let other users see the mount", default=False)
-    uid: int | None = _option(as_whole, "owner of files", default=None, default_text="the mountpoint's owner")
-    gid: int | None = _option(as_whole, "group of files", default=None, default_text="the mountpoint's group")
-    umask: int = _option(as_octal, "permission bits that files lack", unit="octal", default=0o022)
+    memory: int = _option(
+        parse_size, "memory for the buffers of reads in flight", unit="bytes", default=256 * MIB
+    )
+    read_only: bool = _option(as_flag, "mount read-only: every change fails with EROFS", default=False)
+    allow_other: bool = _option(as_flag, "let other users access the mount", default=False)
+    uid: int | None = _option(
+        as_whole, "user id that owns the files", default=None, default_text="the mountpoint's owner"
+    )
+    gid: int | None = _option(
+        as_whole, "group id of the files", default=None, default_text="the mountpoint's group"
+    )
+    umask: int = _option(
+        as_octal, "permission bits to remove from files and directories", unit="octal", default=0o022
+    )
     log_level: str = _option(
         one_of("debug", "info", "warning", "error"),
-        "what to log",
+        "lowest level of the messages to log",
         default="info",
         metavar="debug|info|warning|error",
     )
     settle_seconds: float = _option(
-        Duration(0, 3600), "how long a closed file rests before its upload", unit="seconds", default=1.0
+        Duration(0, 3600),
+        "delay between the close of a file and the start of its upload",
+        unit="seconds",
+        default=1.0,
     )
     attribute_seconds: float = _option(
-        Duration(0, 3600), "how long names and sizes are believed without asking", unit="seconds", default=1.0
+        Duration(0, 3600),
+        "how long cached names and sizes stay valid before the daemon asks the bucket again (TTL)",
+        unit="seconds",
+        default=1.0,
     )
     immutable: tuple[str, ...] = _option(
-        as_names, "names (globs, or prefixes ending in /) whose objects never change", unit="list", default=()
+        as_names,
+        "names (globs, or prefixes ending in /) whose objects never change: the daemon looks them up once",
+        unit="list",
+        default=(),
     )
     posix_metadata: bool = _option(
         as_flag,
-        "show mode, time and (as root) owner that other nodes, rclone or s3fs stored with objects: a HEAD for each",
+        "show the mode, time and (as root) owner that other nodes, rclone or s3fs stored with objects; costs one HEAD "
+        "per object",
         default=False,
     )
     temp_names: tuple[str, ...] = _option(
         as_names,
-        "names under which programs write before renaming; yours stand instead of these, not beside them",
+        "names that programs write to before they rename: uploaded only if no rename comes within 60 s; your list "
+        "replaces this one",
         unit="list",
         default=TEMP_NAMES,
     )
     order_last: tuple[str, ...] = _option(
         as_names,
-        "names published only after everything older in their directory; yours stand instead of these, not beside them",
+        "commit markers: uploaded only after all older changes in their directory; your list replaces this one",
         unit="list",
         default=ORDER_LAST,
     )
     delete_delay: float = _option(
         Duration(0, 86400 * 7),
-        "how long removed objects stay in the bucket, for programs that remove before they write; an unmount waits for "
-        "none of that and removes them",
+        "delay of deletions in the bucket, for programs that delete the old file before they write the new one; an "
+        "unmount applies them at once",
         unit="seconds",
         default=0.0,
     )
     conflict: str = _option(
         one_of("keep-both", "last-wins"),
-        "what becomes of a file that another client changed, too: ours gets a name of its own, or replaces theirs",
+        "if another client changed the same file first: keep-both stores your version under a new name, last-wins "
+        "replaces theirs",
         default="keep-both",
         metavar="keep-both|last-wins",
     )
     fsync: str = _option(
         one_of("ordered", "remote"),
-        "what fsync waits for: this node's disk, or the bucket (for jobs of several nodes)",
+        "what fsync waits for: ordered, this node's disk; remote, the bucket (for jobs on several nodes)",
         default="ordered",
         metavar="ordered|remote",
     )
     pin: tuple[str, ...] = _option(
         as_names,
-        "names (globs, or prefixes ending in /) that stay in the cache: the newest checkpoint, say",
+        "names (globs, or prefixes ending in /) whose cached data reads never evict, such as the newest checkpoint",
         unit="list",
         default=(),
     )
     local_only: tuple[str, ...] = _option(
         as_names,
-        "names (globs, or prefixes ending in /) whose files are never published",
+        "names (globs, or prefixes ending in /) whose files are never uploaded",
         unit="list",
         default=(),
     )
@@ -196,12 +216,12 @@ class MountOptions:
 
     @property
     def prefix(self) -> str:
-        """What every key starts with: empty, or ending in `/`."""
+        """The key prefix of the mount: empty, or ending in `/`."""
         inner = self.source.removeprefix("s3://").partition("/")[2].rstrip("/")
         return f"{inner}/" if inner else ""
 
 
-# Said elsewhere in a status, or nobody's business who only sees the mount.
+# Options that a status does not list: it shows them elsewhere, or only the owner of the mount may know them.
 _NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile"})
 
 FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
@@ -209,12 +229,12 @@ FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
 
 FLAG_VALUES_TEXT = (
     "SIZE: bytes, or like 500MiB, 50GiB, 500G. DURATION: seconds, or like 500ms, 90s, 10m, 2h, 1d. "
-    "NAME,...: several with commas between them, or the flag once for each."
+    "NAME,...: a comma-separated list; the flag can also be repeated."
 )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every option but source and mountpoint, which are positional."""
+    """Add a flag for every option except source and mountpoint, which are positional."""
     for name, item in FIELDS.items():
         if name in ("source", "mountpoint"):
             continue
@@ -227,7 +247,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
             )
         elif facts["parse"] is as_names:
-            # Who repeats a flag wants both.
+            # A repeated flag adds to the list.
             parser.add_argument(
                 flag, dest=name, metavar=metavar, action="extend", type=as_names, default=None, help=text
             )
@@ -247,9 +267,9 @@ def _default_text(item: dataclasses.Field[Any]) -> str:
 
 
 def shown_options(options: MountOptions) -> dict[str, Any]:
-    """Return what a status says: `options` in force, as plain values, and those of them that are no defaults.
+    """Return the `options` in force as plain values, and `options_changed`: the ones that differ from the default.
 
-    What is found out at the start, as the size of the cache, counts as its default.
+    A value that the daemon determines at start, such as the cache size, counts as a default.
     """
     found = {name: _plain(name, getattr(options, name)) for name in FIELDS if name not in _NOT_SHOWN}
     found["read_only"] = options.read_only
@@ -280,10 +300,10 @@ def load_options(
     user_id: int = 0,
     free_bytes: Callable[[Path], int] | None = None,
 ) -> MountOptions:
-    """Return the options that flags, environment and file add up to.
+    """Merge flags, environment and file into the options of a mount.
 
-    flags: by field name; None means not given. environment: all variables; only ours are looked at.
-    home, user_id, free_bytes: of the user and the disk; given by tests.
+    flags: by field name; None means not given. environment: all variables; those without the prefix are ignored.
+    home, user_id: of the user who mounts. free_bytes: returns the free bytes of a disk; tests pass their own.
     Raises ConfigError.
     """
     chosen: dict[str, tuple[object, str]] = {}
@@ -302,7 +322,7 @@ def load_options(
     for name in ("source", "mountpoint"):
         if name not in values:
             raise ConfigError(
-                f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the file"
+                f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the configuration file"
             )
     if "cache_dir" not in values:
         values["cache_dir"] = default_cache_dir(
@@ -322,7 +342,7 @@ def load_options(
 def default_cache_dir(
     source: str, endpoint: str, *, environment: Mapping[str, str], home: Path, user_id: int
 ) -> Path:
-    """Return the cache directory of one bucket and prefix: the same for the same source, no other's."""
+    """Return the cache directory of one source: stable for the same endpoint, bucket and prefix, and unique to them."""
     inner = source.removeprefix("s3://").rstrip("/")
     bucket = inner.partition("/")[0]
     digest = hashlib.sha256("\n".join((endpoint.rstrip("/"), inner)).encode()).hexdigest()[:12]
@@ -334,9 +354,9 @@ def default_cache_dir(
 
 
 def free_bytes_at(path: Path) -> int:
-    """Return the bytes that were free on the disk of a cache directory when it was made, or are free now.
+    """Return the free bytes of a cache directory's disk, as recorded when the directory was made; else as of now.
 
-    A limit that is a share of it must not shrink as the cache fills. Raises ConfigError.
+    The recorded value keeps a limit in percent from shrinking while the cache fills. Raises ConfigError.
     """
     try:
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
@@ -345,7 +365,7 @@ def free_bytes_at(path: Path) -> int:
             path = path.parent
         return shutil.disk_usage(path).free
     except OSError as exc:
-        raise ConfigError(f"cache_dir = {path}: {exc.strerror}; choose another one") from exc
+        raise ConfigError(f"cache_dir = {path}: {exc.strerror}; choose another directory") from exc
 
 
 def _shown(value: object, unit: str) -> str:
@@ -369,13 +389,13 @@ def _read_file(path: Path) -> dict[str, object]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(f"cannot read the configuration {path}: {exc.strerror}") from exc
+        raise ConfigError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+        raise ConfigError(f"{path} is not valid TOML: {exc}") from exc
     for name, value in content.items():
         if name not in FIELDS and isinstance(value, dict):
             raise ConfigError(
-                f'{path}: [{name}] is a table: options stand at the top of the file, without one (source = "s3://…")'
+                f'{path}: [{name}] is a table; write the options at the top level of the file (source = "s3://…")'
             )
         if name not in FIELDS:
             raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, tuple(FIELDS))}")
@@ -406,11 +426,11 @@ def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path],
 
 
 def _check_together(options: MountOptions, *, share: str) -> None:
-    """Raise ConfigError unless the options suit each other. share: of the disk that the cache is to take, or ""."""
+    """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
     if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
-            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, for a few "
-            "buffers of each size"
+            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, so that a "
+            "few buffers of each size fit"
         )
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.cache_size < floor:
@@ -422,8 +442,10 @@ def _check_together(options: MountOptions, *, share: str) -> None:
         if floor > SMALLEST_CACHE_BYTES:
             ways.append("choose a smaller memory")
         raise ConfigError(
-            f"{size} is below {size_text(floor)}, the larger of 64 MiB and the buffers "
-            f"(memory = {size_text(options.memory)}): {', or '.join(ways)}"
+            f"{size} is below the minimum of {size_text(floor)}, the larger of 64 MiB and "
+            f"memory ({size_text(options.memory)}): {', or '.join(ways)}"
         )
     if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
-        raise ConfigError(f"cache_dir = {options.cache_dir} lies inside the mountpoint {options.mountpoint}")
+        raise ConfigError(
+            f"cache_dir = {options.cache_dir} is inside the mountpoint {options.mountpoint}; choose another cache_dir"
+        )

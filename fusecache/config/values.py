@@ -1,6 +1,6 @@
-"""How the text or TOML value of an option becomes a checked value. A refusal says what is allowed.
+"""Parsers that turn the text or TOML value of an option into a checked value.
 
-Each function takes what a file, a variable or a flag gave; its ValueError's text is what is allowed.
+Each function takes the value from a file, a variable or a flag. Its ValueError's text says what is allowed.
 """
 
 import math
@@ -28,14 +28,14 @@ _DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
 
 
 def as_text(value: object) -> str:
-    """A text that is not empty."""
+    """Return a non-empty string."""
     if not isinstance(value, str) or not value:
-        raise ValueError("a text that is not empty")
+        raise ValueError("a non-empty string")
     return value
 
 
 def as_source(value: object) -> str:
-    """A bucket and prefix as s3://BUCKET[/PREFIX]."""
+    """Return a bucket and prefix as s3://BUCKET[/PREFIX]."""
     if not isinstance(value, str) or not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", value):
         raise ValueError("s3://BUCKET or s3://BUCKET/PREFIX")
     prefix = value.removeprefix("s3://").partition("/")[2].rstrip("/")
@@ -45,19 +45,19 @@ def as_source(value: object) -> str:
 
 
 def as_url(value: object) -> str:
-    """An http or https URL without a path."""
+    """Return an http or https URL without a path."""
     if not isinstance(value, str) or not re.fullmatch(r"https?://[^/\s]+/?", value):
         raise ValueError("a URL without a path, like https://host or http://host:port")
     return value
 
 
 def as_path(value: object) -> Path:
-    """An absolute path; `~` is the home directory."""
+    """Return an absolute path; `~` is the home directory."""
     return Path(os.path.abspath(Path(as_text(value)).expanduser()))
 
 
 def as_flag(value: object) -> bool:
-    """True or false, also as a word."""
+    """Return true or false, also from a word such as `yes` or `off`."""
     if isinstance(value, bool):
         return value
     words = {
@@ -90,7 +90,7 @@ def parse_size(value: object) -> int:
 
 
 def as_size_or_share(value: object) -> int | str:
-    """Bytes, or a share as text like `80%`."""
+    """Return bytes, or a share as a string like `80%`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()) if isinstance(value, str) else None
     if match is not None:
         if not 0 < float(match[1]) <= 100:
@@ -104,7 +104,7 @@ def as_size_or_share(value: object) -> int | str:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """The check of a duration of `low` to `high` seconds: a number of seconds, or with a unit, as `10m`."""
+    """Parser of a duration from `low` to `high` seconds: a number of seconds, or with a unit, like `10m`."""
 
     low: float = 0.0
     high: float = math.inf
@@ -122,20 +122,20 @@ class Duration:
 
     @property
     def range_text(self) -> str:
-        """What is allowed: `0 to 7d`."""
+        """The allowed range as text: `0 to 7d`."""
         if math.isinf(self.high):
             return f"{_time_text(self.low)} or more"
         return f"{_time_text(self.low)} to {_time_text(self.high)}"
 
 
 def _time_text(seconds: float) -> str:
-    """Return seconds in the largest unit that leaves no rest, as an option takes them: 0, 1.5s, 10m, 7d."""
+    """Return seconds as an option takes them, in the largest unit without a remainder: 0, 1.5s, 10m, 7d."""
     whole = [unit for unit in ("d", "h", "m") if seconds and seconds % TIME_UNITS[unit] == 0]
     return f"{seconds / TIME_UNITS[whole[0]]:g}{whole[0]}" if whole else f"{seconds:g}s" if seconds else "0"
 
 
 def as_whole(value: object) -> int:
-    """A user or group id."""
+    """Return a user or group id."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32 - 1:
@@ -144,15 +144,15 @@ def as_whole(value: object) -> int:
 
 
 def as_octal(value: object) -> int:
-    """Permission bits from octal digits."""
-    # Not a number: TOML's 22 and 0o26 arrive as the same one, and who writes 22 means 0o22.
+    """Return permission bits from octal digits."""
+    # Numbers are refused: TOML's 22 and 0o26 are the same number, and users who type 22 mean 0o22.
     if not isinstance(value, str) or not re.fullmatch(r"(0o)?0?[0-7]{1,3}", value):
-        raise ValueError('octal digits up to 777 as a text, like "022"')
+        raise ValueError('octal digits up to 777 as a string, like "022"')
     return int(value, 8)
 
 
 def one_of(*words: str) -> Callable[[object], str]:
-    """Return the check that a text is one of `words`."""
+    """Return a parser that accepts only one of `words`."""
 
     def parse(value: object) -> str:
         word = str(value).lower()
@@ -164,9 +164,9 @@ def one_of(*words: str) -> Callable[[object], str]:
 
 
 def as_names(value: object) -> tuple[str, ...]:
-    """A list of names, or one text with commas between them."""
+    """Return names from a list, or from one comma-separated string."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
-        raise ValueError("a list of texts (in a variable or a flag: separated by commas)")
+        raise ValueError("a list of strings (in a variable or a flag: separated by commas)")
     return tuple(value)

@@ -1,1 +1,1 @@
-"""The process behind a mount: connects to the bucket, runs the engine and the FUSE session, serves commands."""
+"""The daemon of a mount: connects to the bucket, runs the engine and the FUSE session, serves commands."""

@@ -1,11 +1,11 @@
-"""The daemon's side of the control socket: JSON lines, one command a connection.
+"""Server of the control socket: JSON lines, one command per connection. The client is `fusecache.mount.control_client`.
 
-Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …, "id": …}`; each command takes what it
-needs. Answers: progress twice a second, then one with `done`, `result` and `message`. Whatever the mount holds, an
-answer names a bounded number of things of a kind and counts the rest.
+Request: `{"command": …, "path": …, "paths": […], "timeout_seconds": …, "wait": …, "id": …}`; a command ignores the
+fields that it does not need. Answers: progress twice a second, then a final one with `done`, `result` and `message`.
+Every list in an answer is bounded; a count covers the entries left out.
 
-`{"command": "hint", "file": …, "bytes": …}` is followed by so many bytes: what a job would write into that file of the
-hints' directory, from where the mount is read-only. Without any bytes it takes back what the job has said.
+`{"command": "hint", "file": …, "bytes": …}` is followed by that number of bytes: the content that a job would write
+to this file of the hints directory, for jobs that see the mount read-only. 0 bytes withdraw the job's hints.
 """
 
 import json
@@ -30,21 +30,25 @@ from fusecache.model.objects import MIB
 
 log = logging.getLogger(__name__)
 
+# Interval of progress reports: smooth enough for a progress bar.
 REPORT_SECONDS = 0.5
-# A report that takes long to make, as of 100 000 changes, comes less often; who asks bears 30 s of silence.
+# A slow report, of 100 000 changes for example, comes less often. The client times out after 30 s of silence.
 _PAUSE_FACTOR = 20
-_LONGEST_PAUSE_SECONDS = 10.0
-# Some ten thousand paths, as a shell's glob gives them.
-_LONGEST_REQUEST = MIB
-# The first three change what the daemon does at its end. What is evicted, others have paid for with their time:
-# everybody may ask for more to be cached, but not take it away from the others.
-_OWNERS_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
-# Who does not wait for a warm-up waits so long to hear whether the cache can hold it.
+_MAX_PAUSE_SECONDS = 10.0
+# Room for some ten thousand paths, which a glob of the shell can produce.
+_MAX_REQUEST_BYTES = MIB
+# Commands for root and the owner of the mount only. The first three change how the daemon shuts down. Eviction costs
+# other users the time to fetch again: every user may fill the cache, but only the owner may evict.
+_OWNER_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
+# Without --wait, the client still waits this long for the count that tells whether the cache can hold the files.
 _COUNT_SECONDS = 3.0
 
 
 class ControlServer:
-    """Answers on a unix socket: what `fusecache` asks, `abandon` (end at once), and `carry-on` (not so)."""
+    """Serves the commands of `fusecache` on a unix socket.
+
+    Two of them are internal: `abandon` makes the shutdown leave uploads to the next mount, `carry-on` reverts that.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class ControlServer:
         on_abandon: Callable[[], None],
         on_carry_on: Callable[[], None],
     ) -> None:
-        """facts: what is known of the mount beside the file system's statistics, at this moment."""
+        """facts: returns the current status fields that are not part of the file system's statistics."""
         self._fs = filesystem
         self._path = path
         self._facts = facts
@@ -68,7 +72,7 @@ class ControlServer:
         with suppress(FileNotFoundError):
             os.unlink(self._path)
         await listener.bind(self._path)
-        # Whoever sees the mount may ask; what others would feel is the owner's (_OWNERS_COMMANDS).
+        # Every user who sees the mount may send commands; _OWNER_COMMANDS lists the exceptions.
         os.chmod(self._path, 0o666)
         listener.listen(16)
         try:
@@ -78,7 +82,7 @@ class ControlServer:
             os.unlink(self._path)
 
     def status(self) -> dict[str, Any]:
-        """Return everything that is known, as plain values."""
+        """Return the full status as plain values."""
         return {**self._facts(), **self._fs.statistics()}
 
     async def _serve(self, stream: trio.SocketStream) -> None:
@@ -88,18 +92,18 @@ class ControlServer:
                 if line:
                     await self._answer(stream, json.loads(line), rest)
             except* (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the asker is gone
+                pass  # the client disconnected
             except* (ValueError, TypeError, AttributeError, RecursionError) as group:
-                log.info("control request refused error=%s", group.exceptions[0])
+                log.info("control request malformed error=%s", group.exceptions[0])
             except* Exception:
-                # Nothing that somebody may ask ends the mount.
+                # No request may end the mount.
                 log.exception("control request failed")
 
     async def _answer(self, stream: trio.SocketStream, request: dict[str, Any], rest: bytes) -> None:
         command, path = request.get("command"), _path(request.get("path") or "")
         timeout = request.get("timeout_seconds")
         try:
-            if command in _OWNERS_COMMANDS:
+            if command in _OWNER_COMMANDS:
                 _check_owner(stream, str(command))
             match command:
                 case "status":
@@ -123,7 +127,7 @@ class ControlServer:
         command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]
         match command:
             case "warm":
-                await self._warm(stream, paths, stays=bool(request.get("wait")))
+                await self._warm(stream, paths, waits=bool(request.get("wait")))
             case "evict":
                 await self._evict(stream, paths)
             case "check":
@@ -132,8 +136,8 @@ class ControlServer:
                 await self._send(stream, {**_done("ok"), "recover": await self._fs.quarantine.listing()})
             case "bring-back" | "delete" if self._fs.options.read_only:
                 raise NotPermitted(
-                    f"{request['id']}: this mount is read-only: unmount it and mount with writing, or copy the file "
-                    "elsewhere with --restore ID --to PATH"
+                    f"{request['id']}: this mount is read-only: mount again without --read-only, or copy the file to "
+                    "a path outside the mount with --restore ID --to PATH"
                 )
             case "bring-back":
                 path = await self._fs.quarantine.restore(int(request["id"]), paths[0])
@@ -145,10 +149,10 @@ class ControlServer:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
 
     async def _hint(self, stream: trio.SocketStream, request: dict[str, Any], message: bytes) -> None:
-        """Take a job's plan or cursor, or take it back."""
+        """Receive a job's plan or cursor, or withdraw the job's hints."""
         file, size = str(request.get("file")), int(request.get("bytes") or 0)
         if not 0 <= size <= LONGEST_MESSAGE_BYTES:
-            raise HintError(f"{file}: a message has at most {LONGEST_MESSAGE_BYTES} bytes, not {size}")
+            raise HintError(f"{file}: a message may have at most {LONGEST_MESSAGE_BYTES} bytes, not {size}")
         data = bytearray(message)
         while len(data) < size and (piece := await stream.receive_some(MIB)):
             data += piece
@@ -162,39 +166,39 @@ class ControlServer:
         pending = await self._fs.status.count()
         status = {**self._facts(), **self._fs.statistics(pending)}
         if path:
-            # A name that was never seen is asked for, and the bucket may be silent.
+            # An unknown name costs a request, and the bucket may not answer: report progress while waiting.
             async with self._reporting(stream, lambda: self._pending(path)):
                 there = await self._fs.status.path_status(path)
-            # `state` is the path's then, and the mount's without one.
+            # With a path, `state` is the path's; without one, the mount's.
             status = {**status, "path": path, "state": there["state"], "there": there}
         await self._send(stream, {**await self._pending(path), **_done("ok"), "status": status})
 
     async def _wait(
         self, stream: trio.SocketStream, path: str, seconds: float | None, *, drains: bool = False
     ) -> None:
-        """Report progress until everything below `path` is in the bucket.
+        """Report progress until all changes at or below `path` are in the bucket.
 
-        drains: before an unmount a conflict is no obstacle: both versions are in the bucket.
+        drains: before an unmount a conflict counts as success, because both versions are in the bucket.
         """
         if path and not drains and not (await self._fs.status.count(path)).files:
-            await self._fs.lookup_path(path)  # a name with a mistake in it is not durable
+            await self._fs.lookup_path(path)  # raises for a mistyped name, which must not count as durable
         async with self._reporting(stream, lambda: self._pending(path)):
             ended = await self._fs.wait_durable(path, seconds)
         result = "durable" if drains and ended.result == "conflict" else ended.result
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
 
-    async def _warm(self, stream: trio.SocketStream, paths: list[str], *, stays: bool) -> None:
-        """Begin a warm-up. If the asker stays, it hears of it until the end, and its going ends the warm-up."""
+    async def _warm(self, stream: trio.SocketStream, paths: list[str], *, waits: bool) -> None:
+        """Start a warm-up. waits: report until its end; if the client disconnects before that, cancel the warm-up."""
         job = self._fs.warmup.start(paths)
         try:
-            async with self._reporting(stream, _later(lambda: {"warm": job.as_dict()})):
-                if stays:
+            async with self._reporting(stream, _as_async(lambda: {"warm": job.as_dict()})):
+                if waits:
                     await job.ended.wait()
                 else:
                     with trio.move_on_after(_COUNT_SECONDS):
                         await job.counted.wait()
         except BaseException:
-            if stays:
+            if waits:
                 job.scope.cancel()
             raise
         failed = job.state in (WarmupState.FAILED, WarmupState.STOPPED)
@@ -202,13 +206,13 @@ class ControlServer:
         await self._send(stream, {**_done("error" if failed else "ok", message), "warm": job.as_dict()})
 
     async def _evict(self, stream: trio.SocketStream, paths: list[str]) -> None:
-        async with self._reporting(stream, _later(dict)):
+        async with self._reporting(stream, _as_async(dict)):
             dropped = await self._fs.inspector.evict(paths)
         await self._send(stream, {**_done("ok"), "evict": asdict(dropped)})
 
     async def _check(self, stream: trio.SocketStream, path: str) -> None:
         check = ScrubProgress()
-        async with self._reporting(stream, _later(lambda: {"check": check.as_dict()})):
+        async with self._reporting(stream, _as_async(lambda: {"check": check.as_dict()})):
             await self._fs.inspector.check(path, check)
         await self._send(stream, {**_done("ok"), "check": check.as_dict()})
 
@@ -216,7 +220,7 @@ class ControlServer:
     async def _reporting(
         self, stream: trio.SocketStream, report: Callable[[], Awaitable[dict[str, Any]]]
     ) -> AsyncIterator[None]:
-        """Send a report twice a second while the body runs; the body ends if the asker is gone."""
+        """Send a report twice a second while the body runs; cancel the body if the client disconnects."""
 
         async def run() -> None:
             while True:
@@ -224,7 +228,7 @@ class ControlServer:
                 row = await report()
                 spent = trio.current_time() - began
                 await self._send(stream, row)
-                await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _LONGEST_PAUSE_SECONDS))
+                await trio.sleep(min(max(REPORT_SECONDS, spent * _PAUSE_FACTOR), _MAX_PAUSE_SECONDS))
 
         with unwrap_single_error():
             async with trio.open_nursery() as nursery:
@@ -233,15 +237,15 @@ class ControlServer:
                 nursery.cancel_scope.cancel()
 
     async def _pending(self, path: str) -> dict[str, Any]:
-        """Return how much is owed at or below a path, how long it may take, and what holds it up."""
+        """Return the pending changes at or below a path, the time left, and why uploads wait."""
         return self._fs.status.progress(await self._fs.status.count(path))
 
     async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
         await stream.send_all(json.dumps(row).encode() + b"\n")
 
 
-def _later(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return a report that needs no waiting as one that may."""
+def _as_async(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Wrap a synchronous report as an asynchronous one."""
 
     async def call() -> dict[str, Any]:
         return report()
@@ -258,21 +262,21 @@ def _path(text: str) -> str:
 
 
 def _check_owner(stream: trio.SocketStream, command: str) -> None:
-    """Raise NotPermitted unless the asker is root or the daemon's own user (unix(7), SO_PEERCRED)."""
+    """Raise NotPermitted unless the client is root or the daemon's user (unix(7), SO_PEERCRED)."""
     facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", facts)
     if user not in {0, os.geteuid()}:
-        raise NotPermitted(f"only root and the user who mounted may ask for `{command}`")
+        raise NotPermitted(f"`{command}` is allowed for root and the user who mounted only")
 
 
 async def _read_line(stream: trio.SocketStream) -> tuple[bytes, bytes]:
-    """Return the request's line and what came with it, b"" twice if the other side only connected."""
+    """Return the request's line and the bytes that follow it; b"" twice if the client sent no full line."""
     found = bytearray()
     while b"\n" not in found[-4096:]:
         piece = await stream.receive_some(4096)
         if not piece:
             return b"", b""
-        if len(found) > _LONGEST_REQUEST:
+        if len(found) > _MAX_REQUEST_BYTES:
             raise ValueError("the request is too long")
         found += piece
     end = found.index(b"\n") + 1

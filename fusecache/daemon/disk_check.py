@@ -1,4 +1,4 @@
-"""Whether the disk of a cache directory has room for what an option promises."""
+"""Checks whether the disk of a cache directory has space for the cache size that the options ask for."""
 
 import shutil
 from pathlib import Path
@@ -11,30 +11,29 @@ from fusecache.model.format_text import size_text
 
 
 def check_disk(options: MountOptions) -> None:
-    """Raise MountError if nothing could ever be written on the disk of the cache directory."""
+    """Raise MountError if the disk of the cache directory is too small for any write. A read-only mount passes."""
     total_bytes = _disk_of(options.cache_dir).total
     if not options.read_only and total_bytes < FREE_SPACE_FLOOR_BYTES + SMALLEST_CACHE_BYTES:
         raise MountError(
-            f"the disk of {options.cache_dir} has {size_text(total_bytes)} in all, and the last "
-            f"{size_text(FREE_SPACE_FLOOR_BYTES)} of a disk stay free for the journal: nothing could be written; "
-            "choose another with --cache-dir"
+            f"the disk of {options.cache_dir} is too small for writes: it has {size_text(total_bytes)}, and "
+            f"{size_text(FREE_SPACE_FLOOR_BYTES)} must stay free for the journal; choose another with --cache-dir"
         )
 
 
 def shortage_text(options: MountOptions, usable_bytes: int) -> str:
-    """Return what to know if the disk has less room than the cache may take, else ""."""
+    """Return a warning if the disk has less space than the cache may use, else ""."""
     if usable_bytes >= options.cache_size:
         return ""
     disk = _disk_of(options.cache_dir)
     return (
-        f"the cache may take {size_text(options.cache_size)}, and the disk of {options.cache_dir} has "
-        f"{size_text(disk.total)}, of which {size_text(disk.free)} are free: {size_text(usable_bytes)} will be used "
-        f"(the last {size_text(FREE_SPACE_FLOOR_BYTES)} stay free); see --cache-size and --cache-dir"
+        f"the cache may use {size_text(options.cache_size)}, but the disk of {options.cache_dir} has "
+        f"{size_text(disk.total)}, {size_text(disk.free)} of it free: the cache will use {size_text(usable_bytes)} "
+        f"({size_text(FREE_SPACE_FLOOR_BYTES)} must stay free); see --cache-size and --cache-dir"
     )
 
 
 def _disk_of(path: Path) -> Any:
-    """Return the sizes of the disk that a directory lies on, or will."""
+    """Return the disk usage of a directory's disk; of its nearest existing parent if it does not exist yet."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path)

@@ -1,9 +1,8 @@
-"""One mount's life as a process: checks, start, signals, end. The only place where everything is wired.
+"""The daemon process of one mount: checks, start, signals, shutdown. It wires engine, FUSE and control socket.
 
-Invariant: whatever fails before `ready` leaves nothing mounted and nothing lost.
+Invariant: a failure before `ready` leaves nothing mounted and loses no data.
 """
 
-import configparser
 import errno
 import logging
 import os
@@ -12,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,7 @@ import trio
 
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
+from fusecache.daemon.connect import connect, keys_from
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.sd_notify import notify
@@ -35,40 +35,43 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.operations import Operations
-from fusecache.model.errors import AccessDenied, FusecacheError, MountError, Unavailable
+from fusecache.model.errors import FusecacheError, MountError
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
-from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport, choose_endpoint
+from fusecache.remote.endpoints import choose_endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
-from fusecache.remote.s3.store import S3Store
 
 log = logging.getLogger(__name__)
 
-# GETs in flight; the pool of buffers bounds them too.
+# Maximum GETs in flight; the buffer pool bounds them too.
 NETWORK_THREADS = 80
+# Maximum uploads of bodies in flight.
 UPLOAD_THREADS = 16
-# Requests that publish, and send few bytes: never behind large uploads.
+# Threads for publishing requests that send few bytes, so that they never queue behind large uploads.
 PUBLISH_THREADS = 64
-# Requests that may wait in handlers: with pyfuse3's 99, a hundred waiting readers would hang every `ls`.
+# Maximum FUSE requests in handlers. With pyfuse3's default of 99, a hundred waiting reads would block every `ls`.
 MAX_TASKS = 4096
-# Idle tasks are kept up to here, so that a burst of requests does not start and end tasks all the time.
+# Idle handler tasks that stay alive, so that bursts of requests do not start and end tasks all the time.
 MIN_TASKS = 64
-# With the default of 5 ms a thread that copies a body holds the loop, and so every reader, for as long.
+# With Python's default of 5 ms, a thread that copies a body blocks the event loop, and so every reader, that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
+# Interval of the status line for systemd, and of the check whether the bucket refuses the credentials.
 STATUS_SECONDS = 5.0
+# Shortest time between two reloads of refused credentials.
 CREDENTIALS_SECONDS = 30.0
-# A store may refuse keys for a moment; from here on a person is told.
+# A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
 DENIED_SECONDS = 10.0
-# Permissions of a new key take up to a minute to arrive: keys that are refused for longer are wrong.
+# The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
 AUTH_FAILED_SECONDS = 90.0
+# A socket younger than this may belong to a daemon that has not called listen() yet.
 STALE_SECONDS = 10.0
 
 
 def run(options: MountOptions, ready: Callable[[str], None]) -> int:
-    """Mount, serve until unmounted or told to stop, drain; return the exit status.
+    """Mount, serve until unmounted or signalled, drain; return the exit status.
 
-    `ready` is called once the mount answers, with what whoever mounts should know ("": nothing).
-    Raises FusecacheError if it cannot start.
+    ready: called once the mount answers, with a message for the user who mounts ("": none).
+    Raises FusecacheError if the daemon cannot start.
     """
     _begin_log(options.log_level.upper())
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -84,12 +87,12 @@ def _begin_log(level: str) -> None:
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
-        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they speak of every request
+        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
     logging.getLogger("pyfuse3").addFilter(_is_relevant)
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return whether a line of pyfuse3's says more than that the kernel, being unmounted, awaits no answer."""
+    """Return False for pyfuse3's error that the kernel expects no answer any more, normal during an unmount."""
     return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()
 
 
@@ -99,7 +102,8 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     endpoint = choose_endpoint(
         os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
     )
-    remote = _connect(options, endpoint)
+    threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
+    remote = connect(options, endpoint, max_connections=threads)
     identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
     with (
         closing(remote),
@@ -108,44 +112,6 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     ):
         return trio.run(_Daemon(options, remote, ready).run)
     raise AssertionError("unreachable: the daemon returns or raises")
-
-
-def _connect(options: MountOptions, endpoint: Endpoint) -> ReadWriteSplit:
-    """Make the stores and show that they may do what the mount will ask of them."""
-    transport = Transport(max_connections=NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS)
-    reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
-    try:
-        reader.list_page(options.prefix, limit=1)
-    except Unavailable as exc:
-        raise MountError(
-            f"{options.source} cannot be reached: {exc}; is {endpoint.url or 'AWS'} the right endpoint "
-            f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID), "
-            "and is there a way to it (network, proxy, firewall)?"
-        ) from exc
-    if options.read_only:
-        return ReadWriteSplit([reader], None)
-    writer = reader
-    if options.write_profile is not None:
-        writer = S3Store(options.bucket, endpoint, profile=options.write_profile, transport=transport)
-    try:
-        writer.probe_write(options.prefix)
-    except AccessDenied as exc:
-        raise MountError(
-            f"{options.source}: these credentials may read but not write ({exc}); "
-            f"mount with --read-only, or give a key that may write"
-        ) from exc
-    return ReadWriteSplit([reader], writer)
-
-
-def _keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
-    """Return where the keys are read from: `environment`, the path of a file, or "" for another link of the chain."""
-    if profile is None and "AWS_ACCESS_KEY_ID" in environ:
-        return "environment"
-    path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
-    profiles = configparser.RawConfigParser()
-    profiles.read(path)
-    section = profile or environ.get("AWS_PROFILE", "default")
-    return path if profiles.has_option(section, "aws_access_key_id") else ""
 
 
 class _Daemon:
@@ -161,100 +127,64 @@ class _Daemon:
         self._facts: dict[str, Any] = {}
 
     async def run(self) -> int:
+        """Assemble the mount, serve it until its end, and return the exit status."""
         options = self._options
         offload = ThreadOffload(
             network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS, publish_threads=PUBLISH_THREADS
         )
-        owner = os.stat(options.mountpoint)
-        ownership = Ownership(
-            owner.st_uid if options.uid is None else options.uid,
-            owner.st_gid if options.gid is None else options.gid,
-            options.umask,
-            # As tar: only root can give files to others, and keep what is not its own in reach.
-            is_told=options.posix_metadata
-            and os.geteuid() == 0
-            and options.uid is None
-            and options.gid is None,
-        )
-        filesystem = FileSystem(
-            self._remote,
-            offload,
-            EngineOptions(
-                directory=options.cache_dir,
-                prefix=options.prefix,
-                ownership=ownership,
-                cache_bytes=options.cache_size,
-                buffer_bytes=options.memory,
-                settle_seconds=options.settle_seconds,
-                fresh_seconds=options.attribute_seconds,
-                immutable=options.immutable,
-                posix_metadata=options.posix_metadata,
-                temp_names=options.temp_names,
-                order_last=options.order_last,
-                delete_delay=options.delete_delay,
-                last_wins=options.conflict == "last-wins",
-                read_only=options.read_only,
-                fsync_is_remote=options.fsync == "remote",
-                local_only=options.local_only,
-                pin=options.pin,
-                keys_from=_keys_from(options.write_profile or options.profile, os.environ),
-                writes_by_other_keys=options.write_profile is not None,
-            ),
-        )
-        facts = self._facts
-        facts |= {
-            "version": __version__,
-            "pid": os.getpid(),
-            "source": options.source,
-            "mountpoint": str(options.mountpoint),
-            "read_only": options.read_only,
-            "keys_from": _keys_from(options.profile, os.environ),
-            "write_keys_from": _keys_from(options.write_profile or options.profile, os.environ),
-            **shown_options(options),
-            "kernel": {"applied": [], "refused": []},
-        }
+        ownership = _ownership(options)
+        filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership))
+        self._facts |= _initial_facts(options)
+        server, operations = self._endpoints(filesystem, ownership)
+        async with filesystem.running():
+            try:
+                async with trio.open_nursery() as nursery:
+                    await self._start(nursery, filesystem, server, operations)
+                    await self._stop.wait()
+                    await self._shut_down(filesystem, offload)
+                    nursery.cancel_scope.cancel()
+            finally:
+                # Only after all handlers have ended: a handler that replies through a closed session would crash.
+                self._unmount()
+            return self._report_pending(filesystem)
+
+    # ---- the phases of a run
+
+    def _endpoints(self, filesystem: FileSystem, ownership: Ownership) -> tuple[ControlServer, Operations]:
+        """Return the two ways into the file system: the control socket and the FUSE operations."""
+        options = self._options
         socket_path = _socket_path(options.cache_dir)
         server = ControlServer(
             filesystem,
             socket_path,
-            lambda: {**facts, "state": self._state(filesystem)},
+            lambda: {**self._facts, "state": self._state(filesystem)},
             on_abandon=self._abandon,
             on_carry_on=self._resume,
         )
-        statistics: Callable[[], dict[str, Any]] = server.status
-        operations = Operations(
-            filesystem,
-            ControlDirectory(
-                socket_path,
-                statistics,
-                HintFiles(filesystem.hints, ownership.uid, ownership.gid),
-                ownership.uid,
-                ownership.gid,
-            ),
-            read_only=options.read_only,
-        )
-        async with filesystem.running():
-            try:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(self._watch_signals, name="signals")
-                    await nursery.start(server.run, name="control")
-                    self._mount(operations)
-                    nursery.start_soon(self._serve, name="fuse")
-                    await self._announce(filesystem)
-                    nursery.start_soon(self._report, filesystem, name="status")
-                    nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
-                    await self._stop.wait()
-                    filesystem.end_waiting()
-                    await self._drain(filesystem)
-                    offload.abandon_reads()
-                    if self._must_stop_now():
-                        # As a kill would: what a request did that nobody heard of is found out by the next mount.
-                        offload.abandon_writes()
-                    nursery.cancel_scope.cancel()
-            finally:
-                # Only when no handler runs any more: one that replied through a closed session would crash.
-                self._unmount()
-            return self._report_pending(filesystem)
+        hint_files = HintFiles(filesystem.hints, ownership.uid, ownership.gid)
+        control = ControlDirectory(socket_path, server.status, hint_files, ownership.uid, ownership.gid)
+        return server, Operations(filesystem, control, read_only=options.read_only)
+
+    async def _start(
+        self, nursery: trio.Nursery, filesystem: FileSystem, server: ControlServer, operations: Operations
+    ) -> None:
+        """Mount, start the tasks, and report that the mount is ready."""
+        await nursery.start(self._watch_signals, name="signals")
+        await nursery.start(server.run, name="control")
+        self._mount(operations)
+        nursery.start_soon(self._serve, name="fuse")
+        await self._announce(filesystem)
+        nursery.start_soon(self._report, filesystem, name="status")
+        nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
+
+    async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
+        """Answer waiting calls, drain the queue, and abandon the requests that no caller needs any more."""
+        filesystem.end_waiting()
+        await self._drain(filesystem)
+        offload.abandon_reads()
+        if self._must_stop_now():
+            # Like a kill: the next mount finds out which of the requests in flight took effect.
+            offload.abandon_writes()
 
     def _mount(self, operations: Operations) -> None:
         options = self._options
@@ -266,7 +196,7 @@ class _Daemon:
             pyfuse3.init(operations, str(options.mountpoint), words)
         except RuntimeError as exc:
             raise MountError(
-                f"{options.mountpoint}: the mount was refused ({exc}); what fusermount3 said stands above, "
+                f"{options.mountpoint}: mounting failed ({exc}); see the message of fusermount3 above, "
                 f"or in {options.cache_dir}/fusecache.log"
             ) from exc
         self._mounted = True
@@ -277,12 +207,12 @@ class _Daemon:
             pyfuse3.close(unmount=True)
 
     async def _serve(self) -> None:
-        """Answer the kernel until the mount is gone, then publish what is left."""
+        """Serve the kernel's requests until the mount is gone, then request the shutdown."""
         await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
         self._stop.set()
 
     async def _announce(self, filesystem: FileSystem) -> None:
-        """Show that the mount answers, tune the kernel's side of it, and say so."""
+        """Check that the mount answers, tune the kernel's settings for it, and report that it is ready."""
         mountpoint = str(self._options.mountpoint)
         await trio.to_thread.run_sync(os.stat, mountpoint)
         settings = await trio.to_thread.run_sync(tune, mountpoint)
@@ -290,7 +220,7 @@ class _Daemon:
         log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
         if settings.refused:
             log.warning(
-                "kernel settings refused, large reads and many at once are slower: %s; to have them: %s",
+                "kernel settings refused; large and concurrent reads are slower settings=%s; to set them: %s",
                 ", ".join(settings.refused),
                 settings.remedy,
             )
@@ -315,7 +245,7 @@ class _Daemon:
             notify(STATUS=filesystem.status.line(filesystem.pending()))
 
     async def _renew_credentials(self, filesystem: FileSystem) -> None:
-        """While the bucket refuses our keys, read them again from where they came from: somebody may mend them."""
+        """Reload the credentials from their source while the bucket refuses them: the user may have renewed them."""
         reloaded = float("-inf")
         while True:
             await trio.sleep(STATUS_SECONDS)
@@ -323,12 +253,13 @@ class _Daemon:
             if denied_seconds and trio.current_time() >= reloaded + CREDENTIALS_SECONDS:
                 reloaded = trio.current_time()
                 await trio.to_thread.run_sync(self._remote.reload)
-                # Also a reader that nobody uses just now is asked, so that its state is known.
+                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
                 await filesystem.try_again()
                 denied_seconds = self._denied_seconds(filesystem)
                 if denied_seconds >= DENIED_SECONDS:
                     log.warning(
-                        "the bucket refuses the credentials, for %.0f s now; they were read again",
+                        "credentials refused and reloaded denied_seconds=%.0f; "
+                        "see `fusecache status` for how to renew them",
                         denied_seconds,
                     )
 
@@ -337,26 +268,26 @@ class _Daemon:
         return "auth-failed" if self._denied_seconds(filesystem) >= AUTH_FAILED_SECONDS else "ok"
 
     def _denied_seconds(self, filesystem: FileSystem) -> float:
-        # With nothing to be published nobody learns that writing is granted again: that is not known then.
+        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
         writes = self._remote.writes_denied.seconds() if len(filesystem.queue) else 0.0
         return max(self._remote.reads_denied.seconds(), writes)
 
     def _abandon(self) -> None:
-        """Leave what is not uploaded to the next mount."""
+        """Make the shutdown leave pending uploads to the next mount."""
         self._abandoned = True
 
     def _resume(self) -> None:
-        """The mount does not end after all."""
+        """Undo `_abandon`: the unmount failed and the mount stays."""
         self._abandoned = False
 
     def _must_stop_now(self) -> bool:
         return self._abandoned or self._signals > 1
 
     async def _drain(self, filesystem: FileSystem) -> None:
-        """Publish what is left, saying how far it is; a second signal leaves it to the next mount."""
+        """Publish pending changes and report progress; a second signal leaves the rest to the next mount."""
         if not len(filesystem.queue) or self._abandoned:
             return
-        notify(STOPPING=1, STATUS="uploading what is left")
+        notify(STOPPING=1, STATUS="uploading pending files")
 
         async def report() -> None:
             while True:
@@ -369,18 +300,18 @@ class _Daemon:
             nursery.start_soon(report, name="drain-report")
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
-                # Files are still closed meanwhile: the mount answers until the end.
+                # A loop, because programs can still close files: the mount answers until the end.
                 while len(filesystem.queue):
                     await filesystem.wait_durable("", None)
             nursery.cancel_scope.cancel()
 
     def _report_pending(self, filesystem: FileSystem) -> int:
-        """Return the exit status: 0 if the bucket has everything, or nobody wanted to wait for it."""
+        """Return the exit status: 0 if the bucket has everything or the drain was abandoned, else 1."""
         left = filesystem.pending()
         if not left.files:
             return 0
         log.warning(
-            "stopped before everything was uploaded files=%d bytes=%d; kept in %s, the next mount goes on",
+            "stopped with pending uploads files=%d bytes=%d cache_dir=%s; the next mount resumes them",
             left.files, left.bytes, self._options.cache_dir,
         )  # fmt: skip
         return 0 if self._abandoned else 1
@@ -401,10 +332,61 @@ class _Daemon:
         scope.cancel()
 
 
-def _socket_path(cache_dir: Path) -> str:
-    """Return where the control socket goes: short, as addresses of sockets end at 108 bytes.
+def _ownership(options: MountOptions) -> Ownership:
+    """Return who owns the files: the options, else the owner of the mountpoint."""
+    owner = os.stat(options.mountpoint)
+    return Ownership(
+        owner.st_uid if options.uid is None else options.uid,
+        owner.st_gid if options.gid is None else options.gid,
+        options.umask,
+        # Like tar: only root can give files to other users and still access them.
+        is_told=options.posix_metadata and os.geteuid() == 0 and options.uid is None and options.gid is None,
+    )
 
-    Those of killed daemons, on which nobody listens any more, are removed.
+
+def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOptions:
+    return EngineOptions(
+        directory=options.cache_dir,
+        prefix=options.prefix,
+        ownership=ownership,
+        cache_bytes=options.cache_size,
+        buffer_bytes=options.memory,
+        settle_seconds=options.settle_seconds,
+        fresh_seconds=options.attribute_seconds,
+        immutable=options.immutable,
+        posix_metadata=options.posix_metadata,
+        temp_names=options.temp_names,
+        order_last=options.order_last,
+        delete_delay=options.delete_delay,
+        last_wins=options.conflict == "last-wins",
+        read_only=options.read_only,
+        fsync_is_remote=options.fsync == "remote",
+        local_only=options.local_only,
+        pin=options.pin,
+        keys_from=keys_from(options.write_profile or options.profile, os.environ),
+        writes_by_other_keys=options.write_profile is not None,
+    )
+
+
+def _initial_facts(options: MountOptions) -> dict[str, Any]:
+    """Return the status fields that are known before the mount starts."""
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "source": options.source,
+        "mountpoint": str(options.mountpoint),
+        "read_only": options.read_only,
+        "keys_from": keys_from(options.profile, os.environ),
+        "write_keys_from": keys_from(options.write_profile or options.profile, os.environ),
+        **shown_options(options),
+        "kernel": {"applied": [], "refused": []},
+    }
+
+
+def _socket_path(cache_dir: Path) -> str:
+    """Return the path of the control socket: a short one, because unix socket addresses are limited to 108 bytes.
+
+    Also removes stale sockets of killed daemons.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else tempfile.gettempdir()))
     folder = base / ("fusecache" if base != Path(tempfile.gettempdir()) else f"fusecache-{os.geteuid()}")
@@ -421,13 +403,13 @@ def _socket_path(cache_dir: Path) -> str:
 def _remove_if_stale(path: Path) -> None:
     """Remove a unix socket that refuses connections: its daemon was killed.
 
-    One that was bound and does not listen yet refuses too: it is left alone for a while.
+    A socket that is bound but does not listen yet refuses too, so sockets younger than STALE_SECONDS stay.
     """
     try:
         if time.time() - path.lstat().st_mtime < STALE_SECONDS:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(0)  # a busy daemon's backlog may be full: that is no refusal
+            probe.settimeout(0)  # a full backlog of a busy daemon raises BlockingIOError, not a refusal
             probe.connect(os.fspath(path))
     except ConnectionRefusedError:
         with suppress(OSError):

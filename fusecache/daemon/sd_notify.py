@@ -1,11 +1,11 @@
-"""Tells systemd how the service is: sd_notify(3) over its datagram socket; nothing where there is none."""
+"""Reports the state of the service to systemd: sd_notify(3) over its datagram socket."""
 
 import os
 import socket
 
 
 def notify(**fields: str | int) -> None:
-    """Send fields such as READY=1 or STATUS="…". Without NOTIFY_SOCKET nothing happens."""
+    """Send fields such as READY=1 or STATUS="…". Without NOTIFY_SOCKET, do nothing."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -16,4 +16,4 @@ def notify(**fields: str | int) -> None:
         try:
             channel.sendto(text.encode(), address)
         except OSError:
-            return  # a manager that does not listen is no reason to end a mount
+            return  # the mount continues even if the service manager does not listen

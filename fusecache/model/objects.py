@@ -12,6 +12,8 @@ BLOCK_BYTES = MIB
 # The unit of validity and checksum in the cache: a small random read fetches no more than its granules.
 GRANULE_BYTES = 64 * KIB
 GRANULES_PER_BLOCK = BLOCK_BYTES // GRANULE_BYTES
+# Files that wait for upload may use this share of the cache size, so that one checkpoint does not evict the dataset.
+STAGING_SHARE_PERCENT = 70
 
 
 @dataclass(frozen=True, slots=True)

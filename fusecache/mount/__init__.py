@@ -1,1 +1,1 @@
-"""What the command line and the daemon share: finding mounts, launching a daemon, talking to its control socket."""
+"""Shared by the command line and the daemon: finding mounts, launching a daemon, talking to its control socket."""

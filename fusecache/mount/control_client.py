@@ -1,7 +1,7 @@
-"""Asks a mount's daemon over its unix socket. Not the daemon's side.
+"""Client of a daemon's control socket. The server is `fusecache.daemon.control_server`.
 
-`<mount>/.fusecache/socket` holds the socket's path. One JSON line goes there; JSON lines come back, the last
-with `"done": true`. The daemon speaks about twice a second, so silence means that it is stuck.
+`<mount>/.fusecache/socket` holds the path of the unix socket. The client sends one JSON line. The daemon answers with
+JSON lines, about two a second, the last with `"done": true`. Silence therefore means that the daemon hangs.
 """
 
 import errno
@@ -20,10 +20,10 @@ from fusecache.mount.mount_table import real_name, real_path, root_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
-# The daemon reports twice a second; a loaded node may be late, a stuck daemon is silent for ever.
+# The daemon reports twice a second. On a loaded node a report may be late; a hung daemon never reports.
 SILENCE_SECONDS = 30.0
-LONGEST_LINE_BYTES = 64 << 20  # a bound, so that garbage cannot fill the memory
-LONGEST_REQUEST_BYTES = 1 << 20  # the daemon takes no longer one
+LONGEST_LINE_BYTES = 64 << 20  # bounds the memory that a malformed answer can take
+LONGEST_REQUEST_BYTES = 1 << 20  # the daemon accepts no longer request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ServerProgress:
-    """What is not in the bucket yet: pending_files changes. uploading: names, or whatever else the daemon calls them.
+    """The changes that are not in the bucket yet. pending_files counts changes, deferred deletions included.
 
-    pending_contents: how many of them are files with their bytes; deferred_files: removals that wait on purpose.
-    left_bytes: those that were not even sent; seconds_left: how long they will take; waiting_for: what holds them up.
+    pending_contents: changes that carry file content; None if unknown. deferred_files: deferred deletions.
+    left_bytes: pending bytes not sent yet; seconds_left: the estimate for them; waiting_for: why uploads wait.
+    uploading: the daemon's entries about uploads in flight, as they came.
     """
 
     pending_files: int
@@ -54,7 +55,10 @@ class ServerProgress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a command ended: `durable`, `ok`, `timeout`, `error` or `conflict`. status is for that command."""
+    """The final answer to a command. result: `durable`, `ok`, `timeout`, `error` or `conflict`.
+
+    status: of the command `status` only, else empty.
+    """
 
     result: str
     message: str
@@ -67,14 +71,14 @@ def find_mount(
 ) -> tuple[Mount, str]:
     """Return the mount that `path` belongs to, and the path inside it ("" for its root).
 
-    follows: else a symlink in a mount that is the path's last name is meant itself.
-    Raises MountError if no directory above has a control file, or its mount is dead.
+    follows: resolve a symlink at the end of the path; if False, a symlink in a mount stays as it is.
+    Raises MountError if no directory above has a control file, or if the daemon of that mount has exited.
     """
-    _look_up_control(path)
+    _cache_control_lookup(path)
     resolved = Path(real_path(path) if follows else real_name(path))
-    closed = dead = None
+    denied = dead = None
     known = root_of(resolved)
-    # Where the table knows it, no directory in it is looked into: the bucket would be asked for each.
+    # If the mount table has the mount, look at its root only: each directory below it would cost a request.
     for root in (resolved, *resolved.parents) if known is None else (Path(known),):
         try:
             text = (root / CONTROL_FILE).read_text(encoding="utf-8").strip()
@@ -83,33 +87,34 @@ def find_mount(
                 dead = root
             elif dead is not None:
                 break
-            if exc.errno == errno.EACCES and closed is None:
-                closed = root
+            if exc.errno == errno.EACCES and denied is None:
+                denied = root
             continue
         except UnicodeDecodeError:
             continue
         socket_path = Path(text)
-        # A container may see the mount but not the daemon's directory: then the variable names the socket.
+        # A container may see the mount but not the daemon's directory: then FUSECACHE_SOCKET names the socket.
         if not socket_path.exists() and environment.get(SOCKET_VARIABLE):
             socket_path = Path(environment[SOCKET_VARIABLE])
         inner = resolved.relative_to(root).as_posix()
         return Mount(root, socket_path), "" if inner == "." else inner
     if dead is not None:
         raise MountError(
-            f"{dead}: the mount is dead, its daemon is gone; clean it with: fusecache unmount {dead}"
+            f"{dead}: the daemon of this mount has exited; clean up with: fusecache unmount {dead}"
         )
-    if closed is not None:
+    if denied is not None:
         raise MountError(
-            f"{path} is not in a fusecache mount that you may see: {closed} refuses you; "
-            "mounts show themselves to other users with --allow-other"
+            f"{path} is not in a fusecache mount that you can access: permission denied for {denied}; "
+            "mount with --allow-other to give other users access"
         )
     raise MountError(f"{path} is not in a fusecache mount")
 
 
-def _look_up_control(path: str | os.PathLike[str]) -> None:
-    """Have the kernel know the control file of the mount that a path leads into, for the next minute.
+def _cache_control_lookup(path: str | os.PathLike[str]) -> None:
+    """Make the kernel cache the control file of the path's mount, for the next minute.
 
-    It looks the names of a directory up one after the other, and that of the path may wait for the bucket.
+    The kernel looks up the names of a directory one after the other, and the lookup of the path may wait for the
+    bucket.
     """
     mountpoint = root_of(path)
     if mountpoint is not None:
@@ -119,7 +124,7 @@ def _look_up_control(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def connect(mount: Mount) -> Iterator[socket.socket]:
-    """Open the control connection. Raises MountError if nobody listens."""
+    """Open the control connection. Raises MountError if no daemon listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(SILENCE_SECONDS)
         try:
@@ -132,7 +137,7 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
 
 
 def daemon_pid(mount: Mount) -> int | None:
-    """Return the daemon's process id, or None if it is not of our pid namespace."""
+    """Return the daemon's process id, or None if it is in another pid namespace."""
     with connect(mount) as connection:
         facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", facts)[0]
@@ -147,9 +152,9 @@ def ask(
     timeout_seconds: float | None = None,
     on_progress: Callable[[ServerProgress], None] | None = None,
 ) -> Answer:
-    """Send one command about the bucket and return its end; `on_progress` hears every report on the way.
+    """Send one command and return its final answer; call `on_progress` for every report before that.
 
-    Raises MountError if the daemon hangs up, is silent, or says something that is not the protocol.
+    Raises MountError if the daemon closes the connection, is silent, or violates the protocol.
     """
     request = {"command": command, "path": path, "timeout_seconds": timeout_seconds}
     row = request_stream(
@@ -166,11 +171,11 @@ def request_stream(
     *,
     on_report: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Send one request and return the answer that ends it; `on_report` hears those before. Raises MountError."""
+    """Send one request and return its final answer; call `on_report` for every answer before. Raises MountError."""
     command = request["command"]
     line = json.dumps(request).encode() + b"\n"
     if len(line) > LONGEST_REQUEST_BYTES:
-        raise MountError(f"{command}: these are too many paths at once; name their directory instead")
+        raise MountError(f"{command}: too many paths for one request; name their directory instead")
     with connect(mount) as connection:
         try:
             connection.sendall(line)
@@ -182,10 +187,12 @@ def request_stream(
                     if on_report is not None:
                         on_report(row)
         except TimeoutError as exc:
-            raise MountError(f"{mount.root}: the daemon was silent for {SILENCE_SECONDS:g} s") from exc
+            raise MountError(f"{mount.root}: no answer from the daemon for {SILENCE_SECONDS:g} s") from exc
         except OSError as exc:
-            raise MountError(f"{mount.root}: the daemon broke off: {exc.strerror or exc}") from exc
-    raise MountError(f"{mount.root}: the daemon hung up before it was done with {command}")
+            raise MountError(
+                f"{mount.root}: the connection to the daemon failed: {exc.strerror or exc}"
+            ) from exc
+    raise MountError(f"{mount.root}: the daemon closed the connection before the end of {command}")
 
 
 def _row(mount: Mount, line: bytes) -> dict[str, Any]:
@@ -194,7 +201,7 @@ def _row(mount: Mount, line: bytes) -> dict[str, Any]:
     except ValueError as exc:
         raise MountError(f"{mount.root}: the daemon's answer is not JSON: {line[:80]!r}") from exc
     if not isinstance(row, dict):
-        raise MountError(f"{mount.root}: the daemon's answer is not an object: {line[:80]!r}")
+        raise MountError(f"{mount.root}: the daemon's answer is not a JSON object: {line[:80]!r}")
     return row
 
 

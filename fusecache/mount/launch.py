@@ -1,6 +1,7 @@
-"""Starts a daemon in the background, and ends one: processes, mount table, fusermount3.
+"""Starts a daemon in the background, and unmounts one: processes, mount table, fusermount3.
 
-The pipe of a background start carries one line from the child: `ready`, perhaps with a warning, or `error: <text>`.
+A background daemon reports to its parent over a pipe, with one line: `ready`, optionally followed by a warning, or
+`error: <text>`.
 """
 
 import enum
@@ -21,33 +22,33 @@ from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our
 from fusecache.mount.progress import pending_text
 
 READY = "ready"
-LONGEST_WORDS = 1000  # characters: whatever they are, they fit into a pipe at once
-LOG_LINES = 15  # enough for the end of a traceback
-# After the unmount nothing is left to upload; what remains is closing files and the clean-shutdown mark.
-GONE_SECONDS = 60.0
-# With --force uploads may be under way: long enough for an idle daemon, short for a person at a terminal.
-FORCED_GONE_SECONDS = 10.0
+MAX_REPORT_CHARACTERS = 1000  # even at 4 bytes each, one write fits into the pipe
+LOG_TAIL_LINES = 15  # enough for the end of a traceback
+# After the unmount nothing is left to upload. The daemon only closes files and writes the clean-shutdown mark.
+EXIT_SECONDS = 60.0
+# With --force, uploads may be in flight: long enough for an idle daemon, short for a user at a terminal.
+FORCED_EXIT_SECONDS = 10.0
 
 
 class MountState(enum.Enum):
-    """What a path is."""
+    """What kind of mountpoint a path is."""
 
-    MISSING = "not there"
+    MISSING = "missing"
     NONE = "not a mount"
     LIVE = "a fusecache mount with its daemon"
-    DEAD = "a FUSE mount whose daemon is gone"
-    FOREIGN = "a mount, but not of fusecache"
+    DEAD = "a FUSE mount whose daemon has exited"
+    FOREIGN = "a mount of another file system, not of fusecache"
 
 
 # ---- starting
 
 
 def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> str:
-    """Run a daemon as a session of its own; return when it says that it is ready, with what it says beside that.
+    """Start a daemon in its own session. Return when it reports that it is ready, with its message for the user.
 
-    command: from the descriptor where the child is to tell how it went. The log gets its output.
+    command: returns the command line, given the file descriptor for the child's report. Output goes to the log.
 
-    Raises MountError with the child's words, or with the end of its log if it died without any.
+    Raises MountError with the child's error, or with the end of its log if the child exited without a report.
     """
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -55,10 +56,10 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
     with open(reader, "rb") as words:
         try:
             os.set_inheritable(writer, True)  # noqa: FBT003  # takes no keyword
-            words_of_child = command(writer)
+            command_line = command(writer)
             pid = os.posix_spawn(
-                words_of_child[0],
-                words_of_child,
+                command_line[0],
+                command_line,
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -77,17 +78,17 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
             raise
     if line.split(" ")[0] == READY:
         return line.removeprefix(READY).strip()
-    # It said an error or hung up: it is ending, and nobody else will collect it.
+    # The child reported an error or closed the pipe: it is exiting, and only this process can reap it.
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if line.startswith("error:"):
         raise MountError(line.removeprefix("error:").strip())
     raise MountError(
-        f"the daemon ended with status {status} before it was ready; {_log_end(log_path, log_start)}"
+        f"the daemon exited with status {status} before it was ready; {_log_end(log_path, log_start)}"
     )
 
 
 class Parent:
-    """The child's end of the pipe to a parent in `start_in_background`; None where nobody waits."""
+    """The child's end of the pipe to its parent in `start_in_background`. descriptor: None if there is no parent."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -95,27 +96,27 @@ class Parent:
             # fusermount3 must not hold the pipe open.
             os.set_inheritable(descriptor, False)  # noqa: FBT003  # takes no keyword
 
-    def tell(self, words: str) -> None:
-        """Write the one line that the parent waits for. Only the first one counts."""
+    def report(self, message: str) -> None:
+        """Write the one line that the parent waits for. Calls after the first do nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        # A parent that was interrupted is no reason to stop.
+        # The daemon continues even if its parent was interrupted.
         with os.fdopen(descriptor, "wb", buffering=0) as pipe, suppress(BrokenPipeError):
-            pipe.write((" ".join(words.split())[:LONGEST_WORDS] + "\n").encode())
+            pipe.write((" ".join(message.split())[:MAX_REPORT_CHARACTERS] + "\n").encode())
 
 
 # ---- ending
 
 
 def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
-    """Return what is mounted at a path. A dead mount is one whose statfs says ENOTCONN.
+    """Return what is mounted at a path. A mount is dead if statfs fails with ENOTCONN or ECONNABORTED.
 
-    Raises MountError for one that does not answer.
+    Raises MountError for a mount that does not answer.
     """
     check_answers(mountpoint)
     try:
-        os.statvfs(mountpoint)  # the kernel remembers what stat says for a while, also of a dead one
+        os.statvfs(mountpoint)  # not stat: the kernel caches its answer for a while, even for a dead mount
     except OSError as exc:
         if exc.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             return MountState.DEAD
@@ -135,7 +136,7 @@ def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
 
 
 def resolve_in_mount(path: str | os.PathLike[str], *, follows: bool = True) -> tuple[Mount, str]:
-    """Return the mount that a path belongs to, and the path inside it, as `find_mount`; waits for no daemon that hangs.
+    """Return the mount of a path and the path inside it, like `find_mount`, but never wait for a hung daemon.
 
     Raises MountError.
     """
@@ -144,9 +145,9 @@ def resolve_in_mount(path: str | os.PathLike[str], *, follows: bool = True) -> t
 
 
 def mount_of_this_node(directory: Path) -> Path:
-    """Return what a command without a path is about: the directory, if it is in a mount, else the only mount.
+    """Return the default path of a command: the working directory if it is in a mount, else the only mount.
 
-    Raises MountError if there is none, or more than one.
+    Raises MountError if there is no mount, or more than one.
     """
     if root_of(directory) is not None:
         return directory
@@ -157,23 +158,25 @@ def mount_of_this_node(directory: Path) -> Path:
     if len(points) == 1:
         return Path(points[0])
     if not points:
-        raise MountError("nothing is mounted here: `fusecache mount s3://BUCKET[/PREFIX] MOUNTPOINT`")
-    raise MountError("which mount? give one of " + ", ".join(points))
+        raise MountError(
+            "no fusecache mount on this node; mount with `fusecache mount s3://BUCKET[/PREFIX] MOUNTPOINT`"
+        )
+    raise MountError("there are several mounts; name one: " + ", ".join(points))
 
 
 def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
-    """Raise MountError, saying what to do, unless something can be mounted there by this user."""
+    """Raise MountError, with the remedy, unless this user can mount on the directory."""
     match mount_state(mountpoint):
         case MountState.MISSING:
-            raise MountError(f"{mountpoint} does not exist: create it first (mkdir -p {mountpoint})")
+            raise MountError(f"{mountpoint} does not exist; create it with `mkdir -p {mountpoint}`")
         case MountState.DEAD:
             raise MountError(
-                f"{mountpoint}: the daemon of an earlier mount died here; clear it with "
-                f"`fusecache unmount {mountpoint}` and mount again: what it had not uploaded is in its cache directory"
+                f"{mountpoint}: the daemon of an earlier mount has exited without unmounting; clean up with "
+                f"`fusecache unmount {mountpoint}` and mount again. Files not uploaded are in its cache directory"
             )
         case MountState.LIVE:
             raise MountError(
-                f"{mountpoint}: fusecache is mounted here already (`fusecache unmount {mountpoint}`)"
+                f"{mountpoint}: fusecache is already mounted here; unmount with `fusecache unmount {mountpoint}`"
             )
         case MountState.FOREIGN:
             raise MountError(f"{mountpoint}: another file system is mounted here; choose another directory")
@@ -183,7 +186,7 @@ def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
         raise MountError(f"{mountpoint} is not a directory")
     if any(mountpoint.iterdir()):
         raise MountError(
-            f"{mountpoint} is not empty: mounting would hide what is in it; choose an empty directory"
+            f"{mountpoint} is not empty: a mount would hide its contents; choose an empty directory"
         )
     _check_fuse(mountpoint, allow_other=allow_other)
 
@@ -191,23 +194,26 @@ def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
 def _check_fuse(mountpoint: Path, *, allow_other: bool) -> None:
     if not os.path.exists("/dev/fuse"):
         raise MountError(
-            "/dev/fuse is missing: `modprobe fuse`, or give the container --device /dev/fuse --cap-add SYS_ADMIN"
+            "/dev/fuse is missing: run `modprobe fuse`, or start the container with "
+            "--device /dev/fuse --cap-add SYS_ADMIN"
         )
     if os.geteuid() == 0:
         return
-    # What fusermount3 asks of other users than root.
+    # The checks of fusermount3 for users other than root.
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise MountError("/dev/fuse: you may not use it; ask for read and write permission, or mount as root")
+        raise MountError("/dev/fuse: permission denied; get read and write permission, or mount as root")
     if not os.access(mountpoint, os.W_OK):
         raise MountError(
-            f"{mountpoint}: you may not write to it, so you may not mount on it; choose one of yours"
+            f"{mountpoint}: no write permission, which a mount needs; choose a directory that you own"
         )
-    if allow_other and "user_allow_other" not in _message(Path("/etc/fuse.conf")):
-        raise MountError("--allow-other: /etc/fuse.conf lacks the line user_allow_other; have root add it")
+    if allow_other and "user_allow_other" not in _config_lines(Path("/etc/fuse.conf")):
+        raise MountError(
+            "--allow-other: /etc/fuse.conf lacks the line user_allow_other; root must add it, or mount as root"
+        )
 
 
-def _message(path: Path) -> set[str]:
-    """Return the lines of a file that are no comments; none if it cannot be read."""
+def _config_lines(path: Path) -> set[str]:
+    """Return the stripped lines of a file; none if it cannot be read."""
     try:
         return {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
     except OSError:
@@ -215,38 +221,38 @@ def _message(path: Path) -> set[str]:
 
 
 def clear_dead(mountpoint: Path) -> None:
-    """Detach a mount whose daemon is gone; nothing in its cache directory is lost."""
+    """Detach a mount whose daemon has exited. Its cache directory stays untouched."""
     _detach(mountpoint, lazy=True)
 
 
 def drain(
     mountpoint: Path, *, timeout_seconds: float | None, on_progress: Callable[[ServerProgress], None]
 ) -> None:
-    """Wait until everything written is in the bucket. Raises MountError if that cannot be said."""
+    """Wait until every pending change is in the bucket. Raises MountError on a timeout or an error."""
     mount, _ = find_mount(mountpoint, os.environ)
     answer = ask(mount, "drain", timeout_seconds=timeout_seconds, on_progress=on_progress)
     if answer.result not in ("ok", "durable"):
         raise MountError(
             f"{mountpoint} stays mounted: {pending_text(answer.progress)} not in the bucket yet: "
             f"{answer.message or answer.result}; "
-            "wait longer, or use --force to keep them for the next mount"
+            "wait longer, or use --force to leave the uploads to the next mount"
         )
 
 
 def log_tail(mountpoint: Path) -> Answer:
-    """Return what the daemon says of itself before its end: what is not in the bucket yet, and its status."""
+    """Return the daemon's last progress and status before the unmount."""
     mount, _ = find_mount(mountpoint, os.environ)
     return ask(mount, "status")
 
 
 def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
-    """Unmount and wait for the daemon's end; False if a forced daemon is still busy after a short while.
+    """Unmount and wait until the daemon exits. Return False if a forced daemon still runs after a short wait.
 
-    Raises MountError if the mount is in use, or a daemon that was drained does not end.
+    Raises MountError if the mount is in use, or if a drained daemon does not exit.
     """
     mount, _ = find_mount(mountpoint, os.environ)
     pid = daemon_pid(mount)
-    # Opened before the unmount: the number cannot come to mean another process.
+    # Opened before the unmount, so that the pid cannot be reused by another process.
     handle = _open_process(pid)
     if forced:
         ask(mount, "abandon")
@@ -255,13 +261,13 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
             _detach(mountpoint, lazy=False)
         except MountError:
             if forced:
-                ask(mount, "carry-on")  # it stays mounted: its own end is to upload all again
+                ask(mount, "carry-on")  # it stays mounted, so its exit must upload pending files again
             raise
         if handle is None:
             return True
         waiter = select.poll()
         waiter.register(handle, select.POLLIN)
-        seconds = FORCED_GONE_SECONDS if forced else GONE_SECONDS
+        seconds = FORCED_EXIT_SECONDS if forced else EXIT_SECONDS
         if waiter.poll(seconds * 1000):
             return True
     finally:
@@ -270,7 +276,7 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
     if forced:
         return False
     raise MountError(
-        f"{mountpoint} is unmounted, but its daemon (pid {pid}) did not end within {seconds:g} s"
+        f"{mountpoint} is unmounted, but its daemon (pid {pid}) did not exit within {seconds:g} s"
     )
 
 
@@ -280,7 +286,7 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
 def _log_end(log_path: Path, start: int) -> str:
     with open(log_path, encoding="utf-8", errors="replace") as log:
         log.seek(start)
-        lines = deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_LINES)
+        lines = deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_TAIL_LINES)
     if not lines:
         return f"its log {log_path} is empty"
     return f"its log {log_path} ends with:\n" + "\n".join(f"  {line}" for line in lines)
@@ -291,7 +297,7 @@ def _open_process(pid: int | None) -> int | None:
         return None
     try:
         return os.pidfd_open(pid)
-    except OSError:  # already gone, or an old kernel: then there is nothing to wait with
+    except OSError:  # already exited, or an old kernel without pidfd: no way to wait
         return None
 
 
@@ -304,6 +310,6 @@ def _detach(mountpoint: Path, *, lazy: bool) -> None:
         raise MountError(f"cannot unmount {mountpoint}: fusermount3 is missing; install fuse3")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        words = " ".join(done.stderr.split()) or f"{command[0]} ended with status {done.returncode}"
-        hint = f"; see who uses it with: fuser -vm {mountpoint}" if "busy" in words else ""
+        words = " ".join(done.stderr.split()) or f"{command[0]} exited with status {done.returncode}"
+        hint = f"; list the processes that use it with: fuser -vm {mountpoint}" if "busy" in words else ""
         raise MountError(f"cannot unmount {mountpoint}: {words}{hint}")

@@ -1,4 +1,7 @@
-"""What a run leaves behind, in words for who mounts or unmounts; what is not so says nothing."""
+"""Messages about the state that a run leaves behind: pending changes, quarantined and local-only files.
+
+The mount and unmount commands print them. A count of zero prints nothing.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -9,39 +12,39 @@ from fusecache.model.format_text import count_text, size_text
 
 
 def found_text(mountpoint: Path, *, changes: int, orphans: int, suspects: int) -> str:
-    """Return what a start found of the run before, "" if nothing. orphans, suspects: newly set aside."""
+    """Return what the daemon found of the last run at start, "" if nothing. orphans, suspects: newly quarantined."""
     words = []
     if changes:
-        verb = "goes" if changes == 1 else "go"
-        words.append(f"{count_text(changes, 'change')} of the last run {verb} on uploading")
-    aside = _aside_text(orphans, suspects)
-    if aside:
-        words.append(f"{aside} kept aside: fusecache recover {shlex.quote(str(mountpoint))}")
+        verb = "is" if changes == 1 else "are"
+        words.append(f"{count_text(changes, 'change')} of the last run {verb} pending and will be uploaded")
+    quarantined = _quarantined_text(orphans, suspects)
+    if quarantined:
+        words.append(f"{quarantined} in quarantine: fusecache recover {shlex.quote(str(mountpoint))}")
     return "; ".join(words)
 
 
 def left_texts(status: Mapping[str, Any]) -> list[str]:
-    """Return the lines about what an unmounted mount holds that the bucket never gets by itself.
+    """Return lines about local data of an unmounted mount that no later mount uploads by itself.
 
-    status: the daemon's, from before its end.
+    status: the daemon's last status before it exits.
     """
     cache_dir = status.get("options", {}).get("cache_dir") or "CACHE_DIR"
     lines = []
-    aside = _aside_text(status.get("orphans", 0), status.get("suspects", 0))
-    if aside:
+    quarantined = _quarantined_text(status.get("orphans", 0), status.get("suspects", 0))
+    if quarantined:
         size = size_text(status.get("aside_bytes", 0))
-        lines.append(f"{aside} kept aside, {size}: fusecache recover {shlex.quote(cache_dir)}")
+        lines.append(f"{quarantined} in quarantine, {size}: fusecache recover {shlex.quote(cache_dir)}")
     local = status.get("local_only_files", 0)
     if local:
         verb = "exists" if local == 1 else "exist"
         lines.append(
             f"{count_text(local, 'local-only file')}, {size_text(status['local_only_bytes'])}, {verb} only in "
-            f"{cache_dir}: the next mount with it shows {'it' if local == 1 else 'them'} again"
+            f"{cache_dir}: the next mount with this cache directory shows {'it' if local == 1 else 'them'} again"
         )
     return lines
 
 
-def _aside_text(orphans: int, suspects: int) -> str:
+def _quarantined_text(orphans: int, suspects: int) -> str:
     """Return `7 unfinished files and 1 suspect file are`, "" for none."""
     counts = [(orphans, "unfinished file"), (suspects, "suspect file")]
     words = " and ".join(count_text(count, noun) for count, noun in counts if count)

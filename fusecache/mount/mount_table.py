@@ -1,7 +1,7 @@
-"""What is mounted where, by the kernel's table (proc_pid_mountinfo(5)), and whether a mount of ours answers.
+"""The kernel's mount table (proc_pid_mountinfo(5)), and whether a fusecache mount answers.
 
-Invariant: nothing here waits for a mount, but `check_answers` and `real_path`, which do so for some seconds and in
-another process: who waits for a daemon that hangs, or by way of it for the bucket, cannot be woken.
+Invariant: no function waits for a mount, except `check_answers` and `real_path`. These two wait some seconds, in a
+child process: a process that waits for a hung daemon, or through it for the bucket, cannot be interrupted.
 """
 
 import os
@@ -14,21 +14,21 @@ from fusecache.model.errors import MountError
 
 TABLE = Path("/proc/self/mountinfo")
 OUR_TYPE = "fuse.fusecache"
-# A live daemon answers at once, whatever the bucket does; that of a loaded node may be late.
+# A live daemon answers statfs at once, whatever the bucket does. On a loaded node the answer may be late.
 ANSWER_SECONDS = 10.0
-# A daemon answers for a name that it knows after 10 s, however silent the bucket is.
+# For a name that it knows, the daemon answers within 10 s even if the bucket does not.
 NAME_SECONDS = 11.0
-_MOST_LINKS = 40  # as the kernel's, path_resolution(7)
+_MOST_LINKS = 40  # the kernel's limit, path_resolution(7)
 
 
 def mounted_types(table: bytes) -> dict[str, str]:
-    """Return the file system type at each mountpoint of a mountinfo table; the last one lies on top."""
+    """Return the file system type at each mountpoint of a mountinfo table. If mounts are stacked, the top one wins."""
     lines = (line.partition(b" - ") for line in table.splitlines())
     return {_mount_point(fields): rest.split(b" ")[0].decode() for fields, _, rest in lines}
 
 
 def our_mountpoints(mount_table: Path = TABLE) -> list[str]:
-    """Return where fusecache is mounted."""
+    """Return the mountpoints of all fusecache mounts."""
     types = mounted_types(mount_table.read_bytes())
     return sorted(point for point, kind in types.items() if kind == OUR_TYPE)
 
@@ -36,19 +36,19 @@ def our_mountpoints(mount_table: Path = TABLE) -> list[str]:
 def root_of(path: str | os.PathLike[str], mount_table: Path = TABLE) -> str | None:
     """Return the mountpoint of the fusecache mount that a path leads into, None if it leads into none.
 
-    As realpath(3) does it, but no step is taken into a mount of ours, where it might wait for ever.
+    Resolves the path like realpath(3), but stops at a fusecache mount: a lookup inside it may wait forever.
     """
-    return _way_into(path, mount_table)[0]
+    return _split_at_mount(path, mount_table)[0]
 
 
 def real_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as realpath(3) does; where the bucket does not say in time what stands there, as it is written."""
-    root, inner = _way_into(path, TABLE)
+    """Resolve a path like realpath(3). If the bucket does not answer in time, return the path as written."""
+    root, inner = _split_at_mount(path, TABLE)
     if root is None or not inner:
         return root or os.path.realpath(path)
     written = os.path.join(root, inner)
     try:
-        asker = subprocess.Popen(
+        child = subprocess.Popen(
             ["realpath", "--canonicalize-missing", "--zero", "--", written],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -57,15 +57,15 @@ def real_path(path: str | os.PathLike[str]) -> str:
     except FileNotFoundError:  # a system without coreutils
         return os.path.realpath(path)
     try:
-        answer, _ = asker.communicate(timeout=NAME_SECONDS)
+        answer, _ = child.communicate(timeout=NAME_SECONDS)
     except subprocess.TimeoutExpired:
-        asker.kill()  # nobody waits for its end: it comes when the daemon gives up
+        child.kill()  # not waited for: the process ends only when the daemon gives up
         return written
-    return os.fsdecode(answer.removesuffix(b"\0")) if asker.returncode == 0 else os.path.realpath(path)
+    return os.fsdecode(answer.removesuffix(b"\0")) if child.returncode == 0 else os.path.realpath(path)
 
 
 def real_name(path: str | os.PathLike[str]) -> str:
-    """Return a path as `real_path` does, but for a symlink in a mount of ours at its end: that stays what it is."""
+    """Resolve a path like `real_path`, but keep a symlink at its end if it is in a fusecache mount."""
     folder, name = os.path.split(os.path.abspath(path))
     if os.fspath(path).endswith("/") or root_of(folder) is None:
         return real_path(path)
@@ -73,8 +73,8 @@ def real_name(path: str | os.PathLike[str]) -> str:
     return found if root_of(found) == root_of(folder) else real_path(path)
 
 
-def _way_into(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
-    """Return the mountpoint that a path leads into, None if it leads into none, and what of the path is left there."""
+def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
+    """Return the fusecache mountpoint that a path leads into (None: no mount) and the rest of the path inside it."""
     points = our_mountpoints(mount_table)
     links = 0
     left = os.path.abspath(path).split("/")[:0:-1]  # the first part last
@@ -94,30 +94,30 @@ def _way_into(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | No
 
 
 def check_answers(path: str | os.PathLike[str]) -> None:
-    """Raise MountError if a path leads into a mount of ours whose daemon does not answer."""
+    """Raise MountError if a path leads into a fusecache mount whose daemon does not answer."""
     root = root_of(path)
     if root is None:
         return
     try:
-        # What it says is of no interest: a mount that is dead, or not for us, answers too.
-        asker = subprocess.Popen(
+        # Only the fact that it answers counts: a dead mount, or one without permission, answers with an error.
+        child = subprocess.Popen(
             ["stat", "--file-system", "--", root],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-    except FileNotFoundError:  # a system without coreutils: then nobody can tell
+    except FileNotFoundError:  # a system without coreutils: no way to tell
         return
     try:
-        asker.wait(ANSWER_SECONDS)
+        child.wait(ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
-        asker.kill()
+        child.kill()
         with suppress(subprocess.TimeoutExpired):
-            asker.wait(1)
+            child.wait(1)
         raise MountError(
-            f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs, or is stopped; let it go on "
-            f"(kill -CONT), or end it (kill -9; its number: pgrep -af 'fusecache mount') and clean up with "
-            f"`fusecache unmount {root}`: what was closed is in its cache directory"
+            f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs or is stopped. Find its pid with "
+            f"`pgrep -af 'fusecache mount'`; resume it with `kill -CONT PID`, or end it with `kill -9 PID` and clean "
+            f"up with `fusecache unmount {root}`. Closed files are in its cache directory"
         ) from None
 
 
@@ -129,7 +129,7 @@ def _target_of(path: str) -> str | None:
 
 
 def _mount_point(fields: bytes) -> str:
-    """Return the fifth field of a line, unescaped."""
+    """Return the mountpoint of a mountinfo line: its fifth field, unescaped."""
     return os.fsdecode(
         re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), fields.split(b" ")[4])
     )

@@ -1,4 +1,4 @@
-"""What the command line shows while something goes on: a bar on the terminal, lines elsewhere."""
+"""Progress of long commands: a bar on a terminal, log lines elsewhere."""
 
 import time
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
 from fusecache.mount.control_client import ServerProgress
 
-LINE_INTERVAL_SECONDS = 5.0  # a log file wants to see that it goes on, not each half second
+LINE_INTERVAL_SECONDS = 5.0  # often enough to show progress in a log file; the daemon reports twice a second
 
 
 def pending_text(progress: ServerProgress) -> str:
-    """Return what is not in the bucket yet: `3 changes, 1.2 GiB`."""
+    """Return the pending changes as text: `3 changes, 1.2 GiB`."""
     return changes_text(progress.pending_files, progress.pending_contents, progress.pending_bytes)
 
 
 def awaited_text(progress: ServerProgress) -> str:
-    """Return the same without removals that wait on purpose: nobody waits for those."""
+    """Return the pending changes without deferred deletions, which no command waits for."""
     return changes_text(_changes(progress), progress.pending_contents, progress.pending_bytes)
 
 
@@ -27,31 +27,31 @@ def _changes(progress: ServerProgress) -> int:
 
 
 class StepView:
-    """Shows how far something is: a bar of bytes on a terminal, lines elsewhere. Use it in a `with` block."""
+    """Shows the progress of one command: a bar of bytes on a terminal, lines elsewhere. Use it in a `with` block."""
 
     def __init__(self, stream: TextIO, *, verb: str) -> None:
         self._stream = stream
         self._verb = verb
         self._bar: Any = None
-        self._spoken: tuple[float, str] | None = None
+        self._last_printed: tuple[float, str] | None = None
 
     def __enter__(self) -> Self:
         """Return the view."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.close()
 
     def show(self, done_bytes: int, total_bytes: int | None, beside: str, line: str) -> None:
-        """Show one step. beside: words next to a bar; line: words instead of it; total_bytes: None if unknown."""
+        """Show one step. beside: text next to the bar; line: text instead of the bar; total_bytes: None if unknown."""
         if self._stream.isatty():
-            self._draw(done_bytes, total_bytes, beside)
+            self._draw_bar(done_bytes, total_bytes, beside)
         else:
-            self._speak(line)
+            self._print(line)
 
-    def _draw(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
+    def _draw_bar(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
         if self._bar is None:
             self._bar = tqdm(
                 file=self._stream, desc=self._verb, unit="B", unit_scale=True, unit_divisor=1024, leave=False
@@ -61,13 +61,13 @@ class StepView:
         self._bar.set_postfix_str(beside, refresh=False)
         self._bar.refresh()
 
-    def _speak(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         now = time.monotonic()
-        if self._spoken is not None:
-            then, said = self._spoken
+        if self._last_printed is not None:
+            then, said = self._last_printed
             if said == line or now - then < LINE_INTERVAL_SECONDS:
                 return
-        self._spoken = (now, line)
+        self._last_printed = (now, line)
         self._stream.write(f"fusecache: {self._verb}: {line}\n")
         self._stream.flush()
 
@@ -77,21 +77,21 @@ class ProgressView:
 
     def __init__(self, stream: TextIO, *, verb: str) -> None:
         self._view = StepView(stream, verb=verb)
-        self._most_bytes = 0
+        self._total_bytes = 0
 
     def __enter__(self) -> Self:
         """Return the view."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         self._view.__exit__()
 
     def show(self, progress: ServerProgress) -> None:
         """Show one report."""
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
-        # What is written meanwhile adds to the total; what was there stays done.
-        self._most_bytes = max(self._most_bytes, left_bytes)
+        # New writes raise the total; bytes already uploaded stay counted as done.
+        self._total_bytes = max(self._total_bytes, left_bytes)
         line = f"{awaited_text(progress)} left"
         if progress.seconds_left is not None and progress.seconds_left >= 1:
             line += f", about {seconds_text(progress.seconds_left)}"
@@ -100,11 +100,11 @@ class ProgressView:
         beside = f"{count_text(_changes(progress), 'change')} left" + (
             ", waiting" if progress.waiting_for else ""
         )
-        self._view.show(self._most_bytes - left_bytes, self._most_bytes, beside, line)
+        self._view.show(self._total_bytes - left_bytes, self._total_bytes, beside, line)
 
 
 def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
-    """Show how far a warm-up is."""
+    """Show the progress of a warm-up."""
     files, nbytes = facts["files_total"], facts["bytes_total"]
     if facts["state"] == "counting":
         words = f"counting, {count_text(files, 'file')}"
@@ -116,7 +116,7 @@ def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
 
 
 def show_check(view: StepView, facts: Mapping[str, Any], cached_bytes: int | None) -> None:
-    """Show how far a check is; cached_bytes: how much the whole of it is, None if nobody knows."""
+    """Show the progress of a check. cached_bytes: how many bytes it will read, None if unknown."""
     if not facts["blocks"] and not facts["keys"]:
         return
     found = f"{facts['damaged_files']} damaged"

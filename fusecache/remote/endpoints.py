@@ -1,8 +1,8 @@
-"""Which endpoint to talk to, how, and whether it is R2: decided from options and environment, without I/O.
+"""Choice of the S3 endpoint from options and environment, and the settings of its connections. No I/O.
 
-The first that is set wins: the option; `S3_ENDPOINT_URL`; `AWS_ENDPOINT_URL_S3`; `AWS_ENDPOINT_URL`;
-`R2_ACCOUNT_ID` (with `R2_JURISDICTION`). With none of them it is AWS, or what the AWS profile names.
-Credentials are not chosen here: the usual AWS chain finds them, unless a store is given some.
+The first one that is set wins: the option; `S3_ENDPOINT_URL`; `AWS_ENDPOINT_URL_S3`; `AWS_ENDPOINT_URL`;
+`R2_ACCOUNT_ID` (with `R2_JURISDICTION`). If none is set, the AWS profile's endpoint applies, else AWS.
+Not here: credentials. The usual AWS chain finds them, unless the caller passes some to the store.
 """
 
 import re
@@ -20,10 +20,10 @@ URL_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the bucket lives.
+    """The S3 endpoint of a bucket.
 
     url: None leaves it to the AWS profile. region: None leaves it to the AWS chain.
-    is_r2: conditions on the destination of a copy go by Cloudflare's headers; elsewhere by a HEAD before it.
+    is_r2: a precondition on a copy's destination travels in Cloudflare's headers; elsewhere a HEAD checks it first.
     """
 
     url: str | None
@@ -34,16 +34,16 @@ class Endpoint:
         if self.url is not None:
             parts = urlsplit(self.url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ConfigError(f"endpoint {self.url!r} is not a URL: write it as https://host[:port]")
+                raise ConfigError(f"endpoint {self.url!r} is not a URL; write it as https://host[:port]")
             if parts.path not in ("", "/") or parts.query:
                 raise ConfigError(
-                    f"endpoint {self.url!r} has a path: name the bucket as s3://BUCKET[/PREFIX] instead"
+                    f"endpoint {self.url!r} contains a path; name the bucket as s3://BUCKET[/PREFIX] instead"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Keys given by hand instead of the AWS chain. Never shown."""
+    """Credentials passed explicitly instead of by the AWS chain. Their repr hides the secrets."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -52,14 +52,14 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How requests travel. A PUT, part or GET ends within its time-outs, twice where botocore repeats it."""
+    """Connection limits and timeouts. A PUT, part or GET ends within them, or twice that if botocore retries it."""
 
     max_connections: int = 64
     connect_timeout_seconds: float = 10.0
     read_timeout_seconds: float = 60.0
     attempts: int = 2
-    # R2 and S3 copy at most 5 GiB in one request; larger objects go in equal parts of `copy_part_bytes`,
-    # of which 10 000 hold 4.995 TiB.
+    # R2 and S3 copy at most 5 GiB in one request. Larger objects are copied in equal parts of `copy_part_bytes`;
+    # 10 000 parts, the maximum, hold 5.6 TiB, and R2's largest object has 4.995 TiB.
     single_copy_bytes: int = 5 * GIB
     copy_part_bytes: int = 592 * MIB
 
@@ -71,10 +71,10 @@ def choose_endpoint(
     region: str | None = None,
     is_r2: bool = False,
 ) -> Endpoint:
-    """Return the endpoint that the option and the environment name.
+    """Return the endpoint from the option and the environment.
 
-    is_r2: treat the endpoint as R2 even if its name does not say so (a proxy, a test server).
-    Raises ConfigError for a URL, account or jurisdiction that cannot be one.
+    is_r2: treat the endpoint as R2 even if its host name is not R2's (a proxy, a test server).
+    Raises ConfigError for a malformed URL, account or jurisdiction.
     """
     url = endpoint_url or next((environment[name] for name in URL_VARIABLES if environment.get(name)), None)
     if url is None and environment.get("R2_ACCOUNT_ID"):
@@ -82,14 +82,16 @@ def choose_endpoint(
     host = (urlsplit(url).hostname or "") if url else ""
     named_r2 = host == R2_HOST or host.endswith(f".{R2_HOST}")
     if named_r2 or is_r2:
-        # R2 knows one region; an AWS_REGION meant for another cloud would be refused.
+        # R2 has one region, `auto`, and would refuse an AWS_REGION meant for another cloud.
         return Endpoint(url, region or "auto", is_r2=True)
     return Endpoint(url, region)
 
 
 def _r2_url(account: str, jurisdiction: str) -> str:
     if not re.fullmatch(r"[0-9A-Za-z-]+", account):
-        raise ConfigError(f"R2_ACCOUNT_ID {account!r} is not an account id: letters and digits only")
+        raise ConfigError(
+            f"R2_ACCOUNT_ID {account!r} is not an account id; allowed are letters, digits and hyphens"
+        )
     if jurisdiction in ("", "default"):
         return f"https://{account}.{R2_HOST}"
     if jurisdiction not in R2_JURISDICTIONS:

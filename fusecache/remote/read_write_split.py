@@ -1,10 +1,11 @@
-"""One bucket reached by several endpoints or keys: reads by the first that can, writes by the writer.
+"""One bucket behind several stores: the first reader that answers serves reads, the writer serves writes.
 
-Separate read and write keys for one bucket are common; so is a mirror nearby. A `Remote` is itself a `Store`.
+Separate credentials for reads and writes of one bucket are common; so is a mirror nearby. A `ReadWriteSplit` is itself
+a `Store`. The daemon passes exactly one reader today; only tests use the failover among several.
 
 Invariants:
-1. "Missing" is said only if every reader said it: a reader that could not be asked leaves it open.
-2. A listing is continued by the reader that began it: tokens mean nothing to another endpoint.
+1. `ObjectMissing` is raised only if every reader reports it. If one reader failed otherwise, its error is raised.
+2. The reader that returned a page of a listing also returns the next: a token is valid at its own endpoint only.
 """
 
 import time
@@ -28,7 +29,7 @@ from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage,
 
 T = TypeVar("T")
 
-# If all readers fail, the error that leaves most open is told: never "missing" while one could not be asked.
+# If all readers fail, the first of these errors is raised: never "missing" while one reader could not answer.
 MOST_OPEN_FIRST: tuple[type[RemoteError], ...] = (
     Unavailable,
     AccessDenied,
@@ -38,16 +39,16 @@ MOST_OPEN_FIRST: tuple[type[RemoteError], ...] = (
     ObjectChanged,
     ObjectMissing,
 )
-# A reader that failed like this fails for other objects too: the next read begins with the one that answered.
+# A reader that fails like this fails for other objects too: the next read starts with the reader that answered.
 READER_IS_DOWN = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
 
 
 @runtime_checkable
 class SupportsReload(Protocol):
-    """A store whose credentials can be read again."""
+    """A store that can reload its credentials."""
 
     def reload(self) -> None:
-        """Read them again."""
+        """Reload the credentials."""
         ...
 
 
@@ -61,13 +62,13 @@ class SupportsClose(Protocol):
 
 
 class Denial:
-    """Since when the bucket has refused our keys, with nothing granted in between. Any thread may note an answer."""
+    """Measures how long the bucket has refused the credentials without a success in between. Thread-safe."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def record(self, error: RemoteError | None) -> None:
-        """A request was answered; error: how, None if as asked. What says nothing of the keys changes nothing."""
+        """Record the end of a request. error: None for success. `Unavailable` says nothing about credentials."""
         if isinstance(error, AccessDenied | CredentialsMissing):
             if self._since is None:
                 self._since = time.monotonic()
@@ -75,15 +76,15 @@ class Denial:
             self._since = None
 
     def seconds(self) -> float:
-        """Return for how long; 0 if they are not refused."""
+        """Return the duration; 0 if the credentials are not refused."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
 
 class ReadWriteSplit:
-    """A `Store` over several: readers in order of preference, and one writer or none (a read-only mount).
+    """A `Store` over several stores: readers in order of preference, and one writer, or none for a read-only mount.
 
-    Raises ReadOnly from every writing call if there is no writer.
+    Without a writer, every writing call raises ReadOnly.
     """
 
     def __init__(self, readers: Sequence[Store], writer: Store | None) -> None:
@@ -91,17 +92,12 @@ class ReadWriteSplit:
             raise ValueError("a remote needs at least one reader")
         self._readers = tuple(readers)
         self._writer = writer
-        self._preferred = 0  # one int: a race between threads only costs a detour
+        self._preferred = 0  # no lock: after a race between threads, a read only tries a failing reader first
         self.reads_denied = Denial()
         self.writes_denied = Denial()
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether there is a writer."""
-        return self._writer is not None
-
     def reload(self) -> None:
-        """Read the credentials of every store again from where they came from."""
+        """Reload the credentials of every store from their source."""
         for store in self._stores():
             if isinstance(store, SupportsReload):
                 store.reload()
@@ -113,11 +109,11 @@ class ReadWriteSplit:
                 store.close()
 
     def statistics(self) -> StoreStatistics:
-        """Return the requests of all stores together."""
+        """Return the summed request counts of all stores."""
         return sum((store.statistics() for store in self._stores()), StoreStatistics())
 
     def _stores(self) -> list[Store]:
-        """Return each store once: the writer is often a reader too."""
+        """Return each store once: the writer is often also a reader."""
         return list({id(store): store for store in (*self._readers, self._writer) if store}.values())
 
     def list_page(
@@ -129,7 +125,7 @@ class ReadWriteSplit:
         start_after: str = "",
         limit: int = 1000,
     ) -> ListPage:
-        """Return one page, from the first reader that can; the next page comes from the same reader."""
+        """Return one page from the first reader that answers; the next page comes from the same reader."""
 
         def ask(index: int, token: str | None) -> ListPage:
             page = self._readers[index].list_page(
@@ -144,7 +140,7 @@ class ReadWriteSplit:
         return self._first(lambda index: ask(index, None))
 
     def head(self, key: str) -> ObjectInfo:
-        """Return an object's facts, from the first reader that has it."""
+        """Return an object's properties, from the first reader that has the object."""
         return self._first(lambda index: self._readers[index].head(key))
 
     def get_into(
@@ -155,14 +151,14 @@ class ReadWriteSplit:
         progress: Callable[[int], None],
         interruption: Interruption | None = None,
     ) -> None:
-        """Fill the buffer; where one reader broke off, the next goes on, for the version is the same."""
+        """Fill the buffer. If a reader fails midway, the next one resumes there: the version is the same."""
         valid = 0
 
         def ask(index: int) -> None:
             nonlocal valid
             begin = valid
             if interruption is not None and interruption.is_asked:
-                raise Unavailable(f"GET {object_id.key}: ended by its reader after {begin} bytes")
+                raise Unavailable(f"GET {object_id.key}: interrupted by its reader after {begin} bytes")
 
             def report(count: int) -> None:
                 nonlocal valid
@@ -178,27 +174,27 @@ class ReadWriteSplit:
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
-        """Store a whole object by the writer."""
+        """Store a whole object through the writer."""
         return self._ask_writer(lambda store: store.put(key, body, metadata=metadata, condition=condition))
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
-        """Begin a multipart upload by the writer."""
+        """Begin a multipart upload through the writer."""
         return self._ask_writer(lambda store: store.create_multipart(key, metadata=metadata))
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
-        """Store a part by the writer."""
+        """Store a part through the writer."""
         return self._ask_writer(lambda store: store.upload_part(key, upload_id, number, body))
 
     def complete_multipart(
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
-        """Publish parts by the writer."""
+        """Complete a multipart upload through the writer."""
         return self._ask_writer(
             lambda store: store.complete_multipart(key, upload_id, part_etags, condition=condition)
         )
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
-        """Drop an upload by the writer."""
+        """Abort a multipart upload through the writer."""
         self._ask_writer(lambda store: store.abort_multipart(key, upload_id))
 
     def copy(
@@ -209,20 +205,20 @@ class ReadWriteSplit:
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Copy inside the bucket by the writer."""
+        """Copy inside the bucket through the writer."""
         return self._ask_writer(lambda store: store.copy(source, key, condition=condition, metadata=metadata))
 
     def delete(self, key: str) -> None:
-        """Delete an object by the writer."""
+        """Delete an object through the writer."""
         self._ask_writer(lambda store: store.delete(key))
 
     def probe_write(self, prefix: str) -> None:
-        """Show that the writer may write."""
+        """Check that the writer may write."""
         self._ask_writer(lambda store: store.probe_write(prefix))
 
     def _ask_writer(self, ask: Callable[[Store], T]) -> T:
         if self._writer is None:
-            raise ReadOnly("this mount is read-only: it has no key that may write to the bucket")
+            raise ReadOnly("this mount is read-only; mount without --read-only to write")
         try:
             answer = ask(self._writer)
         except RemoteError as exc:
@@ -230,11 +226,11 @@ class ReadWriteSplit:
             raise
         self.writes_denied.record(None)
         if self._writer in self._readers:
-            self.reads_denied.record(None)  # the same keys
+            self.reads_denied.record(None)  # reads use the same credentials
         return answer
 
     def _first(self, ask: Callable[[int], T]) -> T:
-        """Ask the readers in turn, the preferred one first; return the first answer."""
+        """Try the readers in order, the preferred one first; return the first answer."""
         begin = self._preferred
         errors: list[RemoteError] = []
         for step in range(len(self._readers)):

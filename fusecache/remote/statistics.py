@@ -1,4 +1,4 @@
-"""How many requests a store has made, by kind: what a bucket's bill and its rate limits count."""
+"""Request counts of a store by kind, as the bucket's bill and its rate limits count them."""
 
 import threading
 from collections import Counter
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Calls made to the bucket so far, whether they succeeded or not; bytes are those of bodies that did.
+    """Requests made so far, successful or not. bytes_written: of requests that succeeded.
 
-    bytes_sent: also those that the network has taken of bodies under way; what fails is taken off again.
+    bytes_read: body bytes received, also of GETs that failed later. bytes_sent: body bytes that the kernel has taken,
+    including uploads in flight; a failed upload is subtracted again.
     """
 
     lists: int = 0
@@ -45,7 +46,7 @@ class StoreStatistics:
 
 
 class RequestCounter:
-    """The thread-safe account behind `StoreStatistics`."""
+    """The thread-safe counters behind `StoreStatistics`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,6 +58,6 @@ class RequestCounter:
             self._counts[field] += amount
 
     def statistics(self) -> StoreStatistics:
-        """Return the account as it is now."""
+        """Return a snapshot of the counters."""
         with self._lock:
             return StoreStatistics(**self._counts)

@@ -1,12 +1,12 @@
-"""The one contract that every store keeps: S3 (`remote/s3/store.py`) and memory (`support/memory_store.py`).
+"""The interface of every store: S3 (`remote/s3/store.py`), and memory (`tests/support/memory_store.py`).
 
-Blocking and safe to call from many threads at once. Every call ends within the store's own time-outs.
+Calls block and are thread-safe. Every call ends within the store's own timeouts.
 Errors are those of `fusecache.model.errors`, never botocore's.
 
 Invariants:
-1. A read names a version: a GET carries `If-Match`, and bytes of another version are never delivered.
-2. Nothing is retried here beyond one request's transport; the endless loops belong to the engine.
-3. No HeadBucket, ListBuckets or CreateBucket, ever (object-scoped tokens refuse them).
+1. A read names a version: a GET carries `If-Match`, and bytes of another version are never returned.
+2. A store retries only inside the transport of one request. Endless retry loops belong to the engine.
+3. Never HeadBucket, ListBuckets or CreateBucket: object-scoped tokens do not allow them.
 """
 
 import threading
@@ -21,10 +21,10 @@ from fusecache.remote.statistics import StoreStatistics
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must hold at the destination for a publishing request to take effect.
+    """Precondition on the destination of a publishing request.
 
-    `Condition(etag=None)`: there must be no object (`If-None-Match: *`).
-    `Condition(etag="…")`: that version must be there (`If-Match`).
+    `Condition(etag=None)`: no object exists (`If-None-Match: *`).
+    `Condition(etag="…")`: the object has this version (`If-Match`).
     """
 
     etag: str | None
@@ -32,7 +32,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a listing, in key order. `prefixes` are common prefixes and end with the delimiter."""
+    """One page of a listing, in key order. prefixes: the common prefixes, which end with the delimiter."""
 
     objects: tuple[ObjectInfo, ...]
     prefixes: tuple[str, ...]
@@ -41,9 +41,9 @@ class ListPage:
 
 @dataclass(eq=False, slots=True)
 class Sent:
-    """How far one body is: bytes that the network has taken. Set by the thread that sends, read by the loop.
+    """Upload progress of one body: bytes that the kernel has taken. The sending thread writes, the event loop reads.
 
-    since: the loop's time when it was begun.
+    since: the event loop's time when the upload began.
     """
 
     since: float
@@ -52,9 +52,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Bytes [offset, offset + size) of a local file: the body of a PUT. size 0 is a zero-byte object.
+    """Bytes [offset, offset + size) of a local file: the body of a PUT. Size 0 is a zero-byte object.
 
-    md5: of these bytes, if it is known; else the store reads them once more for it. sent: told how far it is.
+    md5: of these bytes, if known; else the store reads them an extra time to compute it. sent: receives the progress.
     """
 
     path: str
@@ -65,7 +65,7 @@ class FileSlice:
 
 
 class Interruption:
-    """Lets another thread end one read. Made for one `get_into`, which may hold several requests in turn."""
+    """Lets another thread cancel one `get_into` call, which may make several requests one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Interruption:
         self._is_asked = False
 
     def interrupt(self) -> None:
-        """End the read: it raises Unavailable soon. One that is over already is not touched."""
+        """Cancel the read: it raises Unavailable soon. A read that has ended is not affected."""
         with self._lock:
             self._is_asked = True
             if self._end is not None:
@@ -81,12 +81,12 @@ class Interruption:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the read is to end."""
+        """Whether the read has been cancelled."""
         return self._is_asked
 
     @contextmanager
     def by(self, end: Callable[[], None]) -> Iterator[None]:
-        """For the store: within the block, `end` is what ends the request; at once if it is to end already."""
+        """For the store: within the block, cancelling calls `end`. If the read is cancelled already, call it now."""
         with self._lock:
             self._end = end
             if self._is_asked:
@@ -99,7 +99,7 @@ class Interruption:
 
 
 class Store(Protocol):
-    """A bucket, reached with one endpoint and one set of credentials."""
+    """A bucket behind one endpoint and one set of credentials."""
 
     def list_page(
         self,
@@ -114,7 +114,7 @@ class Store(Protocol):
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """Return an object's facts with metadata. Raises ObjectMissing."""
+        """Return an object's properties with its metadata. Raises ObjectMissing."""
         ...
 
     def get_into(
@@ -127,10 +127,10 @@ class Store(Protocol):
     ) -> None:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match.
 
-        `progress(n)` is called from this thread whenever the first n bytes of the buffer are valid; n grows.
-        What was reported stays valid even if the call then fails. `interruption` ends it early.
-        Raises ObjectChanged (412, or another ETag in the answer), ObjectMissing, Unavailable (also for a
-        body that is short, long, of another range, or content-encoded).
+        Calls `progress(n)` from this thread when the first n bytes of the buffer are valid; n grows. Reported bytes
+        stay valid even if the call fails later. `interruption` cancels the call.
+        Raises ObjectChanged (412, or another ETag in the response), ObjectMissing, or Unavailable (also for a
+        body that is short, long, of another range, or transformed by a proxy).
         """
         ...
 
@@ -178,9 +178,9 @@ class Store(Protocol):
         ...
 
     def probe_write(self, prefix: str) -> None:
-        """Show that writing is allowed and leave nothing behind (CreateMultipartUpload, then Abort)."""
+        """Check that writing is allowed; leave nothing behind (CreateMultipartUpload, then Abort)."""
         ...
 
     def statistics(self) -> StoreStatistics:
-        """Return how many requests were made so far. Makes none."""
+        """Return the request counts so far. Makes no request."""
         ...

@@ -42,7 +42,7 @@ def test_a_long_queue_is_drained_with_progress_and_gone_on_with_by_a_mount_with_
     daemon.signal(signal.SIGTERM)
     server.control.clear_faults()  # a request that is on its way is waited for
     assert daemon.wait(90) == 1  # the bucket does not have everything
-    assert "the next mount goes on" in daemon.log()
+    assert "the next mount resumes them" in daemon.log()
     assert server.control.uploads()
 
     server.control.set(upload_bandwidth=None)

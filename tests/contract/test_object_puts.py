@@ -318,7 +318,7 @@ def test_a_file_that_was_cut_is_no_body_and_harms_no_other(
     digest = hashlib.md5(data).digest()
     path.write_bytes(data[: len(data) // 2])
     for md5 in (b"", digest):
-        with pytest.raises(LocalDiskError, match="cut while being uploaded"):
+        with pytest.raises(LocalDiskError, match="truncated during the upload"):
             store.put("a", FileSlice(str(path), 0, len(data), md5), metadata={})
     path.unlink()
     with pytest.raises(LocalDiskError, match="cannot open"):
@@ -370,7 +370,7 @@ def test_a_kept_connection_that_closes_on_a_put_is_replaced_with_its_whole_body(
 
 def test_a_new_connection_that_closes_on_a_put_is_an_error(peer: MakePeer, body: MakeBody) -> None:
     there = peer([[], [GOOD]])
-    with pytest.raises(Unavailable, match="PUT it: the connection ended before an answer"):
+    with pytest.raises(Unavailable, match="PUT it: the connection ended before a response"):
         put(DirectPuts(there.wire(ONCE)), body(b"bytes"))
     assert len(there.requests) == 1
 
@@ -380,7 +380,7 @@ def test_a_put_whose_answer_is_cut_is_not_sent_again(peer: MakePeer, body: MakeB
     there = peer([[GOOD, cut, HANG_UP], [GOOD]])
     puts = DirectPuts(there.wire(ONCE))
     put(puts, body(b"first"))
-    with pytest.raises(Unavailable, match="PUT it: the connection ended before an answer"):
+    with pytest.raises(Unavailable, match="PUT it: the connection ended before a response"):
         put(puts, body(b"second"))
     assert put(puts, body(b"third")) == ETAG
     assert bodies(there) == [b"first", b"second", b"third"]

@@ -73,7 +73,7 @@ def test_a_connection_that_the_peer_has_closed_meanwhile_is_replaced_at_once(
 
 def test_a_new_connection_that_ends_without_an_answer_is_an_error(peer: MakePeer) -> None:
     there = peer([[], [GOOD]])
-    with pytest.raises(Unavailable, match="GET it: the connection ended before an answer"):
+    with pytest.raises(Unavailable, match="GET it: the connection ended before a response"):
         ask(gets_from(there))
     assert len(there.requests) == 1
 

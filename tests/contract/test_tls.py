@@ -89,7 +89,7 @@ def test_large_and_small_reads_of_many_threads_are_right(monkeypatch: pytest.Mon
 
 def test_an_answer_that_is_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Connections stay open: what follows an answer is silence, for as long as one is patient."""
-    monkeypatch.setattr(connection_pool, "PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(connection_pool, "MAX_RECEIVE_WAIT_SECONDS", 30.0)
     path = tmp_path / "body"
     path.write_bytes(DATA[:5000])
     with S3Server(tls=True) as server:

@@ -278,7 +278,7 @@ def test_a_dead_mount_is_cleared_at_once(daemon: Daemon) -> None:
     in_the_background = [word for word in daemon.mount_words() if word != "--foreground"]
     refused = daemon.command(*in_the_background)
     assert refused.returncode == 1
-    assert f"clear it with `fusecache unmount {daemon.path}`" in refused.stderr
+    assert f"clean up with `fusecache unmount {daemon.path}`" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
     done = daemon.command("unmount", daemon.path)
     assert (done.returncode, done.stderr) == (0, "")

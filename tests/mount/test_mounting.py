@@ -89,7 +89,7 @@ def test_an_endpoint_where_nobody_listens(refused, bucket):
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         nobody = replace(bucket, service=replace(bucket.service, endpoint_url=url))
         said = refused(of=nobody)
-        assert f"is {url} the right endpoint (--endpoint-url" in said
+        assert f"check the endpoint {url} (--endpoint-url" in said
 
 
 def test_a_profile_that_is_not_there_is_named_with_those_that_are(refused, tmp_path):
@@ -150,16 +150,16 @@ def test_a_cache_limit_that_is_too_small(refused):
 
 
 def test_a_cache_limit_that_the_disk_cannot_hold_is_told_once_with_what_will_be_used(mount, expect_log):
-    expect_log("the cache may take 1024.0 TiB")
+    expect_log("the cache may use 1024.0 TiB")
     one: Mount = mount()
     one.unmount()
     said = run(*one.command("--cache-size", "1024TiB"), env=one.bucket.service.environment())
     one.pid = one.status()["pid"]
     assert said.stderr.count("\n") == 1
     assert said.stderr.startswith(
-        f"fusecache: the cache may take 1024.0 TiB, and the disk of {one.cache} has "
+        f"fusecache: the cache may use 1024.0 TiB, but the disk of {one.cache} has "
     )
-    assert "will be used" in said.stderr
+    assert "the cache will use" in said.stderr
     (one.path / "file").write_bytes(b"1")
     one.sync()
 
@@ -172,7 +172,7 @@ def test_a_disk_on_which_nothing_could_ever_be_written_is_refused(mount, refused
     run("mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", small)
     try:
         said = refused("--cache-size", "256MiB", cache=small / "cache")
-        assert "has 300.0 MiB in all" in said
+        assert "too small for writes: it has 300.0 MiB" in said
         assert "--cache-dir" in said
         reads: Mount = mount("--cache-size", "256MiB", "--read-only", cache=small / "cache")
         assert (reads.path / "file").read_bytes() == b"1"

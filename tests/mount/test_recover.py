@@ -74,9 +74,9 @@ def test_an_unfinished_file_is_listed_brought_back_and_published(
     (thing,) = listed(one.path)
     first, second, *_ = said.splitlines()
     assert re.match(rf" *{thing['id']}  orphan +87\.9 KiB  \d{{4}}-\d\d-\d\d [\d:]+  step/model$", first)
-    assert second.strip() == f"its writer was killed before it closed the file; {thing['place']}"
+    assert second.strip() == f"its writer was killed before it closed the file; {thing['local_path']}"
     assert (one.status()["orphans"], one.status()["aside_bytes"]) == (1, len(HALF))
-    assert "1 unfinished file kept aside" in fusecache("status", one.path).stdout
+    assert "1 unfinished file in quarantine" in fusecache("status", one.path).stdout
 
     with pytest.raises(FileNotFoundError):
         (one.path / "step" / "model.recovered-1").stat()  # the kernel remembers this for a second
@@ -84,7 +84,7 @@ def test_an_unfinished_file_is_listed_brought_back_and_published(
     done = fusecache("recover", one.path, "--restore", str(thing["id"]))
     assert done.stdout == f"{thing['id']}: {back}\n"
     assert back.read_bytes() == HALF
-    assert fusecache("recover", one.path).stdout == "nothing was left behind\n"
+    assert fusecache("recover", one.path).stdout == "nothing to recover\n"
     assert one.status()["orphans"] == 0
     one.sync()
     assert bucket.get("step/model.recovered-1") == HALF
@@ -114,7 +114,7 @@ def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
     assert done.stdout == f"{number}: {one.path / 'there' / 'model'}\n"
     assert (one.path / "there" / "model").read_bytes() == HALF
     assert (one.path / "taken").read_bytes() == b"mine"
-    assert "no such thing" in fusecache("recover", one.path, "--restore", number, status=1).stderr
+    assert "no such entry" in fusecache("recover", one.path, "--restore", number, status=1).stderr
 
 
 def test_a_read_only_mount_says_that_it_brings_nothing_back(
@@ -152,16 +152,17 @@ def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
     kill_a_writer(one.path / "b", one)
     first, second = things(one)
     done = fusecache("recover", one.path, "--delete", str(first["id"]), status=1)
-    assert f"would remove a, {'87.9 KiB'}" in done.stdout
+    assert f"would delete a, {'87.9 KiB'}" in done.stdout
     assert "--yes" in done.stderr
     assert one.status()["orphans"] == 2
     done = fusecache("recover", one.path, "--delete", str(first["id"]), "--yes")
-    assert done.stdout == f"{first['id']}: removed, 87.9 KiB freed\n"
+    assert done.stdout == f"{first['id']}: deleted, 87.9 KiB freed\n"
     assert not Path(first["local_path"]).exists()
     expect_log.seen += one.new_alarms()
     assert [line for line in one.unmount().splitlines() if "uploading" not in line] == [
-        f"fusecache: 1 unfinished file is kept aside, 87.9 KiB: fusecache recover {one.cache}",
-        f"fusecache: 2 local-only files, 10 B, exist only in {one.cache}: the next mount with it shows them again",
+        f"fusecache: 1 unfinished file is in quarantine, 87.9 KiB: fusecache recover {one.cache}",
+        f"fusecache: 2 local-only files, 10 B, exist only in {one.cache}: the next mount with this cache directory "
+        "shows them again",
     ]
     assert one.start("--local-only=tmp/,scratch/") == ""  # nothing that was not known at the end
     (one.path / "tmp" / "file").unlink()
@@ -257,7 +258,9 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     waiting, orphan = str(found["closed"]["id"]), str(found["unfinished"]["id"])
     assert "on the mount" in fusecache("recover", one.cache, "--delete", waiting, "--yes", status=1).stderr
     fusecache("recover", one.cache, "--delete", orphan, "--yes")
-    assert one.start("--settle-seconds", "30") == ("fusecache: 1 change of the last run goes on uploading\n")
+    assert one.start("--settle-seconds", "30") == (
+        "fusecache: 1 change of the last run is pending and will be uploaded\n"
+    )
     expect_log.seen += one.new_alarms()
     again = os.open(one.path / "again", os.O_CREAT | os.O_WRONLY)
     os.write(again, HALF)
@@ -266,7 +269,7 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     with pytest.raises(OSError, match="not connected"):
         os.close(again)
     assert one.start() == (
-        "fusecache: 1 change of the last run goes on uploading; 1 unfinished file is kept aside: "
+        "fusecache: 1 change of the last run is pending and will be uploaded; 1 unfinished file is in quarantine: "
         f"fusecache recover {one.path}\n"
     )
     one.sync()

@@ -35,13 +35,13 @@ def test_a_symlink_is_told_itself_and_then_its_target(mount, bucket: Bucket, tmp
     gone.symlink_to("nothing")
     away.symlink_to(tmp_path)
     run(FUSECACHE, "sync", one.path)
-    hint = f"mount {bucket.source} at {one.path}; all of it: fusecache status {one.path}"
+    hint = f"mount {bucket.source} at {one.path}; whole mount: fusecache status {one.path}"
     assert status(best) == ["run/best clean, a link to step-1", "run/step-1 clean", hint]
     assert status(f"{best}/") == ["run/step-1 clean", hint]
     assert status(best / "model") == ["run/step-1/model clean", hint]
     assert status(gone)[:2] == [
         "run/gone clean, a link to nothing",
-        f"nothing is known of its target: {gone}: no such file or directory",
+        f"the state of its target is unknown: {gone}: no such file or directory",
     ]
     assert status(away)[0] == f"run/away clean, a link to {tmp_path}"
     said = facts(best)
@@ -65,8 +65,8 @@ def test_a_file_larger_than_the_cache_takes_is_told_after_its_writer_was(mount, 
         model.write_bytes(bytes(120 * MIB))
     wait_until(lambda: not model.exists(), "the end of what found no room")
     for path in (one.path, model):
-        (line,) = [line for line in status(path) if "refused for lack of room" in line]
-        assert "1 write refused for lack of room, the last model (" in line
+        (line,) = [line for line in status(path) if "failed with ENOSPC" in line]
+        assert "1 write failed with ENOSPC, the last model (" in line
         assert "--cache-size" in line
     assert facts(model)["state"] == "error:no-space"
 

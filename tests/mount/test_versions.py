@@ -137,7 +137,7 @@ def test_two_nodes_that_write_one_name_both_keep_their_bytes(place: Place, expec
     (said,) = [each for each in place.first_mount.status()["conflicts"] if each["path"] == inner]
     assert said["kept_as"] == f"{place.name}/{name}"
     shown = run(FUSECACHE, "status", place.first_mount.path).stdout
-    assert f"{inner}: another client changed it first; ours is kept as {place.name}/{name}" in shown
+    assert f"{inner}: another client changed it first; our version is {place.name}/{name}" in shown
     (place.path / name).unlink()  # seen to: every sync of this mount would say it
 
 

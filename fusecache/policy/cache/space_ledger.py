@@ -8,7 +8,8 @@ Invariants:
 A total above the limit can only come from outside: `restore_*` (a limit lowered between two starts), overhead.
 """
 
-STAGING_SHARE_PERCENT = 70
+from fusecache.model.objects import STAGING_SHARE_PERCENT
+
 # What the kernel holds of accepted writes may take no more of staging than this, however much memory it has.
 RESERVE_SHARE = 8
 # Above so much of what staging takes in, closes wait for uploads.

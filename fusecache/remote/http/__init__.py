@@ -1,1 +1,1 @@
-"""HTTP for the data path: connections, TLS, signed requests, ranged GET, PUT."""
+"""HTTP for the data path, without botocore: connections, TLS, signed requests, ranged GET, PUT, DELETE."""

@@ -1,8 +1,8 @@
-"""HTTP/1.1 connections: a pool, and what one of them can do. Only the standard library.
+"""HTTP/1.1 connections and their pool, with the standard library only.
 
 Invariants:
-1. A connection is lent to one thread at a time; only `interrupt` may come from another.
-2. One whose answer was not read to its end, or whose peer spoke or closed meanwhile, is not lent again.
+1. A connection belongs to one thread at a time. Only `interrupt` may come from another thread.
+2. A connection is reused only if its response was read to the end, and the peer has since sent nothing and not closed.
 """
 
 import os
@@ -20,30 +20,31 @@ from dataclasses import dataclass
 
 from fusecache.remote.http.tls import TlsContext, TlsSocket
 
-# Routers and NATs forget silent connections after some minutes without telling either end.
+# Routers and NATs drop idle connections after some minutes without notifying either end.
 IDLE_SECONDS = 60.0
-# An answer's head is some 500 bytes; what comes with it of the body is copied once more.
+# A response's head is about 500 bytes. Body bytes that arrive with it are copied an extra time.
 HEAD_BYTES = 16384
 END_OF_HEAD = b"\r\n\r\n"
-# An interim answer may come unasked, and the answer follows it (RFC 9110, 15.2); 101 is none.
+# An interim response may come unasked before the final one (RFC 9110, 15.2). 101 is not interim.
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d")
-# What has come is not kept from its readers for longer, whatever else was asked for with it.
-PATIENCE_SECONDS = 0.2
-# What one call sends from the page cache, and through a buffer, which should stay in the L2 cache.
-SEND_BYTES = 8 * 1024 * 1024
-# A call ends when the kernel has taken all of it: on a slow link it is to be told in between how far it is.
-FIRST_SEND_BYTES, LEAST_SEND_BYTES = 1024 * 1024, 128 * 1024
+# Maximum time that received bytes wait for the rest of a buffer before the reader gets them.
+MAX_RECEIVE_WAIT_SECONDS = 0.2
+# Largest amount that one sendfile call sends from the page cache.
+LARGEST_SEND_BYTES = 8 * 1024 * 1024
+# A call returns when the kernel has taken all its bytes. On a slow link, smaller calls report progress in between.
+FIRST_SEND_BYTES, SMALLEST_SEND_BYTES = 1024 * 1024, 128 * 1024
 QUICK_SEND_SECONDS, SLOW_SEND_SECONDS = 0.1, 0.5
+# Buffer for bodies over TLS; small enough for the L2 cache.
 PIECE_BYTES = 512 * 1024
 
 
 class StaleConnection(Exception):
-    """The peer had closed a connection that was kept open; no byte of an answer came."""
+    """The peer has closed a pooled connection; no byte of a response came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is connected to. tls: whom to trust; None: plain HTTP. Times in seconds."""
+    """The server to connect to. tls: the trusted CAs; None for plain HTTP. Timeouts in seconds."""
 
     host: str
     port: int
@@ -53,14 +54,14 @@ class Peer:
 
 
 class ShortFile(Exception):
-    """A file ended before the body that it was to be."""
+    """A file is shorter than the body that it should provide."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """The body of a PUT: bytes [offset, offset + size) of an open file, to be sent within so many seconds.
+    """The body of a PUT: bytes [offset, offset + size) of an open file, to be sent within `seconds`.
 
-    on_sent: told now and then how many of them, from the first, the kernel has taken.
+    on_sent: called from time to time with the number of bytes, counted from the first, that the kernel has taken.
     """
 
     descriptor: int
@@ -71,7 +72,7 @@ class FileRange:
 
 
 class Connection:
-    """One connection, opened by the first request. Raises OSError (TimeoutError, SSLError, …) from its calls."""
+    """One connection, opened by the first request. Its calls raise OSError (TimeoutError, SSLError, …)."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -85,19 +86,19 @@ class Connection:
         self.is_clean = False
 
     def interrupt(self) -> None:
-        """End what the owning thread does on it, from any thread: its call raises or finds the end."""
+        """Abort the call of the owning thread, from any thread: that call raises or sees the end of the stream."""
         with self._lock:
             self._interrupted = True
             if self._socket is not None:
                 with suppress(OSError):
-                    # Not SSLSocket's own: that would let the reader take what is encrypted for the body.
+                    # Not SSLSocket.shutdown: after it the reader would take encrypted bytes for the body.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def exchange(self, request: bytes, body: "FileRange | None" = None) -> tuple[bytes, bytes]:
-        """Send a request; return the answer's head, without its last blank line, and what came behind it.
+        """Send a request; return the response's head, without its final blank line, and the bytes received after it.
 
-        An answer that came before the body was through is returned too. Raises StaleConnection, or OSError;
-        ConnectionError also for an end before the head's; ShortFile for a body that ends early.
+        Also returns a response that came before the whole body was sent. Raises StaleConnection; OSError;
+        ConnectionError also if the connection ends within the head; ShortFile if the body's file is too short.
         """
         sock = self._socket or self._connect()
         was_used, self._used, self.is_clean = self._used, True, False
@@ -122,11 +123,11 @@ class Connection:
                 view[:filled] = bytes(view[rest : rest + filled])
                 continue
             if count == 0:
-                raise ConnectionError("the connection ended before an answer")
+                raise ConnectionError("the connection ended before a response")
             if filled == HEAD_BYTES:
-                raise ConnectionError(f"the answer's head is longer than {HEAD_BYTES} bytes")
+                raise ConnectionError(f"the response's head is longer than {HEAD_BYTES} bytes")
             if time.monotonic() > deadline:
-                raise TimeoutError("timed out: the answer's head does not end")
+                raise TimeoutError("timed out: the response's head does not end")
             count = self.receive_into(view[filled:])
             filled += count
 
@@ -140,23 +141,23 @@ class Connection:
             else:
                 _send_pieces(self._tls or sock, body)
         except (BrokenPipeError, ConnectionResetError):
-            # The peer may have refused the request without reading it, and said why.
+            # The peer may have rejected the request without reading it all, and sent a response with the reason.
             if not self.has_answer():
                 raise
 
     def has_answer(self) -> bool:
-        """Return whether something can be received now."""
+        """Return whether a receive would not block: bytes, or the end of the connection, are there."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)  # type: ignore[arg-type]
         return bool(poll.poll(0))
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Receive some bytes; 0 at the end."""
+        """Receive some bytes; return their count, 0 at the end."""
         return self._receive(buffer, whole=False)
 
     def receive_all_into(self, buffer: memoryview) -> int:
-        """Receive what fills the buffer, or comes within PATIENCE_SECONDS, or some bytes by `ssl`; 0 at the end."""
-        # One call a piece: each return to Python costs several switches between threads.
+        """Receive until the buffer is full, or for MAX_RECEIVE_WAIT_SECONDS; with `ssl`, some bytes. 0 at the end."""
+        # One call per piece: each return to Python costs several thread switches.
         return self._receive(buffer, whole=not isinstance(self._socket, ssl.SSLSocket))
 
     def _receive(self, buffer: memoryview, *, whole: bool) -> int:
@@ -168,12 +169,12 @@ class Connection:
                 if self._tls is not None:
                     return self._tls.recv_into(buffer) if whole else self._tls.recv_some_into(buffer)
                 return self._socket.recv_into(buffer, 0, flags)
-            except BlockingIOError:  # a socket without a time-out of Python's, after PATIENCE_SECONDS
+            except BlockingIOError:  # SO_RCVTIMEO: nothing came for MAX_RECEIVE_WAIT_SECONDS
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
 
     def close(self) -> None:
-        """Close it. Twice is fine."""
+        """Close the connection. A second call does nothing."""
         with self._lock:
             sock, self._socket = self._socket, None
         if self._tls is not None:
@@ -183,7 +184,7 @@ class Connection:
             sock.close()
 
     def is_quiet(self) -> bool:
-        """Return whether nothing has come since the last answer: neither bytes nor the end."""
+        """Return whether nothing has come since the last response: neither bytes nor the end."""
         if self._socket is None or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
             return False
         if self._tls is not None and self._tls.has_pending():
@@ -221,14 +222,14 @@ class Connection:
         raise failure or ConnectionError(f"no address of {peer.host}")
 
     def _wrapped(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
-        with self._lock:  # the plain socket hands its descriptor over: no interruption in between
+        with self._lock:  # no `interrupt` while the plain socket hands its descriptor over
             secure = tls.wrap_socket(sock, server_hostname=self._peer.host, do_handshake_on_connect=False)
             self._socket = secure
         secure.do_handshake()
         return secure
 
     def _watch(self, sock: socket.socket) -> None:
-        """Let `interrupt` reach a new socket."""
+        """Make a new socket visible to `interrupt`."""
         with self._lock:
             self._socket = sock
             if self._interrupted:
@@ -236,7 +237,7 @@ class Connection:
 
 
 class ConnectionPool:
-    """Idle connections to one peer, the last used first. Safe for many threads."""
+    """Idle connections to one peer, the last used first. Thread-safe."""
 
     def __init__(self, peer: Peer, most_idle: int) -> None:
         self._peer = peer
@@ -246,7 +247,7 @@ class ConnectionPool:
         weakref.finalize(self, _close_all, self._idle)
 
     def take(self) -> Connection:
-        """Return an idle connection that still lives, or a new one."""
+        """Return an idle connection that is still alive, or a new one."""
         oldest = time.monotonic() - IDLE_SECONDS
         while True:
             with self._lock:
@@ -263,7 +264,7 @@ class ConnectionPool:
         return Connection(self._peer)
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer was read to its end; close any other."""
+        """Return a connection to the pool if its response was read to the end; else close it."""
         if connection.is_clean:
             connection.idle_since = time.monotonic()
             with self._lock:
@@ -273,20 +274,20 @@ class ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close all idle connections."""
         with self._lock:
             _close_all(self._idle)
 
 
 def _send_pages(sock: socket.socket, body: FileRange) -> None:
-    """Send from the page cache: no byte passes through this process."""
+    """Send a body from the page cache with sendfile(2), without a copy through this process."""
     offset, stop, began = body.offset, body.offset + body.size, time.monotonic()
     deadline, most = began + body.seconds, FIRST_SEND_BYTES
     while offset < stop:
         try:
             count = os.sendfile(sock.fileno(), body.descriptor, offset, min(stop - offset, most))
         except BlockingIOError:
-            raise TimeoutError("timed out: the peer takes nothing") from None
+            raise TimeoutError("timed out: the peer accepts no bytes") from None
         if count == 0:
             raise ShortFile(f"the file ends at {offset}, not at {stop}")
         offset += count
@@ -299,14 +300,14 @@ def _send_pages(sock: socket.socket, body: FileRange) -> None:
 
 
 def _next_send_bytes(last: int, seconds: float) -> int:
-    """Return how much the next call sends: much where it is quick, little where somebody waits to see it go on."""
+    """Return the size of the next call: larger after a quick one, smaller after a slow one, to report progress."""
     if seconds < QUICK_SEND_SECONDS:
-        return min(2 * last, SEND_BYTES)
-    return max(last // 2, LEAST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
+        return min(2 * last, LARGEST_SEND_BYTES)
+    return max(last // 2, SMALLEST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
 
 
 def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
-    """Send through a buffer; not through a mapping, as a file that is cut meanwhile would end the process."""
+    """Send a body through a buffer. Not through mmap: if the file were truncated, SIGBUS would kill the process."""
     offset, stop, deadline = body.offset, body.offset + body.size, time.monotonic() + body.seconds
     buffer = bytearray(min(PIECE_BYTES, body.size))
     while offset < stop:
@@ -322,11 +323,11 @@ def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:
-    """Bound each call; all but `ssl`'s in the kernel, as Python's own time-outs leave no room for MSG_WAITALL."""
+    """Bound each call. Except for `ssl`, in the kernel: Python's own timeouts do not work with MSG_WAITALL."""
     if isinstance(sock, ssl.SSLSocket):
         sock.settimeout(seconds)
         return
-    _set_timeouts(sock, min(seconds, PATIENCE_SECONDS), seconds)
+    _set_timeouts(sock, min(seconds, MAX_RECEIVE_WAIT_SECONDS), seconds)
 
 
 def _set_timeouts(sock: socket.socket, receive_seconds: float, send_seconds: float) -> None:

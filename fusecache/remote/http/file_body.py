@@ -1,4 +1,4 @@
-"""The body of a PUT: a slice of a local file as a stream, never the bytes as a whole in memory."""
+"""The body of a PUT: a slice of a local file as a stream. A large body is never in memory as a whole."""
 
 import base64
 import hashlib
@@ -12,17 +12,17 @@ from fusecache.model.objects import MIB
 from fusecache.remote.http.connection_pool import FileRange
 from fusecache.remote.store import FileSlice
 
-HASH_BYTES = MIB  # hashlib releases the GIL above 2 KiB; a larger piece only falls out of the L2 cache
+HASH_BYTES = MIB  # hashlib releases the GIL above 2 KiB; a larger piece would not fit into the L2 cache
 
 
 class SliceBody:
-    """A readable, seekable stream over one slice. Owns a descriptor: use it in a `with` block.
+    """A readable, seekable stream over one slice. It owns a file descriptor: use it in a `with` block.
 
     Raises LocalDiskError if the file cannot be read or is shorter than the slice.
     """
 
     def __init__(self, file_slice: FileSlice, on_sent: Callable[[int], None] = lambda _count: None) -> None:
-        """on_sent: told how many bytes more, or less if it is sent again, the network has taken."""
+        """on_sent: called with the change in bytes that the kernel has taken; negative if the body is sent again."""
         self._slice = file_slice
         self._position = 0
         self._sent = 0
@@ -37,12 +37,12 @@ class SliceBody:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the file. With an error nothing of it was taken, else all."""
+        """Close the file. After an error none of its bytes count as sent, else all."""
         os.close(self._descriptor)
-        self._note_sent(self._slice.size if kind is None else 0)
+        self._record_sent(self._slice.size if kind is None else 0)
 
     def __len__(self) -> int:
-        """Return the size in bytes of the whole slice: the Content-Length."""
+        """Return the size of the whole slice in bytes: the Content-Length."""
         return self._slice.size
 
     def read(self, size: int = -1) -> bytes:
@@ -58,24 +58,24 @@ class SliceBody:
         if not piece:
             end = self._slice.offset + self._slice.size
             raise LocalDiskError(
-                f"{self._slice.path} ends before byte {end}: it was cut while being uploaded"
+                f"{self._slice.path} ends before byte {end}: it was truncated during the upload"
             )
         self._position += len(piece)
         return piece
 
     def whole(self) -> bytes:
-        """Return all bytes of the slice; for small ones only."""
+        """Return all bytes of the slice; for small slices only."""
         self.seek(0)
         return b"".join(iter(self.read, b""))
 
     def file_range(self, seconds: float) -> FileRange:
-        """Return the slice as what a connection can send, within so many seconds. Valid in the `with` block only."""
+        """Return the slice as a range for a connection to send within `seconds`. Valid in the `with` block only."""
         return FileRange(
-            self._descriptor, self._slice.offset, self._slice.size, seconds, on_sent=self._note_sent
+            self._descriptor, self._slice.offset, self._slice.size, seconds, on_sent=self._record_sent
         )
 
-    def _note_sent(self, total: int) -> None:
-        """So many bytes, from the first, are on their way."""
+    def _record_sent(self, total: int) -> None:
+        """Record that the first `total` bytes have been sent."""
         more, self._sent = total - self._sent, total
         if self._slice.sent is not None:
             self._slice.sent.bytes = total
@@ -84,12 +84,12 @@ class SliceBody:
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The path of the file."""
         return self._slice.path
 
     @property
     def known_md5(self) -> bytes:
-        """The MD5 of the slice, if it needs no reading; else empty."""
+        """The MD5 of the slice if it is known without reading; else empty."""
         return self._slice.md5
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -103,7 +103,7 @@ class SliceBody:
         return self._position
 
     def md5(self) -> bytes:
-        """Return the MD5 of the slice, if need be by reading it once; the position is then 0."""
+        """Return the MD5 of the slice, reading it once if needed; leaves the position at 0."""
         self.seek(0)
         if self._slice.md5:
             return self._slice.md5
@@ -114,5 +114,5 @@ class SliceBody:
         return digest.digest()
 
     def content_md5(self) -> str:
-        """Return the Content-MD5 header of the slice, likewise."""
+        """Return the value of the Content-MD5 header; reads the slice once if needed."""
         return base64.b64encode(self.md5()).decode("ascii")

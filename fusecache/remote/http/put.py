@@ -1,7 +1,7 @@
-"""Writes to the bucket without botocore on the way: one signed PUT of an object or a part, one signed DELETE.
+"""Signed PUTs of objects and parts, and signed DELETEs, without botocore.
 
-botocore reads a body in pieces of 16 KiB, each through the interpreter, and over plain HTTP hashes it once more. Here
-a small body travels with its request in one call, and a large one goes straight from the page cache.
+botocore reads a body in pieces of 16 KiB through the interpreter, and over plain HTTP hashes it an extra time. Here a
+small body is sent with its request in one call, and a large one straight from the page cache.
 """
 
 import base64
@@ -19,13 +19,13 @@ from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, Sign
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.protocol.signing import UNSIGNED, SigningKeys
 
-# Up to this a body is read, hashed and sent by one call each; more would only be copied.
+# Bodies up to this size are read, hashed and sent in one call each. For larger ones the extra copy costs more.
 SMALL_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """One PUT, named `what` in errors. headers: names in lower case. query: percent-encoded, sorted by name."""
+    """One PUT. what: its name in errors. headers: names in lower case. query: percent-encoded, sorted by name."""
 
     what: str
     key: str
@@ -34,12 +34,12 @@ class PutRequest:
 
 
 def part_query(upload_id: str, number: int) -> str:
-    """Return what makes a PUT that of a part; number: from 1."""
+    """Return the query that makes a PUT the upload of a part; number: from 1."""
     return f"partNumber={number}&uploadId={quote(upload_id, safe='-_.~')}"
 
 
 class DirectPuts:
-    """PUTs and DELETEs over a wire. Safe for many threads."""
+    """PUTs and DELETEs over a `SignedHttp`. Thread-safe."""
 
     def __init__(self, http: SignedHttp) -> None:
         self._http = http
@@ -47,7 +47,8 @@ class DirectPuts:
     def put(self, put: PutRequest, stream: SliceBody, keys: SigningKeys) -> str:
         """Store an object or a part; return its ETag.
 
-        Raises SentElsewhere, LocalDiskError, and what an answer says. After Unavailable it may be stored or not.
+        Raises RedirectedRequest, LocalDiskError, and the error of the response. After Unavailable the object may be
+        stored or not.
         """
         body, file, md5 = b"", None, stream.known_md5
         if len(stream) <= SMALL_BYTES:
@@ -66,14 +67,14 @@ class DirectPuts:
         try:
             answer = self._http.lend(put.what, partial(self._ask, put.what, head + body, file))
         except ShortFile as exc:
-            raise LocalDiskError(f"{stream.path}: {exc}: it was cut while being uploaded") from exc
+            raise LocalDiskError(f"{stream.path}: {exc}: it was truncated during the upload") from exc
         etag = bare_etag(answer.get("etag", ""))
         if not etag:
-            raise Unavailable(f"{put.what}: the answer names no ETag")
+            raise Unavailable(f"{put.what}: the response has no ETag")
         return etag
 
     def delete(self, what: str, key: str, keys: SigningKeys) -> None:
-        """Delete an object. Raises SentElsewhere, and what an answer says."""
+        """Delete an object. Raises RedirectedRequest, and the error of the response."""
         request = self._http.request("DELETE", key, {}, keys)
         self._http.lend(what, partial(self._ask, what, request, None))
 
@@ -82,7 +83,7 @@ class DirectPuts:
     def _ask(
         self, what: str, request: bytes, file: FileRange | None, connection: Connection
     ) -> dict[str, str]:
-        """Return the headers of an answer that needs no body."""
+        """Exchange a request; return the headers of a response whose body does not matter."""
         head, rest = connection.exchange(request, file)
         status, headers = parse_head(head)
         if status not in (200, 204):

@@ -1,6 +1,6 @@
-"""Reads of the bucket without botocore on the way: one signed GET, its answer straight into the buffer.
+"""Signed ranged GETs without botocore. The kernel copies the body straight into the caller's buffer.
 
-botocore's get_object copies each body once more.
+botocore's get_object copies each body an extra time.
 """
 
 import time
@@ -16,20 +16,20 @@ from fusecache.remote.protocol.responses import GetResponse, check_get_response
 from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.store import Interruption
 
-# The pieces in which a body is received and reported: the first small, as a slow link shows no life in between;
-# then as large as comes in some milliseconds, as each piece costs switches between threads (at 256 KiB, 80 000 futex
-# calls a GiB).
+# A body is received and reported in pieces. The first ones are small, so that progress shows on a slow link. Then they
+# grow to what arrives in some milliseconds: each piece costs thread switches (at 256 KiB, 80 000 futex calls per GiB).
 FIRST_PIECE_BYTES = 64 * KIB
 LARGEST_PIECE_BYTES = MIB
+# A piece that takes less than QUICK_SECONDS doubles the next one; more than SLOW_SECONDS halves it.
 QUICK_SECONDS = 0.005
 SLOW_SECONDS = 0.020
-# No object is longer; int() refuses thousands of digits by a ValueError.
+# No object has a longer size. The limit keeps int() from its ValueError for thousands of digits.
 LENGTH_DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True)
 class GetRequest:
-    """One GET, named `what` in errors: which bytes, where they go, and who hears of them or ends it."""
+    """One GET: its name in errors, its byte range, the target buffer, the progress callback, the cancellation."""
 
     what: str
     object_id: ObjectId
@@ -40,14 +40,14 @@ class GetRequest:
 
 
 class DirectGets:
-    """GETs over a wire. Safe for many threads. count_bytes: told of the bytes of bodies."""
+    """GETs over a `SignedHttp`. Thread-safe. count_bytes: called with the number of body bytes received."""
 
     def __init__(self, http: SignedHttp, count_bytes: Callable[[int], None]) -> None:
         self._http = http
         self._count_bytes = count_bytes
 
     def fill(self, get: GetRequest, keys: SigningKeys) -> None:
-        """Fill the target, as `Store.get_into` promises. Raises SentElsewhere before any byte came."""
+        """Fill the target, as `Store.get_into` specifies. Raises RedirectedRequest before any byte of the body."""
         asked = {
             "if-match": quoted_etag(get.object_id.etag),
             "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
@@ -83,7 +83,7 @@ class DirectGets:
             )
 
     def _receive(self, get: GetRequest, connection: Connection, rest: bytes) -> None:
-        """Receive the body, of which `rest` came with the head."""
+        """Receive the body. rest: the bytes that came with the head, possibly more than the body."""
         target, size = get.target, get.extent.size
         deadline = time.monotonic() + self._http.read_timeout + size / SLOWEST_BYTES_PER_SECOND
         filled = min(len(rest), size)
@@ -101,13 +101,13 @@ class DirectGets:
                 now = time.monotonic()
                 piece, asked = next_piece_bytes(piece, now - asked), now
                 if filled < size and now > deadline:
-                    raise Unavailable(f"{get.what}: only {filled} of {size} bytes came in time")
+                    raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
         finally:
             self._count_bytes(filled)
 
 
 def next_piece_bytes(piece: int, seconds: float) -> int:
-    """Return the size of the piece after one that took so long."""
+    """Return the size of the next piece, after one that took `seconds`."""
     if seconds < QUICK_SECONDS:
         return min(2 * piece, LARGEST_PIECE_BYTES)
     return max(piece // 2, FIRST_PIECE_BYTES) if seconds > SLOW_SECONDS else piece

@@ -1,8 +1,8 @@
-"""Requests to the bucket without botocore on the way: what the short GETs, PUTs and DELETEs have in common.
+"""Signed HTTP requests to the bucket without botocore: the shared base of GETs, PUTs and DELETEs.
 
-botocore takes over 1 ms of CPU a request, most of it under the interpreter's lock (`benchmarks/get_cost.py`).
-Not here: which URL, region and certificates are right. botocore shows them with the first request of a client
-(`Form`), and takes over again where an answer sends elsewhere.
+botocore needs over 1 ms of CPU per request, most of it with the GIL held (`benchmarks/get_cost.py`).
+Not here: the choice of URL, region and certificates. The first request through botocore determines them
+(`RequestTemplate`), and botocore takes over again after a redirect.
 """
 
 import html
@@ -33,10 +33,12 @@ from fusecache.remote.protocol.user_metadata import METADATA_PREFIX
 
 T = TypeVar("T")
 
-# A body slower than this is given up, so that a trickle of bytes cannot hold a thread and a buffer for ever.
+# A slower body times out, so that a trickle of bytes cannot hold a thread and a buffer forever.
 SLOWEST_BYTES_PER_SECOND = 32 * KIB
+# Maximum bytes read of an error response, which is a short XML document.
 ERROR_BYTES = 64 * KIB
-# Headers that botocore may have signed for a plain bucket. Any other: a request that only it can make.
+# Headers that botocore signs for a plain bucket, besides user metadata. With any other, only botocore can make the
+# request.
 KNOWN_SIGNED = frozenset(
     [
         "amz-sdk-invocation-id",
@@ -61,7 +63,7 @@ _VISIBLE = re.compile(r"[!-~]*")
 
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
-    """What the requests for a bucket's objects have in common. base_path: before the key, with its slash at the end."""
+    """The common part of all requests for a bucket's objects. base_path: the path before the key, ending in a slash."""
 
     scheme: str
     host: str
@@ -73,7 +75,7 @@ class RequestTemplate:
 
 
 def request_template(url: str, key: str, authorization: str, user_agent: str) -> RequestTemplate | None:
-    """Return the form of a request for an object that botocore sent; None if it is none that can be repeated here."""
+    """Return the template of an object request that botocore sent; None if this module cannot make such requests."""
     match = _AUTHORIZATION.fullmatch(authorization)
     parts = urlsplit(url)
     path = quoted_key(key)
@@ -102,32 +104,32 @@ def request_template(url: str, key: str, authorization: str, user_agent: str) ->
 
 
 def quoted_key(key: str) -> str:
-    """Return a key as it stands in a URL's path, and in what is signed."""
+    """Return a key as it appears in a URL's path and in the signature."""
     return quote(key, safe="/~")
 
 
 def is_plain(value: str) -> bool:
-    """Return whether a value, such as an ETag, can stand in a header as it is: visible ASCII, or nothing."""
+    """Return whether a value, such as an ETag, is valid in a header as it is: visible ASCII, or empty."""
     return _VISIBLE.fullmatch(value) is not None
 
 
 class RedirectedRequest(Exception):
-    """The answer names another place or region."""
+    """The response redirects to another endpoint or region."""
 
 
 class SignedHttp:
-    """Signed requests of one form, over one pool of connections. Safe for many threads.
+    """Signed requests from one template, over one connection pool. Thread-safe.
 
-    tls: with the certificates to trust; None for plain HTTP.
+    tls: holds the trusted certificates; None for plain HTTP.
     """
 
     def __init__(
-        self, form: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
+        self, template: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
     ) -> None:
-        self._template = form
+        self._template = template
         self.read_timeout = transport.read_timeout_seconds
-        self._signer = Signer(form.host_header, form.region)
-        peer = Peer(form.host, form.port, tls, transport.connect_timeout_seconds, self.read_timeout)
+        self._signer = Signer(template.host_header, template.region)
+        peer = Peer(template.host, template.port, tls, transport.connect_timeout_seconds, self.read_timeout)
         self._pool = ConnectionPool(peer, transport.max_connections)
 
     def request(
@@ -140,22 +142,22 @@ class SignedHttp:
         query: str = "",
         payload: str = EMPTY_SHA256,
     ) -> bytes:
-        """Return a request's head. key: not empty. headers, query, payload: as `Signer` takes them."""
+        """Return a request's head. key: not empty. headers, query, payload: as for `Signer.headers`."""
         assert key, "a request for the bucket itself"
         path = self._template.base_path + quoted_key(key)
         signed = self._signer.headers(
             path, headers, keys, time.time(), method=method, query=query, payload=payload
         )
         lines = "".join([f"{name}: {value}\r\n" for name, value in signed.items()])
-        # Not signed: a proxy on the way may rewrite these two.
+        # Not signed: a proxy may rewrite these two.
         lines += f"accept-encoding: identity\r\nuser-agent: {self._template.user_agent}\r\n"
         target = f"{path}?{query}" if query else path
         return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("ascii")
 
     def lend(self, what: str, exchange: Callable[[Connection], T]) -> T:
-        """Return what `exchange` makes of a connection: of a second, new one if a kept one turns out to be closed.
+        """Call `exchange` with a connection; return its result. If a pooled connection is stale, retry on a new one.
 
-        Raises Unavailable, for `what`, where the connection fails.
+        Raises Unavailable, with the name `what`, if the connection fails.
         """
         connection = self._pool.take()
         try:
@@ -171,14 +173,14 @@ class SignedHttp:
             self._pool.give_back(connection)
 
     def close(self) -> None:
-        """Close idle connections; requests under way go on."""
+        """Close idle connections; requests in flight continue."""
         self._pool.close()
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Return the status and the headers, names in lower case, of an answer's head.
+    """Return the status and the headers of a response's head; header names in lower case.
 
-    Raises HTTPException for what is no HTTP/1.
+    Raises HTTPException if it is not HTTP/1.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
@@ -188,13 +190,13 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         name, value = name.lower(), value.strip()
-        # A header that came twice is no number and no ETag any more: the check of the answer refuses it.
+        # A repeated header is joined: it is then no valid number or ETag, and the check of the response rejects it.
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return int(rest[:3]), headers
 
 
 class _Replay(io.RawIOBase):
-    """An answer as a file: what was received of it already, then the connection."""
+    """A response as a file: first the bytes received already, then those from the connection."""
 
     def __init__(self, received: bytes, connection: Connection, seconds: float) -> None:
         self._received = memoryview(received)
@@ -208,21 +210,21 @@ class _Replay(io.RawIOBase):
         view = memoryview(buffer)  # type: ignore[arg-type]  # typeshed has no name for what io passes here
         if not self._received:
             if time.monotonic() > self._deadline:
-                raise TimeoutError("timed out: the answer does not end")
+                raise TimeoutError("timed out: the response does not end")
             return self._connection.receive_into(view)
         count = min(len(view), len(self._received))
         view[:count], self._received = self._received[:count], self._received[count:]
         return count
 
     def makefile(self, *_: object) -> io.BufferedReader:
-        """Stand for the socket that HTTPResponse asks for."""
+        """Act as the socket that HTTPResponse expects."""
         return io.BufferedReader(self)
 
 
 def error_of(
     what: str, connection: Connection, head: bytes, rest: bytes, seconds: float
 ) -> RemoteError | RedirectedRequest:
-    """Read an error answer to its end, however it is framed, for so long; return what it means."""
+    """Read an error response to its end, whatever its framing, for at most `seconds`; return the error."""
     answer = http.client.HTTPResponse(_Replay(head + END_OF_HEAD + rest, connection, seconds))  # type: ignore[arg-type]
     answer.begin()
     text = answer.read(ERROR_BYTES).decode("utf-8", "replace")

@@ -1,12 +1,12 @@
-"""TLS for reads by OpenSSL itself, called through ctypes: many records a call, while other threads run.
+"""TLS through OpenSSL itself, called with ctypes: many records per call, without the GIL.
 
-Python's `ssl` returns after each record of 16 KiB and takes the interpreter's lock anew: 65 536 times a GiB. Here one
-call fills the whole buffer, without the lock. Which certificates are trusted, and that the peer is the one asked
-for, OpenSSL checks as it does for `ssl`; where its library is not found, `ssl` does the work (`s3_access.py`).
+Python's `ssl` returns after each record of 16 KiB and takes the GIL again: 65 536 times per GiB. Here one call fills
+the whole buffer without the GIL. OpenSSL checks the certificate and the host name as it does for `ssl`. If its library
+is not found, `remote/s3/client.py` falls back to `ssl`.
 
 Invariants:
-1. No byte is sent before the peer's certificate was found valid for the host.
-2. A `TlsSocket` belongs to one thread at a time; only `shutdown` of the socket below may come from another.
+1. No byte of a request is sent before the peer's certificate is found valid for the host.
+2. A `TlsSocket` belongs to one thread at a time. Only `shutdown` of its socket may come from another thread.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import socket
 import ssl
 from contextlib import suppress
 
-# Names and values as in OpenSSL's headers: ssl.h, bio.h, x509_vfy.h; unchanged since 1.1.0.
+# Names and values from OpenSSL's headers ssl.h, bio.h and x509_vfy.h; unchanged since 1.1.0.
 _SSL_VERIFY_PEER = 1
 _SSL_CTRL_SET_READ_AHEAD = 41
 _SSL_CTRL_SET_TLSEXT_HOSTNAME = 55
@@ -27,17 +27,17 @@ _X509_V_OK = 0
 _BIO_C_SET_SSL = 109
 _BIO_FLAGS_SHOULD_RETRY = 8
 _SSL_ERROR_WANT = (2, 3)
-# A peer that hangs up without TLS's farewell: bodies have their length, which tells what is cut.
+# Accept a peer that closes without TLS's close_notify: the length of a body shows whether it is complete.
 _SSL_OP_IGNORE_UNEXPECTED_EOF = 1 << 7
 _FAILED = int(ssl.SSL_ERROR_SSL)
-_OLDEST_VERSION = 0x10101000  # TLS 1.3, and repeated handshakes hidden from readers
-# What one call of the kernel may bring: eight records, instead of one in two calls.
+_OLDEST_VERSION = 0x10101000  # 1.1.1: TLS 1.3, and reads that handle renegotiation themselves
+# Bytes per receive call of the kernel: eight records, instead of one record in two calls.
 _READ_BUFFER_BYTES = 128 * 1024
 
 _POINTER, _INT, _LONG, _TEXT, _SIZE = (
     ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_char_p, ctypes.c_size_t,
 )  # fmt: skip
-# Those that may wait for the network: without the interpreter's lock.
+# Functions that may wait for the network: called without the GIL.
 _WAITING = {
     "SSL_connect": (_INT, _POINTER),
     "SSL_read": (_INT, _POINTER, _POINTER, _INT),
@@ -84,7 +84,7 @@ class _Library:
     """The functions of libssl and libcrypto, by their names."""
 
     def __init__(self, name: str) -> None:
-        # libcrypto comes with it: the loader looks names up in what a library needs, too.
+        # Opening libssl is enough: the dynamic loader also searches its dependency libcrypto.
         waiting, quick = ctypes.CDLL(name), ctypes.PyDLL(name)
         for functions, library in ((_WAITING, waiting), (_QUICK, quick)):
             for function, (result, *arguments) in functions.items():
@@ -98,7 +98,7 @@ class _Library:
 
 @functools.cache
 def library() -> _Library | None:
-    """Return OpenSSL, if the one that `ssl` was made with is there as a shared library."""
+    """Return OpenSSL, if the version that `ssl` was built with exists as a shared library."""
     major = ssl.OPENSSL_VERSION_INFO[0]
     for name in (f"libssl.so.{major}", "libssl.so.1.1") if major == 1 else (f"libssl.so.{major}",):
         with suppress(OSError, AttributeError):
@@ -109,7 +109,7 @@ def library() -> _Library | None:
 
 
 class TlsContext:
-    """Whom to trust: the CAs of a file, or of a folder as `openssl rehash` makes it. Raises SSLError from __init__."""
+    """The trusted CAs: from a file, or from a directory made by `openssl rehash`. Raises SSLError from __init__."""
 
     def __init__(self, openssl: _Library, *, cafile: str | None, capath: str | None) -> None:
         self._openssl = openssl
@@ -131,7 +131,7 @@ class TlsContext:
             self._openssl.SSL_CTX_free(self._context)
 
     def connect(self, sock: socket.socket, host: str) -> "TlsSocket":
-        """Shake hands over a connected socket, which keeps its own time-outs, and check that the peer is `host`.
+        """Do the TLS handshake over a connected socket and check that the peer is `host`. The socket's timeouts apply.
 
         Raises SSLError, SSLCertVerificationError, TimeoutError, ConnectionError.
         """
@@ -139,7 +139,7 @@ class TlsContext:
 
 
 class TlsSocket:
-    """A connection. The socket below stays its owner's: to shut down, to poll, and to close after this."""
+    """A TLS connection over a socket, which the caller still owns: to shut down, to poll, and to close after this."""
 
     def __init__(self, openssl: _Library, context: int, sock: socket.socket, host: str) -> None:
         self._openssl = openssl
@@ -157,7 +157,7 @@ class TlsSocket:
             raise
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Fill the buffer with what comes until the socket's time-out; 0 at the end.
+        """Receive until the buffer is full or the socket's timeout ends; return the byte count, 0 at the end.
 
         Raises BlockingIOError if nothing came in that time, SSLError, OSError.
         """
@@ -170,7 +170,7 @@ class TlsSocket:
         return self._nothing(is_late=bool(openssl.BIO_test_flags(self._chain, _BIO_FLAGS_SHOULD_RETRY)))
 
     def recv_some_into(self, buffer: memoryview) -> int:
-        """Receive what is here, else what comes next; 0 at the end. Raises as `recv_into`."""
+        """Receive the bytes that are available, else the next ones; return 0 at the end. Raises like `recv_into`."""
         openssl = self._openssl
         if waiting := openssl.BIO_ctrl_pending(self._chain):
             return self.recv_into(buffer[:waiting])
@@ -182,7 +182,7 @@ class TlsSocket:
         return self._nothing(is_late=openssl.SSL_get_error(self._ssl, count) in _SSL_ERROR_WANT)
 
     def sendall(self, data: bytes | memoryview) -> None:
-        """Send all bytes; of a view, which must be writable, without a copy.
+        """Send all bytes. A memoryview, which must be writable, is sent without a copy.
 
         Raises TimeoutError, SSLError, ConnectionError.
         """
@@ -194,11 +194,11 @@ class TlsSocket:
             raise self._failure(count, "sending")
 
     def has_pending(self) -> bool:
-        """Return whether bytes lie here that were received and not read, decrypted or not."""
+        """Return whether received bytes are still unread, decrypted or not."""
         return bool(self._openssl.SSL_has_pending(self._ssl) or self._openssl.BIO_ctrl_pending(self._chain))
 
     def close(self) -> None:
-        """Free it, without a word to the peer. Twice is fine."""
+        """Free the connection without close_notify. A second call does nothing."""
         chain, self._chain = self._chain, None
         if chain is not None:
             self._openssl.BIO_free_all(chain)
@@ -212,7 +212,7 @@ class TlsSocket:
     # ---- private
 
     def _expect(self, host: str) -> None:
-        """Have OpenSSL check that the certificate is for `host`."""
+        """Make OpenSSL check that the certificate is for `host`."""
         openssl, name = self._openssl, host.encode("idna" if not host.isascii() else "ascii")
         openssl.SSL_set_hostflags(self._ssl, _X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS)
         try:
@@ -223,7 +223,7 @@ class TlsSocket:
         else:
             is_set = openssl.X509_VERIFY_PARAM_set1_ip_asc(openssl.SSL_get0_param(self._ssl), name)
         if is_set != 1:
-            raise _error(f"{host}: no name to check a certificate for")
+            raise _error(f"{host}: not a valid host name for a certificate check")
 
     def _shake_hands(self, host: str) -> None:
         result: int = self._openssl.SSL_connect(self._ssl)
@@ -235,18 +235,18 @@ class TlsSocket:
             raise self._failure(result, "the TLS handshake")
 
     def _readers_chain(self) -> int:
-        """Return a BIO that reads until the buffer is full: BIO_f_buffer does, and TLS below it does not."""
+        """Return a BIO that reads until the buffer is full: BIO_f_buffer does this, BIO_f_ssl below it does not."""
         openssl = self._openssl
         below = openssl.BIO_new(openssl.BIO_f_ssl())
         above = openssl.BIO_new(openssl.BIO_f_buffer())
         if not below or not above:
-            raise MemoryError("OpenSSL has no memory for a connection")
+            raise MemoryError("OpenSSL: out of memory for a connection")
         openssl.BIO_ctrl(below, _BIO_C_SET_SSL, 0, self._ssl)
         chain: int = openssl.BIO_push(above, below)
         return chain
 
     def _nothing(self, *, is_late: bool) -> int:
-        """Say why nothing was received; 0: the connection has ended."""
+        """Raise the reason why nothing was received; return 0 if the connection has ended."""
         if is_late:
             raise BlockingIOError("nothing came in time")
         if self._openssl.ERR_peek_error():

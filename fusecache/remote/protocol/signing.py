@@ -1,7 +1,7 @@
-"""Signature version 4 of a request for an object: what botocore would sign, at a tenth of its cost.
+"""AWS Signature Version 4 for object requests: the same result as botocore's, at a tenth of its cost.
 
-Follows the AWS General Reference, "Create a signed AWS API request"; `tests/unit/remote/test_signing.py` holds it
-against botocore's own. Not here: the hash of a body, presigned URLs.
+Follows the AWS General Reference, "Create a signed AWS API request". `tests/unit/remote/test_signing.py` compares it
+with botocore. Not here: the hash of a body, presigned URLs.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
-# Says that the signature covers no hash of the body: its Content-MD5, which is signed, does.
+# Declares that the signature covers no hash of the body. The signed Content-MD5 protects it instead.
 UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKeys:
-    """The credentials of this moment. Never shown."""
+    """The current credentials. Their repr hides the secrets."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -26,12 +26,12 @@ class SigningKeys:
 
 
 class Signer:
-    """Signs requests to one host in one region. Safe for many threads."""
+    """Signs requests to one host in one region. Thread-safe."""
 
     def __init__(self, host: str, region: str) -> None:
         self._host = host
         self._region = region
-        # The day's key takes four of the five HMACs: kept while secret and day are the same.
+        # Cached while secret and day stay the same: deriving the day's key takes four of the five HMACs.
         self._derived: tuple[str, str, bytes] = ("", "", b"")
 
     def headers(
@@ -45,10 +45,10 @@ class Signer:
         query: str = "",
         payload: str = EMPTY_SHA256,
     ) -> dict[str, str]:
-        """Return all headers of a request, signed.
+        """Return all headers of a request, with the signature.
 
-        path: as it goes over the wire, percent-encoded. headers: what else to sign, names in lower case, values
-        without runs of blanks. now: seconds since the epoch. query: percent-encoded, in the order of its names.
+        path: percent-encoded, as sent. headers: further headers to sign, names in lower case, values without runs of
+        blanks. now: seconds since the epoch. query: percent-encoded, sorted by name.
         payload: SHA-256 of the body in hex, or UNSIGNED.
         """
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
@@ -80,5 +80,9 @@ class Signer:
         key = b"AWS4" + secret.encode()
         for word in (day, self._region, "s3", "aws4_request"):
             key = hmac.digest(key, word.encode(), "sha256")
-        self._derived = (secret, day, key)  # one assignment: a race of two threads only derives it twice
+        self._derived = (
+            secret,
+            day,
+            key,
+        )  # one assignment: a race between threads only derives the key twice
         return key

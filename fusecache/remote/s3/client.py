@@ -1,6 +1,7 @@
-"""A client of boto3 set up for R2 and any other S3, its credentials, and the short way that its requests show.
+"""A boto3 client configured for R2 and other S3 services, its credentials, and the direct HTTP path beside it.
 
-Not here: requests. `store.py` makes them.
+The direct HTTP path sends requests without botocore. It copies URL, region and headers from a request that botocore
+has sent successfully. Not here: requests. `store.py` makes them.
 """
 
 import os
@@ -27,9 +28,9 @@ from fusecache.remote.http.ranged_get import DirectGets
 from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp, request_template
 from fusecache.remote.http.tls import TlsContext, library
 from fusecache.remote.protocol.headers import (
-    ask_for_identity,
     capture_headers,
-    know_no_region,
+    refuse_head_bucket,
+    request_identity_encoding,
     restore_headers,
 )
 from fusecache.remote.protocol.list_response import parse_listing
@@ -38,16 +39,16 @@ from fusecache.remote.protocol.signing import SigningKeys
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# Where an answer to LIST carries the page that we read out of it.
+# Key of the parsed page in botocore's response to a LIST.
 PAGE = "FusecachePage"
 _ANSWERED = "before-parse.s3.*"
-# Requests that show the short way: those that go it later, and what a mount begins with.
-SHOWING = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
+# Requests that can set up the direct HTTP path: the ones that use it later, and the first ones of a mount.
+TEMPLATE_OPERATIONS = ("GetObject", "PutObject", "UploadPart", "DeleteObject", "AbortMultipartUpload")
 
 
 @dataclass(frozen=True, slots=True)
 class DirectHttp:
-    """What goes without botocore, over one wire."""
+    """The direct HTTP path: GETs, PUTs and DELETEs without botocore, over one connection pool."""
 
     http: SignedHttp
     gets: DirectGets
@@ -56,48 +57,48 @@ class DirectHttp:
 
 @dataclass(eq=False, slots=True)
 class ClientAccess:
-    """A client, the credentials behind it, and the short way: None until it was shown, or if there is none."""
+    """A boto3 client, its credentials, and the direct HTTP path: None until set up, or if it cannot be used."""
 
     session: botocore.session.Session
     client: "S3Client"
     transport: Transport
     count_read: Callable[[int], None]
     _direct_http: DirectHttp | None = None
-    _is_shown: bool = False
-    _sent: threading.local = field(default_factory=threading.local)
+    _is_set_up: bool = False
+    _last_sent: threading.local = field(default_factory=threading.local)
 
     def direct_http(self, key: str) -> DirectHttp | None:
-        """Return the short way for an object; an empty key, which would be the bucket, has none."""
+        """Return the direct HTTP path for an object; None for an empty key, which would name the bucket itself."""
         return self._direct_http if key else None
 
-    def on_sent(self, request: Any, **_: object) -> None:
-        """After a request is signed: remember how it looks."""
-        self._sent.request = request
+    def on_signed_request(self, request: Any, **_: object) -> None:
+        """Remember a request after botocore has signed it."""
+        self._last_sent.request = request
 
-    def show(self, key: str) -> None:
-        """The request for this key that this thread just sent went well: make the short way like it, if none is yet."""
-        if self._is_shown:
+    def set_up_direct_http(self, key: str) -> None:
+        """Set up the direct HTTP path, once, from the request for `key` that this thread just sent successfully."""
+        if self._is_set_up:
             return
-        self._is_shown = True
-        form = self._form(key)
-        if form is not None:
-            wire = SignedHttp(
-                form, _tls_context(self.session) if form.scheme == "https" else None, self.transport
+        self._is_set_up = True
+        template = self._template_of_last_request(key)
+        if template is not None:
+            http = SignedHttp(
+                template, _tls_context(self.session) if template.scheme == "https" else None, self.transport
             )
-            self._direct_http = DirectHttp(wire, DirectGets(wire, self.count_read), DirectPuts(wire))
+            self._direct_http = DirectHttp(http, DirectGets(http, self.count_read), DirectPuts(http))
 
-    def forget(self) -> None:
-        """The short way leads elsewhere: botocore follows where it can, which shows it anew, or says why it cannot."""
-        self._direct_http, self._is_shown = None, False
+    def drop_direct_http(self) -> None:
+        """Drop the direct HTTP path after a redirect. The next successful request of botocore sets it up again."""
+        self._direct_http, self._is_set_up = None, False
 
     def close(self) -> None:
-        """Close idle connections; requests under way go on."""
+        """Close idle connections; requests in flight continue."""
         self.client.close()
         if self._direct_http is not None:
             self._direct_http.http.close()
 
     def keys(self) -> SigningKeys:
-        """Return the credentials of this moment, renewed if they are such."""
+        """Return the current credentials; refreshable ones are renewed first if needed."""
         credentials = self.session.get_credentials()
         if credentials is None:
             raise botocore.exceptions.NoCredentialsError
@@ -106,9 +107,9 @@ class ClientAccess:
             raise botocore.exceptions.NoCredentialsError
         return SigningKeys(frozen.access_key, frozen.secret_key, frozen.token)
 
-    def _form(self, key: str) -> RequestTemplate | None:
-        """Return the form of the request just sent; None if a proxy stands between, or it is special."""
-        request = self._sent.request
+    def _template_of_last_request(self, key: str) -> RequestTemplate | None:
+        """Return the template of the request just sent; None if a proxy is configured or the request is unusual."""
+        request = self._last_sent.request
         url, authorization = request.url.partition("?")[0], _header(request, "Authorization")
         if botocore.utils.get_environ_proxies(url):
             return None
@@ -123,9 +124,9 @@ def open_access(
     profile: str | None,
     count_read: Callable[[int], None],
 ) -> ClientAccess:
-    """Return a new access. Makes no request.
+    """Create a client and its credentials. Makes no request to the bucket.
 
-    Raises ConfigError for a profile or endpoint that botocore refuses.
+    Raises ConfigError for a profile or endpoint that botocore rejects.
     """
     core = botocore.session.get_session()
     try:
@@ -150,17 +151,17 @@ def open_access(
     except (botocore.exceptions.BotoCoreError, ValueError) as exc:
         raise ConfigError(f"cannot reach {endpoint.url or 'the bucket'}: {exc}") from exc
     events = client.meta.events
-    # Cloudflare never answers 100 Continue: each PUT would wait a second for it.
+    # Cloudflare never sends 100 Continue: each PUT would wait a second for it.
     events.unregister("before-call.s3", botocore.handlers.add_expect_header)
     events.register("before-parameter-build.s3.CopyObject", capture_headers)
     events.register("before-call.s3.CopyObject", restore_headers)
     _read_pages_once(events)
-    events.register("before-call.s3.HeadBucket", know_no_region)  # type: ignore[arg-type]  # it answers
-    # After signing: a proxy on the way may rewrite this header.
-    events.register("before-send.s3", ask_for_identity)
+    events.register("before-call.s3.HeadBucket", refuse_head_bucket)  # type: ignore[arg-type]  # returns a response
+    # After signing: a proxy may rewrite this header.
+    events.register("before-send.s3", request_identity_encoding)
     access = ClientAccess(core, client, transport, count_read)
-    for operation in SHOWING:
-        events.register(f"before-send.s3.{operation}", access.on_sent)
+    for operation in TEMPLATE_OPERATIONS:
+        events.register(f"before-send.s3.{operation}", access.on_signed_request)
     return access
 
 
@@ -168,7 +169,7 @@ def open_access(
 
 
 def _config(transport: Transport, region: str) -> Config:
-    # Default checksums would send aws-chunked bodies with a trailer, which R2 answers with Unauthorized.
+    # With default checksums botocore sends aws-chunked bodies with a trailer, which R2 rejects as Unauthorized.
     return Config(
         region_name=region,
         signature_version="s3v4",
@@ -184,21 +185,22 @@ def _config(transport: Transport, region: str) -> Config:
 
 
 def _read_pages_once(events: Any) -> None:
-    """Have answers to LIST parsed by us alone.
+    """Make `parse_listing` the only parser of LIST responses.
 
-    botocore parses each answer first to see whether it is an error: of a page of names that costs more than reading it.
+    botocore first parses each response to see whether it is an error. For a page of names that costs more than reading
+    the page.
     """
     for event, handler, *place in botocore.handlers.BUILTIN_HANDLERS:
         if event == _ANSWERED and place:
             events.unregister(event, handler)
             events.register(event, handler)
-    events.register_first(_ANSWERED, _take_page)
+    events.register_first(_ANSWERED, _parse_page)
 
 
-def _take_page(
+def _parse_page(
     operation_model: Any, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Before botocore parses the answer to a LIST: read it ourselves, and leave it nothing but what we could not."""
+    """Parse a LIST response before botocore does. Leave botocore an empty body, or all of it if parsing fails."""
     if operation_model.name == "ListObjectsV2" and response_dict["status_code"] == 200:
         with suppress(ValueError):
             customized_response_dict[PAGE] = parse_listing(response_dict["body"])
@@ -211,7 +213,7 @@ def _header(request: Any, name: str) -> str:
 
 
 def _tls_context(session: botocore.session.Session) -> TlsContext | ssl.SSLContext:
-    """Return a context that trusts whom botocore trusts: AWS_CA_BUNDLE or `ca_bundle`, else its own CAs."""
+    """Return a TLS context with botocore's trusted CAs: AWS_CA_BUNDLE or `ca_bundle`, else botocore's own."""
     named: str | None = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
     path = named or str(botocore.httpsession.get_cert_path(True))  # noqa: FBT003 (botocore's signature)
     cafile, capath = (None, path) if os.path.isdir(path) else (path, None)

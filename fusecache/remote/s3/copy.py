@@ -1,6 +1,6 @@
-"""Copies inside a bucket: in one request, or in equal parts where the object is too large for one.
+"""Copies inside a bucket: in one request, or in equal parts if the object is too large for one.
 
-Invariant: an ETag that came back means the bytes of the version that was asked for.
+Invariant: if a copy returns an ETag, the copy holds the bytes of the requested version.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
-# What a copy inside the bucket keeps beside the user's metadata.
+# Headers that a copy inside the bucket keeps, besides the user metadata.
 KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequests:
-    """Copies of objects of one bucket. head: asks for an object's facts as boto3 tells them."""
+    """Copies objects inside one bucket. head: returns boto3's HeadObject response for a key."""
 
     store: Store
     client: "S3Client"
@@ -44,11 +44,11 @@ class CopyRequests:
     def copy(
         self, source: ObjectId, key: str, condition: Condition | None, metadata: Mapping[str, str] | None
     ) -> str:
-        """Copy, as `Store.copy` promises."""
+        """Copy, as `Store.copy` specifies."""
         facts = self.head(source.key)
         self._require_version(facts, source)
         kept: dict[str, Any] = {name: facts[name] for name in KEPT_HEADERS if facts.get(name)}  # type: ignore[literal-required]
-        # As they came, not decoded and encoded again: what others wrote must stay what it was.
+        # The raw values, not decoded and encoded again: metadata of other clients must not change.
         kept["Metadata"] = dict(facts["Metadata"]) if metadata is None else encode_metadata(metadata)
         if facts["ContentLength"] > self.transport.single_copy_bytes:
             return self._copy_in_parts(source, key, facts["ContentLength"], condition, kept)
@@ -79,7 +79,7 @@ class CopyRequests:
             )
 
     def _require_condition(self, key: str, condition: Condition) -> None:
-        """Check a destination by a HEAD, for endpoints whose copies take no condition. Not atomic."""
+        """Check the destination with a HEAD, for endpoints whose copies take no precondition. Not atomic."""
         try:
             found: str | None = bare_etag(self.head(key)["ETag"])
         except ObjectMissing:
@@ -108,14 +108,14 @@ class CopyRequests:
                         CopySourceRange=f"bytes={start}-{min(start + step, size) - 1}",
                     )
                 etags.append(bare_etag(part["CopyPartResult"]["ETag"]))
-            # R2's part copies take no condition on the source. Its version was right before the first part
-            # and is right after the last, so every part is of it: an ETag that came back means equal bytes.
+            # R2's part copies take no precondition on the source. The version is checked before the first part and
+            # after the last, so every part is from that version.
             self._require_version(self.head(source.key), source)
             if condition is not None:
                 self._require_condition(key, condition)
             return self.store.complete_multipart(key, upload_id, etags, condition=condition)
         except FusecacheError:
-            # Parts left behind cost storage for a week; a failure to drop them must not hide the copy's.
+            # Abandoned parts cost storage for a week. If the abort fails, raise the copy's error regardless.
             with suppress(RemoteError):
                 self.store.abort_multipart(key, upload_id)
             raise

@@ -1,4 +1,4 @@
-"""What goes wrong between us and the bucket by way of botocore, in the model's words."""
+"""Conversion of botocore's errors to `fusecache.model.errors`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class RequestNames:
 
     @contextmanager
     def named(self, verb: str, key: str, field: str) -> Iterator[str]:
-        """Count a request, name it, and turn what goes wrong into the model's errors."""
+        """Count a request, yield its name, and convert its errors to the model's."""
         self._counter.add(field)
         what = f"{verb} s3://{self._bucket}/{key}"
         try:
@@ -51,10 +51,10 @@ class RequestNames:
 
 
 def transport_error(what: str, exc: Exception) -> FusecacheError:
-    """Name what went wrong before or beside an answer of the bucket."""
+    """Return the model's error for a failure outside the bucket's responses."""
     if isinstance(exc, botocore.exceptions.HTTPClientError):
         inner = exc.kwargs.get("error")
-        if isinstance(inner, FusecacheError):  # our own body could not be read
+        if isinstance(inner, FusecacheError):  # `SliceBody` could not read the file
             return inner
     if isinstance(exc, botocore.exceptions.SSLError):
         return Unavailable(f"{what}: {exc}; for a private certificate set AWS_CA_BUNDLE to its CA file")

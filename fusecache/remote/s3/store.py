@@ -1,14 +1,13 @@
-"""A bucket behind the S3 protocol: Cloudflare R2 first, any other S3 as well.
+"""The store for the S3 protocol: Cloudflare R2 first, any other S3 service as well.
 
-Not a retry loop: botocore repeats a failed request once at most, the endless loops belong to the engine.
+Not a retry loop: botocore retries a failed request at most once. Endless retries belong to the engine.
 
-Most requests of a mount are GETs, PUTs of objects and parts, and DELETEs: they go without botocore
-(`remote/http/signed_requests.py`) once a request of a client has shown how botocore asks. Every other request is
-botocore's.
+Most requests of a mount are GETs, PUTs of objects and parts, and DELETEs. They use the direct HTTP path
+(`remote/http/signed_requests.py`) once a successful request of botocore has set it up. botocore sends all others.
 
 Invariants:
 1. Every body has a Content-Length and a Content-MD5, never `aws-chunked`, never a trailer, never `Expect`.
-2. No byte of a GET is reported before status, ETag, range and length of the answer were checked.
+2. No byte of a GET is reported before status, ETag, range and length of the response are checked.
 3. A connection whose body was not read to its end is closed, not reused.
 """
 
@@ -49,15 +48,15 @@ if TYPE_CHECKING:
         HeadObjectOutputTypeDef,
     )
 
-# The piece in which botocore's bodies are read: urllib3 makes a bytes object of each, which must stay in L2.
+# Piece size for bodies read through botocore: urllib3 makes a bytes object of each, which should fit the L2 cache.
 READ_PIECE_BYTES = 256 * KIB
 
 
 class S3Store:
-    """A `Store` on a bucket. Safe for many threads; one client, one connection pool.
+    """A `Store` on a bucket. Thread-safe; one client, one connection pool.
 
-    credentials: None takes the usual AWS chain (environment, files, profile, instance role).
-    Raises ConfigError for a profile or endpoint that botocore refuses. No request is made here.
+    credentials: None uses the AWS chain (environment, files, profile, instance role).
+    The constructor raises ConfigError for a profile or endpoint that botocore rejects, and makes no request.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class S3Store:
         self._access = self._new_access()
 
     def statistics(self) -> StoreStatistics:
-        """Return how many requests were made."""
+        """Return the request counts."""
         return self._counter.statistics()
 
     def close(self) -> None:
@@ -88,7 +87,7 @@ class S3Store:
         self._access.close()
 
     def reload(self) -> None:
-        """Read the credentials again from where they came from; requests under way keep the old ones."""
+        """Reload the credentials from their source; requests in flight keep the old ones."""
         with self._reloading:
             before, self._access = self._access, self._new_access()
             before.close()
@@ -114,11 +113,11 @@ class S3Store:
             answer: Any = self._client.list_objects_v2(**arguments)
             page: ListPage | None = answer.get(PAGE)
             if page is None:
-                raise Unavailable(f"{what}: the answer is not a whole listing")
+                raise Unavailable(f"{what}: the response is not a complete listing")
             return page
 
     def head(self, key: str) -> ObjectInfo:
-        """Return an object's facts with metadata."""
+        """Return an object's properties with its metadata."""
         with _whole_answer(f"HEAD s3://{self._bucket}/{key}"):
             answer = self._head(key)
             return ObjectInfo(
@@ -140,16 +139,16 @@ class S3Store:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
         target = buffer[: extent.size]
         if target.nbytes != extent.size:
-            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot take {extent.size}")
+            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot hold {extent.size}")
         access = self._access
-        short = access.direct_http(object_id.key)
+        direct = access.direct_http(object_id.key)
         with self._request_names.named("GET", object_id.key, "gets") as what:
             get = GetRequest(what, object_id, extent, target, progress, interruption or Interruption())
-            if short is not None and is_plain(object_id.etag):
+            if direct is not None and is_plain(object_id.etag):
                 try:
-                    return short.gets.fill(get, access.keys())
+                    return direct.gets.fill(get, access.keys())
                 except RedirectedRequest:
-                    access.forget()
+                    access.drop_direct_http()
             self._get_by_botocore(access, get)
 
     def put(
@@ -161,13 +160,13 @@ class S3Store:
         except ObjectChanged:
             if condition is None or condition.etag is None or not self._is_version(key, condition.etag):
                 raise
-            # The version is there, and still refused: Ceph 16 compares If-Match with its quotes (seen on 16.2.15).
+            # The version matches, yet the bucket refuses: Ceph 16 compares If-Match with its quotes (seen on 16.2.15).
             return self._put(key, body, metadata, {"IfMatch": condition.etag})
         except ObjectMissing as exc:
             if condition is None or condition.etag is None:
                 raise
-            # S3 says 404 where R2 says 412: what was to be replaced is gone.
-            raise ObjectChanged(f"s3://{self._bucket}/{key} is not there any more: not replaced") from exc
+            # S3 answers 404 where R2 answers 412: the object to replace is gone.
+            raise ObjectChanged(f"s3://{self._bucket}/{key} no longer exists: not replaced") from exc
 
     def _is_version(self, key: str, etag: str) -> bool:
         try:
@@ -199,7 +198,7 @@ class S3Store:
                     PartNumber=number,
                     **_body_arguments(stream),
                 )
-                access.show(key)
+                access.set_up_direct_http(key)
                 with _whole_answer(what):
                     etag = bare_etag(answer["ETag"])
         self._counter.add("bytes_written", body.size)
@@ -222,7 +221,7 @@ class S3Store:
                 },
                 **condition_arguments(condition),
             )
-        # Ceph 16 leaves it empty (seen on 16.2.15).
+        # Ceph 16 leaves the ETag empty (seen on 16.2.15).
         return bare_etag(answer["ETag"]) or multipart_etag(part_etags)
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
@@ -230,7 +229,7 @@ class S3Store:
         access = self._access
         with suppress(UploadLost), self._request_names.named("ABORT UPLOAD", key, "aborts"):
             access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-            access.show(key)
+            access.set_up_direct_http(key)
 
     def copy(
         self,
@@ -242,7 +241,7 @@ class S3Store:
     ) -> str:
         """Copy inside the bucket if the source is still that version; return the new ETag.
 
-        Costs a HEAD of the source first: its size decides how it is copied.
+        Sends a HEAD of the source first: its size decides between one request and parts.
         """
         copies = CopyRequests(
             store=self,
@@ -258,18 +257,18 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Delete an object. A missing one is success."""
         access = self._access
-        short = access.direct_http(key)
+        direct = access.direct_http(key)
         with suppress(ObjectMissing), self._request_names.named("DELETE", key, "deletes") as what:
-            if short is not None:
+            if direct is not None:
                 try:
-                    return short.puts.delete(what, key, access.keys())
+                    return direct.puts.delete(what, key, access.keys())
                 except RedirectedRequest:
-                    access.forget()
+                    access.drop_direct_http()
             access.client.delete_object(Bucket=self._bucket, Key=key)
-            access.show(key)
+            access.set_up_direct_http(key)
 
     def probe_write(self, prefix: str) -> None:
-        """Show that writing is allowed and leave nothing behind."""
+        """Check that writing is allowed; leave nothing behind."""
         key = f"{prefix}.fusecache-probe-{uuid.uuid4().hex}"
         self.abort_multipart(key, self.create_multipart(key, metadata={}))
 
@@ -289,14 +288,14 @@ class S3Store:
         )
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
-        """Run a GET by the client; the first that comes back shows how it asks."""
+        """Run a GET through botocore; the first success sets up the direct HTTP path."""
         answer = access.client.get_object(
             Bucket=self._bucket,
             Key=get.object_id.key,
             Range=f"bytes={get.extent.start}-{get.extent.stop - 1}",
             IfMatch=quoted_etag(get.object_id.etag),
         )
-        # botocore's own readinto is this one with poorer words for its errors.
+        # The raw stream: botocore's wrapper only adds less precise error messages to readinto.
         stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
         try:
             check_get_response(get.what, get.object_id, get.extent, _get_facts(answer))
@@ -305,7 +304,7 @@ class S3Store:
         except BaseException:
             stream.close()
             raise
-        access.show(get.object_id.key)
+        access.set_up_direct_http(get.object_id.key)
 
     def _count_read(self, count: int) -> None:
         self._counter.add("bytes_read", count)
@@ -326,21 +325,21 @@ class S3Store:
                 answer = access.client.put_object(
                     Bucket=self._bucket, Key=key, **_body_arguments(stream), Metadata=encoded, **condition
                 )
-                access.show(key)
+                access.set_up_direct_http(key)
                 with _whole_answer(what):
                     etag = bare_etag(answer["ETag"])
         self._counter.add("bytes_written", body.size)
         return etag
 
     def _put_direct(self, access: ClientAccess, put: PutRequest, stream: SliceBody) -> str | None:
-        """Send a PUT without botocore; None if it has to take it."""
-        short = access.direct_http(put.key)
-        if short is None or not all(map(is_plain, put.headers.values())):
+        """Send a PUT without botocore; return None if botocore must send it."""
+        direct = access.direct_http(put.key)
+        if direct is None or not all(map(is_plain, put.headers.values())):
             return None
         try:
-            return short.puts.put(put, stream, access.keys())
+            return direct.puts.put(put, stream, access.keys())
         except RedirectedRequest:
-            access.forget()
+            access.drop_direct_http()
             return None
 
     def _head(self, key: str) -> "HeadObjectOutputTypeDef":
@@ -356,33 +355,33 @@ class S3Store:
             if count == 0:
                 raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
             if get.interruption.is_asked:
-                # Of a TLS connection that is shut, these may be bytes that nobody has decrypted.
-                raise Unavailable(f"{get.what}: ended by its reader after {filled} of {size} bytes")
+                # After the shutdown of a TLS connection, these bytes may still be encrypted.
+                raise Unavailable(f"{get.what}: interrupted by its reader after {filled} of {size} bytes")
             filled += count
             self._count_read(count)
             get.progress(filled)
             if time.monotonic() > deadline:
-                raise Unavailable(f"{get.what}: only {filled} of {size} bytes came in time")
+                raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
 
 
 @contextmanager
 def _whole_answer(what: str) -> Iterator[None]:
-    """A field that is not in the answer was lost on its way: botocore makes an empty body an empty answer."""
+    """Raise Unavailable for a missing field: botocore turns an empty body into a response without fields."""
     try:
         yield
     except KeyError as exc:
-        raise Unavailable(f"{what}: the answer lacks {exc}") from exc
+        raise Unavailable(f"{what}: the response lacks {exc}") from exc
 
 
 def _body_arguments(stream: SliceBody) -> dict[str, Any]:
-    # An empty stream has no length that botocore would announce; empty bytes have.
+    # botocore sends no Content-Length for an empty stream, but does for empty bytes.
     body = stream if len(stream) else b""
     return {"Body": body, "ContentLength": len(stream), "ContentMD5": stream.content_md5()}
 
 
 def _shut(stream: Any) -> None:
-    """Wake the thread that reads an answer of urllib3."""
-    with suppress(OSError, ValueError):  # ValueError: it has been read to its end
+    """Wake the thread that reads a response of urllib3."""
+    with suppress(OSError, ValueError):  # ValueError: already read to its end
         stream.shutdown()
 
 

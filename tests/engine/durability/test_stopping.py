@@ -144,7 +144,7 @@ async def test_only_the_owner_may_end_the_mount(bucket: Bucket, cache: Path) -> 
     async with controlled(bucket, cache) as control:
         for command in ("drain", "abandon", "carry-on"):
             result, message = await control.result(command, user=NOBODY)
-            assert (result, "only root and the user who mounted" in message) == ("error", True)
+            assert (result, "allowed for root and the user who mounted only" in message) == ("error", True)
         assert control.abandoned == []
         assert (await control.result("status", user=NOBODY))[0] == "ok"
         assert (await control.result("sync", user=NOBODY))[0] == "durable"

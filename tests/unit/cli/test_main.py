@@ -173,10 +173,10 @@ def test_sync_without_a_daemon_is_an_error_not_a_timeout(
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "hung up"),
-        ([{"pending_files": 1}], "hung up"),
+        ([], "closed the connection"),
+        ([{"pending_files": 1}], "closed the connection"),
         ([b"garbage\n"], "not JSON"),
-        ([b"[1]\n"], "not an object"),
+        ([b"[1]\n"], "not a JSON object"),
     ],
 )
 def test_a_daemon_that_breaks_the_protocol_is_an_error(
@@ -201,7 +201,7 @@ def test_a_silent_daemon_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()  # accepted by the kernel, answered by nobody
-        with pytest.raises(MountError, match="silent"):
+        with pytest.raises(MountError, match="no answer from the daemon for"):
             ask(find_mount(root, {})[0], "sync")
 
 
@@ -255,15 +255,14 @@ def test_status_for_people_is_short_and_in_groups() -> None:
         "mount       s3://bucket/data/ at /mnt, read-only",
         "daemon      fusecache 1.0, pid 7, up for 1 min",
         "cache       3.0 GiB of 4.0 GiB (75%)",
-        "reads       1 000 reads, 60.0 MiB, 1.0 MiB/s since the start; hits 99.0%; half within 120 µs, "
-        "99 % within 41 ms",
-        "fetched     asked for 1.0 MiB, read ahead 2.0 MiB",
+        "reads       1 000 reads, 60.0 MiB, 1.0 MiB/s since the start; hits 99.0%; p50 120 µs, p99 41 ms",
+        "fetched     on demand 1.0 MiB, read-ahead 2.0 MiB",
         "waited for  disk 2.2 s, network 1.5 s, metadata 12 ms",
         "buffers     2 of 30 in use",
         "requests    GET 12, LIST 2",
-        "            first byte of a GET: half within 40 ms, 99 % within 81 ms",
-        "            class A 2, class B 12: about $0.0000 by R2's prices, before its free tier",
-        "uploads     nothing is waiting",
+        "            first byte of a GET: p50 40 ms, p99 81 ms",
+        "            class A 2, class B 12: about $0.0000 at R2's prices, before its free tier",
+        "uploads     none pending",
     ]
 
 
@@ -295,18 +294,18 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
     ).splitlines()
     assert [line.split("  ", 1)[1].strip() for line in shown[10:]] == [
         "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
-        "of these 2 files, 4.0 MiB under way now, the longest request for 3.2 s",
+        "of these 2 files, 4.0 MiB in flight, the oldest request for 3.2 s",
         "1.0 MiB/s, about 4.0 s left",
-        "run/a: 1.0 MiB of 4.0 MiB sent, 3.0 MiB in requests now",
-        "6.0 MiB, with what is being written, refused, or local only",
+        "run/a: 1.0 MiB of 4.0 MiB sent, 3.0 MiB in flight",
+        "6.0 MiB, including files being written, rejected, or local only",
         "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
         "run/a waits: no network: wait",
-        "run/b: another client changed it first; ours is kept as run/b.conflict-host-3",
-        "1 unfinished file kept aside: see `fusecache recover`",
-        "1 request of reads failed, and was tried again",
-        "2 requests went silent, and were made again",
-        "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; root may set it, "
-        "see the log",
+        "run/b: another client changed it first; our version is run/b.conflict-host-3",
+        "1 unfinished file in quarantine: see `fusecache recover`",
+        "1 read request failed and was retried",
+        "2 read requests stalled and were repeated",
+        "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; the log has the "
+        "command for root",
     ]
 
 
@@ -324,8 +323,8 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
 def test_refused_keys_are_named_as_the_cause_and_where_to_renew_them(source: str, renewal: str) -> None:
     status = {**STATUS, "unanswered_seconds": 130.0, "refused_seconds": 120.0, "keys_from": source}
     problem = next(line for line in status_view(status).splitlines() if line.startswith("problems"))
-    assert "the bucket refuses the keys, for 2 min now" in problem
-    assert "does not answer" not in problem
+    assert "the bucket refuses the credentials, for 2 min now" in problem
+    assert "has not answered" not in problem
     assert problem.endswith(renewal)
 
 
@@ -341,7 +340,7 @@ def test_what_is_kept_aside_is_not_said_to_wait_for_its_upload() -> None:
         status = {**STATUS, "cache": {**CACHE, "staging_bytes": staging_bytes}, "aside_bytes": aside_bytes}
         return next(line for line in status_view(status).splitlines() if line.startswith("cache"))
 
-    aside = "kept aside for `fusecache recover` 4.0 KiB"
+    aside = "quarantined (see `fusecache recover`) 4.0 KiB"
     assert cache_line(4096, 4096).endswith(f"(75%), {aside}")
     assert cache_line(5 * 4096, 4096).endswith(f"(75%), not uploaded yet 16.0 KiB, {aside}")
     assert cache_line(4096, 0).endswith("(75%), not uploaded yet 4.0 KiB")
@@ -352,8 +351,8 @@ def test_closes_that_wait_for_room_are_told_with_who_why_and_what_helps() -> Non
     closes = {"files": 2, "named": named, "high_water_bytes": 42 << 30}
     status = {**STATUS, "cache": {**CACHE, "staging_bytes": 45 << 30}, "closes_waiting": closes}
     assert status_view(status).splitlines()[-1] == (
-        "problems    2 closes wait for room in the cache, the longest for 1 min (run/a, process 12): what is not in "
-        "the bucket takes 45.0 GiB, above 42.0 GiB closes wait for uploads; with a larger --cache-size they do so later"
+        "problems    2 closes wait for space in the cache, the longest for 1 min (run/a, process 12): pending files "
+        "take 45.0 GiB, and above 42.0 GiB close waits for uploads; raise --cache-size to raise this limit"
     )
     assert "problems" not in status_view({**status, "closes_waiting": {**closes, "files": 0, "named": []}})
 
@@ -376,10 +375,12 @@ def test_a_listing_never_offers_to_remove_what_waits_for_its_upload() -> None:
         things = listing_text(listing, is_mounted="waiting" not in kinds)
         return things.splitlines()[2 * len(rows) + 1 :]
 
-    waits = "2 files wait for upload: mount the bucket again with this cache directory, which uploads them; a copy: "
+    waits = "2 files wait for upload: mount the bucket again with this cache directory to upload them; to get a copy: "
     assert footer("waiting", "waiting") == [waits + "--restore ID… --to PATH"]
-    assert footer("orphan") == ["bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes"]
-    assert "(not of those that wait)" in footer("waiting", "orphan")[1]
+    assert footer("orphan") == [
+        "restore: --restore ID… [--to PATH]; delete and free disk space: --delete ID… --yes"
+    ]
+    assert "(not files that wait for upload)" in footer("waiting", "orphan")[1]
 
 
 def test_what_is_not_there_is_named_once(
@@ -473,7 +474,7 @@ def test_a_warm_up_that_failed_names_the_files_and_counts_the_rest(
     assert main(["warm", "--wait", str(root / "run")]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["fusecache: error: run/a: gone", "fusecache: error: and 2 other files"]
-    assert lines[2].startswith("fusecache: error: not all is cached: 1 of 3 files")
+    assert lines[2].startswith("fusecache: error: not everything is cached: 1 of 3 files")
 
 
 def test_evict_says_what_was_freed_and_what_stayed(
@@ -481,7 +482,7 @@ def test_evict_says_what_was_freed_and_what_stayed(
 ) -> None:
     daemon(done("ok", evict={"freed_bytes": 5 << 20, "left_bytes": 1 << 20}))
     assert main(["evict", str(root)]) == 0
-    assert capsys.readouterr().out == "freed 5.0 MiB; 1.0 MiB stay, as they are in use\n"
+    assert capsys.readouterr().out == "freed 5.0 MiB; 1.0 MiB in use, not evicted\n"
 
 
 CHECK: Row = {
@@ -499,7 +500,7 @@ CHECK: Row = {
 @pytest.mark.parametrize(
     ("found", "status", "words"),
     [
-        ({}, 0, "7 cached blocks, 7.0 MiB read: 0 damaged files; 9 keys listed: 0 unusable"),
+        ({}, 0, "7 cached blocks, 7.0 MiB read: 0 damaged files; 9 keys listed: 0 not visible in the mount"),
         ({"damaged_files": 2, "damaged": ["run/a"]}, 1, "and 1 other file"),
         ({"unusable_keys": 1, "unusable": [{"key": "a//b", "why": "so"}]}, 1, "the key 'a//b': so"),
     ],
@@ -613,15 +614,15 @@ def test_what_was_left_behind_is_listed_with_what_can_be_done(
     served = daemon(done("ok", recover=found))
     assert main(["recover", str(root)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "     7  orphan      3.0 MiB  some time  run/model",
+        "     7  orphan      3.0 MiB  time unknown  run/model",
         "        its writer was killed; /cache/orphans/7",
-        "     9  conflict        4 B  some time  run/latest",
-        "        another client changed it first; ours is run/latest.conflict-a-9",
-        "and 1 198 older things",
-        "1 200 things, 3.0 MiB on this disk",
-        "bring back: --restore ID… [--to PATH]; free the room: --delete ID… --yes",
-        "in conflict: rename our version: --restore ID --to PATH, or mv it over the name; "
-        "remove it, theirs stays: --delete ID… --yes",
+        "     9  conflict        4 B  time unknown  run/latest",
+        "        another client changed it first; our version is run/latest.conflict-a-9",
+        "and 1 198 older files",
+        "1 200 files, 3.0 MiB on this disk",
+        "restore: --restore ID… [--to PATH]; delete and free disk space: --delete ID… --yes",
+        "conflict: to rename our version: --restore ID --to PATH, or mv it over the original name; "
+        "to delete it and keep the other client's: --delete ID… --yes",
     ]
     assert served.requests == [{"command": "recover"}]
     assert main(["recover", str(root), "--json"]) == 0
@@ -636,20 +637,20 @@ def test_a_conflict_is_offered_what_can_be_done_about_it_and_said_to_free_nothin
     daemon(done("ok", recover=found, freed_bytes=0))
     assert main(["recover", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[4] == "2 things"
-    assert [line.split(":")[0] for line in lines[5:]] == ["in conflict", "in conflict without a copy"]
+    assert lines[4] == "2 files"
+    assert [line.split(":")[0] for line in lines[5:]] == ["conflict", "conflict without a copy"]
     assert main(["recover", str(root), "--delete", "9", "10"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "9: would remove run/latest.conflict-a-9, 4 B, for good",
-        "10: would take run/latest off the list",
+        "9: would delete run/latest.conflict-a-9, 4 B, permanently",
+        "10: would remove run/latest from the list",
     ]
     assert main(["recover", str(root), "--delete", "9", "10", "--yes"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "9: our version run/latest.conflict-a-9, 4 B, is removed; theirs stays",
-        "10: taken off the list",
+        "9: our version run/latest.conflict-a-9, 4 B, is deleted; the other client's version stays",
+        "10: removed from the list",
     ]
     assert listing_text(found, is_mounted=False).splitlines()[5:] == [
-        "in conflict: mount the bucket again to see to it"
+        "conflict: mount the bucket again to resolve it"
     ]
 
 
@@ -676,13 +677,13 @@ def test_nothing_is_deleted_without_a_second_word(
     served = daemon(done("ok", recover={"entries": [ORPHAN], "count": 1, "bytes": 3 << 20}, freed_bytes=5))
     assert main(["recover", str(root), "--delete", "7"]) == 1
     said = capsys.readouterr()
-    assert said.out == "7: would remove run/model, 3.0 MiB, for good\n"
+    assert said.out == "7: would delete run/model, 3.0 MiB, permanently\n"
     assert "--yes" in said.err
     assert [request["command"] for request in served.requests] == ["recover"]
     assert main(["recover", str(root), "--delete", "7", "--yes"]) == 0
     assert served.requests[-1] == {"command": "delete", "id": 7}
     assert main(["recover", str(root), "--delete", "8"]) == 1
-    assert "8: there is no such thing" in capsys.readouterr().err
+    assert "8: no such entry" in capsys.readouterr().err
 
 
 def test_what_comes_back_has_its_path_inside_the_mount(
@@ -724,7 +725,7 @@ def test_several_things_are_named_with_blanks_commas_or_all(
         assert main(["recover", str(root), "--yes", "--delete", *words]) == 0
         assert [each["id"] for each in served.requests if each["command"] == "delete"] == numbers
     assert main(["recover", str(root), "--delete", "all"]) == 1
-    assert "say it again with --yes" in capsys.readouterr().err
+    assert "repeat the command with --yes to delete" in capsys.readouterr().err
     served.requests.clear()
     assert main(["recover", str(root), "--restore", "all"]) == 0
     assert [each["id"] for each in served.requests if each["command"] == "bring-back"] == [3, 4, 7]
@@ -732,7 +733,7 @@ def test_several_things_are_named_with_blanks_commas_or_all(
     for word in ("x", "3-4", ","):
         with pytest.raises(SystemExit):
             main(["recover", str(root), "--delete", word])
-        assert "allowed are numbers of the list, as 3 4 or 3,4, or all" in capsys.readouterr().err
+        assert "allowed are numbers from the list, like 3 4 or 3,4, or all" in capsys.readouterr().err
 
 
 def test_all_says_what_it_did_not_reach(
@@ -741,8 +742,8 @@ def test_all_says_what_it_did_not_reach(
     daemon(done("ok", recover={"entries": [ORPHAN], "count": 3, "bytes": 0}, freed_bytes=5))
     assert main(["recover", str(root), "--delete", "all", "--yes"]) == 1
     said = capsys.readouterr()
-    assert said.out == "7: removed, 5 B freed\n"
-    assert "2 older things were not listed and are still there" in said.err
+    assert said.out == "7: deleted, 5 B freed\n"
+    assert "not listed and still there: 2 older files" in said.err
 
 
 def test_all_of_an_empty_list_is_nothing(
@@ -750,7 +751,7 @@ def test_all_of_an_empty_list_is_nothing(
 ) -> None:
     daemon(done("ok", recover={"entries": [], "count": 0, "bytes": 0}))
     assert main(["recover", str(root), "--delete", "all"]) == 0
-    assert capsys.readouterr().out == "nothing on the list to do this with\n"
+    assert capsys.readouterr().out == "all: no entry on the list qualifies\n"
 
 
 # ---- unmount
@@ -760,13 +761,15 @@ def test_what_a_start_found_of_the_last_run_is_one_line() -> None:
     point = Path("/mnt/a b")
     assert found_text(point, changes=0, orphans=0, suspects=0) == ""
     assert found_text(point, changes=28, orphans=7, suspects=0) == (
-        "28 changes of the last run go on uploading; 7 unfinished files are kept aside: fusecache recover '/mnt/a b'"
+        "28 changes of the last run are pending and will be uploaded; "
+        "7 unfinished files are in quarantine: fusecache recover '/mnt/a b'"
     )
     assert found_text(Path("/data"), changes=1, orphans=0, suspects=1) == (
-        "1 change of the last run goes on uploading; 1 suspect file is kept aside: fusecache recover /data"
+        "1 change of the last run is pending and will be uploaded; "
+        "1 suspect file is in quarantine: fusecache recover /data"
     )
     assert found_text(Path("/data"), changes=0, orphans=1, suspects=1) == (
-        "1 unfinished file and 1 suspect file are kept aside: fusecache recover /data"
+        "1 unfinished file and 1 suspect file are in quarantine: fusecache recover /data"
     )
 
 
@@ -775,8 +778,8 @@ def test_what_the_bucket_never_gets_by_itself_is_said_when_the_mount_ends() -> N
     assert left_texts(status) == []
     status |= {"orphans": 3, "aside_bytes": 3 << 20, "local_only_files": 2, "local_only_bytes": 5}
     assert left_texts(status) == [
-        "3 unfinished files are kept aside, 3.0 MiB: fusecache recover /nvme/c",
-        "2 local-only files, 5 B, exist only in /nvme/c: the next mount with it shows them again",
+        "3 unfinished files are in quarantine, 3.0 MiB: fusecache recover /nvme/c",
+        "2 local-only files, 5 B, exist only in /nvme/c: the next mount with this cache directory shows them again",
     ]
 
 
@@ -785,7 +788,7 @@ def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == f"fusecache: error: {tmp_path} is not a mount: nothing to unmount\n"
     assert main(["unmount", "--if-dead", str(tmp_path)]) == 0
     assert main(["unmount", str(tmp_path / "none")]) == 1
-    assert "none is not there: nothing to unmount" in capsys.readouterr().err
+    assert "none is missing: nothing to unmount" in capsys.readouterr().err
 
 
 def test_clearing_the_dead_is_done_where_there_is_no_mountpoint_yet(tmp_path: Path) -> None:
@@ -796,7 +799,7 @@ def test_clearing_the_dead_is_done_where_there_is_no_mountpoint_yet(tmp_path: Pa
 
 def test_unmount_needs_a_mountpoint_or_the_file_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unmount"]) == 1
-    assert "give its mountpoint, or the --config file" in capsys.readouterr().err
+    assert "no mountpoint given: name it, or the --config file" in capsys.readouterr().err
 
 
 def test_another_file_system_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -883,8 +886,8 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
     os.mkfifo(fifo)
     program = (
         "print('hello', os.getsid(0) == os.getpid(), flush=True)\n"
-        "parent.tell('ready')\n"
-        "parent.tell('late')\n"
+        "parent.report('ready')\n"
+        "parent.report('late')\n"
         f"open({str(fifo)!r}).read()\n"
     )
     with child(program) as command:
@@ -895,14 +898,14 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
 
 
 def test_what_a_ready_child_warns_of_is_handed_on(tmp_path: Path) -> None:
-    with child("parent.tell('ready the disk is small')") as command:
+    with child("parent.report('ready the disk is small')") as command:
         assert launch.start_in_background(command, tmp_path / "log") == "the disk is small"
     os.wait()
 
 
 def test_a_child_s_error_is_told_in_its_words(tmp_path: Path) -> None:
     with (
-        child("parent.tell('error: the bucket\\nis gone')\nsys.exit(1)") as command,
+        child("parent.report('error: the bucket\\nis gone')\nsys.exit(1)") as command,
         pytest.raises(MountError, match=r"^the bucket is gone$"),
     ):
         launch.start_in_background(command, tmp_path / "log")
@@ -927,7 +930,7 @@ def test_a_wrong_option_fails_before_anything_is_started(
     )
     assert capsys.readouterr().err.startswith("fusecache: error: --memory = 'lots': allowed is ")
     assert main(["mount", "s3://b", str(tmp_path / "none"), f"--cache-dir={tmp_path / 'cache'}"]) == 1
-    assert "none does not exist: create it first (mkdir -p " in capsys.readouterr().err
+    assert "none does not exist; create it with `mkdir -p " in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
 
 
@@ -964,7 +967,7 @@ def test_every_command_s_help_says_what_its_exit_statuses_mean(capsys: pytest.Ca
             main([command, "--help"])
         said[command] = " ".join(capsys.readouterr().out.split())
         assert "Exit status: 0 " in said[command]
-    for words in ("1 not within --timeout", "2 an error", "3 a conflict", "a file or directory of a mount"):
+    for words in ("1 not within --timeout", "2 an error", "3 a conflict", "a file or directory in a mount"):
         assert words in said["sync"]
 
 

@@ -30,19 +30,19 @@ def shown(hints: dict) -> list[str]:
 
 def test_each_job_has_its_horizon_and_what_came_of_it() -> None:
     assert shown({"jobs": [JOB], "predicted_stalls": 3, "forgotten_jobs": 1}) == [
-        "llama-0: step 120, 250 ms a step; 40 steps ahead (10.0 s, 3.0 MiB) of 900 planned steps",
-        "75.0% of 4.0 MiB read were here, 2 came late, 1 skipped",
-        "3 requests on the way will come too late",
-        "1 silent job forgotten",
+        "llama-0: step 120, 250 ms per step; 40 steps ahead (10.0 s, 3.0 MiB) of 900 planned steps",
+        "75.0% of 4.0 MiB read were cached, 2 arrived late, 1 skipped",
+        "3 requests in flight will arrive too late",
+        "1 silent job expired",
     ]
 
 
 def test_a_job_that_has_ended_or_is_silent_is_not_shown_as_one_that_runs() -> None:
     ended = {**JOB, "silent_seconds": 95.0, "ended_seconds": 90.0}
     assert shown({"jobs": [ended]}) == [
-        "llama-0: its process ended 1 min ago, at step 120: nothing is fetched for it until it is started again"
+        "llama-0: its process exited 1 min ago, at step 120; prefetch stops until it starts again"
     ]
-    assert "silent for 1 min" in shown({"jobs": [{**ended, "ended_seconds": 0.0}]})[1]
+    assert "no message for 1 min" in shown({"jobs": [{**ended, "ended_seconds": 0.0}]})[1]
 
 
 def test_what_is_not_so_says_nothing() -> None:

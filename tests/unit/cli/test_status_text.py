@@ -31,7 +31,7 @@ THERE: dict[str, Any] = {
     "oldest_pending_seconds": 4.0,
     "uploading": [{"path": "run/a", "bytes": 15 * MIB, "sent": MIB, "under_way": 8 * MIB}],
 }
-HINT = "mount  s3://bucket/data at /mnt; all of it: fusecache status /mnt"
+HINT = "mount  s3://bucket/data at /mnt; whole mount: fusecache status /mnt"
 
 
 def view(there: dict[str, Any], state: str = "queued", **more: Any) -> list[str]:
@@ -47,10 +47,10 @@ def test_the_view_of_a_path_is_about_that_path_alone_and_says_where_the_rest_is(
     lines = view({**THERE, "waiting": waiting, "failed": failed, "conflicts": conflicts, "dirty_files": 2})
     assert [line.split("  ", 1)[1].strip() for line in lines] == [
         "queued (3 changes, 30.0 MiB not in the bucket yet, the oldest for 4.0 s; 2 files being written)",
-        "run/a: 1.0 MiB of 15.0 MiB sent, 8.0 MiB in requests now",
+        "run/a: 1.0 MiB of 15.0 MiB sent, 8.0 MiB in flight",
         "run/a waits: no network: wait",
         "run/b: locked: see the bucket",
-        "run/c: another client changed it first; our change was given up",
+        "run/c: another client changed it first; our change was dropped",
         HINT.split("  ", 1)[1],
     ]
 
@@ -65,7 +65,7 @@ def test_removals_that_are_put_off_do_not_look_like_an_upload_that_hangs() -> No
         "deferred_seconds": 540.0,
     }
     words = (
-        "2 removals put off, by delete_delay or as somebody here has the file open, for 9 min more at most"
+        "2 deletions deferred, by delete_delay or because a process has the file open, for at most 9 min more"
     )
     assert view(there)[0] == f"run    queued ({words})"
     lines = status_view({**MOUNT, **there, "uploading": []}).splitlines()
@@ -101,10 +101,10 @@ def test_what_found_no_room_is_told_with_what_helps() -> None:
     shown = view(
         {"pending_files": 0, "shortages": shortages}, "error:no-space", cache={"limit_bytes": 64 * MIB}
     )
-    words = "2 writes refused for lack of room, the last run/model (120.0 MiB), 2 min ago"
+    words = "2 writes failed with ENOSPC, the last run/model (120.0 MiB), 2 min ago"
     assert (
         shown[1]
-        == f"problems  {words}: raise --cache-size: of 64.0 MiB, files that wait for uploads take 70 % at most"
+        == f"problems  {words}: raise --cache-size: of its 64.0 MiB, files that wait for upload may use 70 % at most"
     )
     shown = view({"pending_files": 0, "shortages": shortages}, cache={"limit_bytes": 1 << 30})
     assert shown[1] == f"problems  {words}: raise --cache-size, or wait for uploads"
@@ -120,7 +120,7 @@ def test_a_symlink_is_told_before_its_target() -> None:
     dangling = view({"pending_files": 0, "link_to": "gone"}, "clean", target_error="/mnt/run: no such file")
     assert dangling[:2] == [
         "run    clean, a link to gone",
-        "       nothing is known of its target: /mnt/run: no such file",
+        "       the state of its target is unknown: /mnt/run: no such file",
     ]
 
 

@@ -197,7 +197,7 @@ def test_the_help_says_what_a_value_looks_like_and_what_range_it_has() -> None:
         "--order-last NAME,... ",
         "--temp-names NAME,... ",
         "--memory SIZE ",
-        "--delete-delay DURATION how long",
+        "--delete-delay DURATION delay of deletions",
         "[0s; 0 to 7d]",
         "--fsync ordered|remote ",
     ):
@@ -269,7 +269,7 @@ def test_an_unknown_key_of_the_file_is_refused_with_the_nearest(tmp_path: Path) 
 def test_a_table_in_the_file_is_refused_with_where_options_stand(tmp_path: Path) -> None:
     path = tmp_path / "data.toml"
     path.write_text('[mount]\nsource = "s3://b"\n')
-    with pytest.raises(ConfigError, match=r"\[mount\] is a table: options stand at the top"):
+    with pytest.raises(ConfigError, match=r"\[mount\] is a table; write the options at the top level"):
         load_options({}, {}, config_path=path)
 
 
@@ -305,7 +305,7 @@ def test_a_wrong_type_in_the_file_is_refused_with_file_and_key(tmp_path: Path, l
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         load(file="= 1", folder=tmp_path)
     with pytest.raises(ConfigError, match="cannot read"):
         load_options({}, {}, config_path=tmp_path / "none.toml")
@@ -329,11 +329,11 @@ def test_a_cache_smaller_than_its_buffers_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError) as refusal:
         load(*MOUNT, "--cache-size=100MB")
     assert str(refusal.value) == (
-        "cache_size = 95.4 MiB is below 256.0 MiB, the larger of 64 MiB and the buffers (memory = 256.0 MiB): "
+        "cache_size = 95.4 MiB is below the minimum of 256.0 MiB, the larger of 64 MiB and memory (256.0 MiB): "
         "choose a larger cache_size, or choose a smaller memory"
     )
     assert load(*MOUNT, "--cache-size=100MiB", "--memory=64MiB").cache_size == 100 * MIB
-    with pytest.raises(ConfigError, match=r"below 64\.0 MiB.*: choose a larger cache_size$"):
+    with pytest.raises(ConfigError, match=r"below the minimum of 64\.0 MiB.*: choose a larger cache_size$"):
         load(*MOUNT, "--cache-size=63MiB", "--memory=32MiB")
     with pytest.raises(ConfigError, match=r"memory = 1 B: "):
         load(*MOUNT, "--memory=1")
@@ -389,5 +389,5 @@ def test_a_limit_by_default_does_not_shrink_as_the_cache_fills(tmp_path: Path) -
 
 def test_a_cache_directory_that_may_not_be_looked_at_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    with pytest.raises(ConfigError, match="choose another one"):
+    with pytest.raises(ConfigError, match="choose another directory"):
         free_bytes_at(tmp_path / "file" / "cache")

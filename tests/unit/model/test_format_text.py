@@ -42,8 +42,8 @@ def test_help_says_that_lists_of_names_stand_instead_of_the_defaults_and_what_an
     with pytest.raises(SystemExit):
         main(["mount", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("yours stand instead of these, not beside them") == 2
-    assert "an unmount waits for none of that and removes them" in said
+    assert said.count("your list replaces this one") == 2
+    assert "an unmount applies them at once" in said
 
 
 def test_counts_are_words() -> None:

@@ -42,7 +42,7 @@ def test_the_option_goes_first() -> None:
         ({"R2_ACCOUNT_ID": "abc/def"}, "R2_ACCOUNT_ID"),
         ({"R2_ACCOUNT_ID": "abc", "R2_JURISDICTION": "moon"}, "eu, fedramp"),
         ({"S3_ENDPOINT_URL": "localhost:9000"}, "is not a URL"),
-        ({"S3_ENDPOINT_URL": "https://host/bucket"}, "has a path"),
+        ({"S3_ENDPOINT_URL": "https://host/bucket"}, "contains a path"),
     ],
 )
 def test_what_cannot_be_an_endpoint_is_refused(environment: dict[str, str], words: str) -> None:
