@@ -229,7 +229,8 @@ class PublishOrder:
             if len(queued) > 1:
                 if queued[-2] > change.sequence:
                     queued.sort()
-                heappush(self._candidates, queued[0])  # a MARKER_DELETE with a successor waits for less (rule 4)
+                # A MARKER_DELETE waits for less once a younger change has its name (rule 4).
+                heappush(self._candidates, queued[0])
         if change.role in _LEAVE:
             for above in self._ancestors(entry):
                 above.ends = above.ends or SequenceBarrier()
