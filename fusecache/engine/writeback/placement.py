@@ -137,7 +137,7 @@ class QueuePlacement:
     def _is_commit_marker(
         self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
     ) -> bool:
-        """Return whether a delete must be published, as it is of a commit marker and files beside it were written since.
+        """Return whether a delete must be published: it is of a commit marker, and files beside it were written since.
 
         Those files count that lie right in its directory, come before `before`, are not deferred, and not in `but`.
         """
