@@ -234,7 +234,7 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path, expect_log: Any
 ) -> None:
     expect_log("recovered files=")
-    expect_log("kept aside reason=")
+    expect_log("quarantined key=")
     one = mount("--settle-seconds", "30")
     assert f"`fusecache recover {one.path}`" in fusecache("recover", one.cache, status=1).stderr
     unfinished = os.open(one.path / "unfinished", os.O_CREAT | os.O_WRONLY)

@@ -376,7 +376,7 @@ except BlockingIOError:
 
 def test_a_daemon_that_is_killed_loses_nothing_that_was_closed(mount, bucket, expect_log):
     expect_log("recovered files=")
-    expect_log("kept aside reason=.*(open: was not closed|an unfinished file)")
+    expect_log("quarantined key=.*(open reason=was not closed| reason=an unfinished file)")
     first: Mount = mount("--settle-seconds", "3600")
     (first.path / "closed").write_bytes(b"closed")
     (first.path / "moved").write_bytes(b"moved")

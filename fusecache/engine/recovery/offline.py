@@ -1,6 +1,7 @@
-"""A cache directory that no daemon uses: what it holds that its bucket does not have. Blocking; needs no bucket.
+"""Lists, and deletes from, a cache directory that no daemon uses: content that the bucket does not have.
 
-Changes nothing by looking; what the next mount will decide (`journal_replay.py`) it only foretells.
+All calls block; no bucket is needed. Listing changes nothing: it only predicts what `journal_replay.py` will decide at
+the next mount.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ _KEPT = {
     FileState.FAILED: ("orphan", ""),
     FileState.ORPHAN: ("", ""),
     FileState.REJECTED: ("refused", ""),
-    FileState.LOCAL: ("local-only", "is kept on this node alone, as `local_only` says"),
+    FileState.LOCAL: ("local-only", "is never uploaded, because its path matches `local_only`"),
     **dict.fromkeys(OWED, ("waiting", "was closed: the next read-write mount uploads it")),
 }
 
@@ -30,7 +31,7 @@ class OfflineCache:
     """One cache directory, locked while the `with` block runs."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises StateError if it is in use, unreadable or none, LocalDiskError."""
+        """Raises StateError if the directory is in use, unreadable or no cache directory, and LocalDiskError."""
         self._state = StateDirectory(directory, None)
         try:
             self._journal = Journal(directory / "journal")
@@ -50,7 +51,7 @@ class OfflineCache:
         self._state.__exit__(kind, value, traceback)
 
     def listing(self) -> dict[str, Any]:
-        """Return what `Recovering.listing` does, and the files that wait for their upload."""
+        """Return what `Quarantine.listing` does, and the files that wait for their upload."""
         places = {**self._staging.staged(), **self._staging.quarantined()}
         rows = []
         records = self._journal.files()
@@ -68,15 +69,15 @@ class OfflineCache:
         """Remove a file for good; return the bytes freed. Raises NotFound, NotPermitted."""
         row = next((row for row in self.listing()["entries"] if row["id"] == number), None)
         if row is None:
-            raise NotFound(f"{number}: there is no such thing to delete")
+            raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
         if row["kind"] in {"waiting", "conflict", "local-only"}:
-            raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount")
+            raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount: mount it first")
         record = next((each for each in self._journal.files() if each.generation == number), None)
         if record is not None:
             dropped = FileRecord(
                 number, FileState.DROPPED, record.key, 0, 0, "", record.boot_id, record.attributes
             )
-            # The next mount has the bucket forget its parts.
+            # The next mount aborts its multipart upload.
             aborts = [PutAbort(record.key, record.upload_id)] if record.upload_id else []
             self._journal.apply([*aborts, PutFile(dropped)])
         self._staging.delete_quarantined(number)
