@@ -314,16 +314,6 @@ class PublishOrder:
             entry.is_handed_out = False
             heappush(self._candidates, sequence)
 
-    def waits_for(self, sequence: int) -> int | None:
-        """Return the oldest change that stands before one; None: it is free, or aside."""
-        entry = self._entries[sequence]
-        if entry.is_deferred:
-            return None
-        if not self._is_first(entry):
-            return min(self._names[name][0] for name in entry.names)
-        gate = self._gate_before(entry)
-        return None if gate is None else int(gate.lowest)
-
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
         entry = self._entries.get(sequence)
