@@ -75,10 +75,10 @@ class Rename:
                     changes.append(dropped_row(target.version))  # it ends with its last handle
             with in_use(new_parent):  # else the parent's node goes with its only child
                 self._tree.detach(target)
-        places = self._sequences_of([(node, key_before)])
+        sequences = self._sequences_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
-        self._on_position_vacated(places, changes)
+        self._on_position_vacated(sequences, changes)
 
     def _shown(self, node: Node, key: str = "") -> str | None:
         """Return the ETag that the bucket shows under the node's key, or under `key`, which it had; None: nothing.
@@ -110,9 +110,9 @@ class Rename:
         queued = [item for item in self._queue.for_key(key_before) if item.node is node]
         version, published = node.version, node.published_etag(key_before)
         shown = self._shown(node, key_before)
-        followers = self._dependent_deletes(queued, key_before, shown)
+        dependents = self._dependent_deletes(queued, key_before, shown)
         stays = published is not None and self._queue.exists_after(key_before, published)
-        if followers is None or (not queued and (version is None or stays)):
+        if dependents is None or (not queued and (version is None or stays)):
             # Also while the file is being written: what the writer adds is not closed yet, and until then what was
             # closed must be in the bucket under one of the two names.
             self._add_rename(node, key_before, key_now, base, changes)
@@ -131,7 +131,7 @@ class Rename:
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._requeue(item, base, changes, key=key_now)
-        for removal in followers:
+        for removal in dependents:
             if removal in self._queue:  # else the content was renamed back to the deleted name
                 self._requeue(removal, removal.record.base_etag, changes, target=key_now)
         if version is not None and version not in queued:
@@ -152,9 +152,9 @@ class Rename:
             if item.node is node and not self._queue.is_deferred(item)
         )
 
-    def _on_position_vacated(self, places: list[tuple[int, str]], changes: list[Change]) -> None:
+    def _on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
         """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""
-        for sequence, key in places:
+        for sequence, key in sequences:
             item = self._queue.get(sequence)
             if item is None or key not in item.changed_keys():
                 changes += self._rotation.on_removed(sequence)
@@ -169,14 +169,14 @@ class Rename:
         """Move an item to the end of the queue, with another `key` or `target`."""
         self._queue.remove(item)
         sequence, key = self._journal.next_number(), names.get("key", item.record.key)
-        place = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
+        fields = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
         if isinstance(item, FileVersion):
-            item.record = replace(item.record, **place)  # type: ignore[arg-type]  # names of its fields
+            item.record = replace(item.record, **fields)  # type: ignore[arg-type]  # names of its fields
             self._file_io.on_key_changed(item)
             changes.append(PutFile(item.record))
         else:
             changes.append(DropOperation(item.sequence))
-            item.record = replace(item.record, **place)  # type: ignore[arg-type]
+            item.record = replace(item.record, **fields)  # type: ignore[arg-type]
             changes.append(PutOperation(item.record))
         self._queue.add(item)
 
@@ -197,9 +197,9 @@ class Rename:
         if held is not None and self._queue.exists_before(held, key, shown):
             return None
         removals = self._queue.deletes_waiting_for(key) if queued else []
-        followers = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
+        dependents = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
         are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, FileVersion))
-        return None if removals != followers and are_sealed else followers
+        return None if removals != dependents and are_sealed else dependents
 
     def _rekey(self, version: FileVersion, key: str, base: str | None) -> list[Change]:
         """Give content that is not queued (not closed, or rejected) another key; return the rows. base: of that key."""
@@ -207,8 +207,8 @@ class Rename:
         sequence = self._journal.next_number() if version.sequence else 0
         version.record = replace(version.record, key=key, sequence=sequence, base_etag=base)
         self._file_io.on_key_changed(version)
-        refused = version.replaces
-        rows = [] if refused is None else self._rekey(refused, key, base)
+        rejected = version.replaces
+        rows = [] if rejected is None else self._rekey(rejected, key, base)
         return [*rows, PutFile(version.record)]
 
     def _add_rename(

@@ -50,7 +50,7 @@ class DirectoryRename(Rename):
             await self._check_directory_target(node, target, new_key)
             with self._tree.freeze_forgets():
                 began = self._tree.now()
-                remote = await self._everything_below(old_key, began)
+                remote = await self._list_below(old_key, began)
                 while (there := new_parent.children.get(new_name)) is not target:
                     target = there  # another client made or removed it in the meantime
                     self._check_replaceable(target, replace=replace)
@@ -91,7 +91,7 @@ class DirectoryRename(Rename):
         listed = {info.key: info.modified for info in remote}
         members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
-        places = self._sequences_of(moved)
+        sequences = self._sequences_of(moved)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:
@@ -112,7 +112,7 @@ class DirectoryRename(Rename):
         if old_parent is not None:
             self._lookup.on_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
-        self._on_position_vacated(places, changes)
+        self._on_position_vacated(sequences, changes)
         return changes
 
     def _check_replaceable(self, target: Node | None, *, replace: bool) -> None:
@@ -128,15 +128,15 @@ class DirectoryRename(Rename):
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
             return 0, False, 0.0, False, key  # parents before their children
-        speaks = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
-        places = [item.sequence for item in self._queue.for_key(key) if item.node is member]
-        if places:
-            return 2, False, places[-1], speaks, key  # of several versions the newest is what moves
+        names_others = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
+        sequences = [item.sequence for item in self._queue.for_key(key) if item.node is member]
+        if sequences:
+            return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
         content = member.version
         if content is not None and content in self._file_io.local:
-            return 3, speaks, content.flushed_at, speaks, key
+            return 3, names_others, content.flushed_at, names_others, key
         known = member.object.modified if member.object is not None else 0.0
-        return 1, False, listed.get(key, known), speaks, key
+        return 1, False, listed.get(key, known), names_others, key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -148,7 +148,7 @@ class DirectoryRename(Rename):
         if not await self._lookup.reader.is_empty(target):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
-    async def _everything_below(self, prefix: str, began: float) -> list[ObjectInfo]:
+    async def _list_below(self, prefix: str, began: float) -> list[ObjectInfo]:
         """Return the objects that the bucket shows below a directory; with metadata for those that need a HEAD."""
         found: list[ObjectInfo] = []
         token: str | None = None
@@ -162,13 +162,13 @@ class DirectoryRename(Rename):
                     for info in page.objects:
                         is_asked = info.size == 0 or self._lookup.posix_metadata
                         if is_asked and not info.key.endswith("/") and info.key in shown:
-                            nursery.start_soon(self._look_at, info.key, shown)
+                            nursery.start_soon(self._head, info.key, shown)
             found += shown.values()
             token = page.next_token
             if token is None:
                 return found
 
-    async def _look_at(self, key: str, shown: dict[str, ObjectInfo]) -> None:
+    async def _head(self, key: str, shown: dict[str, ObjectInfo]) -> None:
         """Ask for what only a HEAD tells of an object: an empty one may be a symlink."""
         listed = shown[key]
         try:

@@ -77,10 +77,10 @@ class JournalReplay:
         journal: Journal,
         staging: StagingDirectory,
         boot_id: str,
-        tells: Callable[[str], bool] = lambda _key: False,
+        is_commit_marker: Callable[[str], bool] = lambda _key: False,
     ) -> None:
-        """tells: returns whether a key is that of a commit marker (`order_last`)."""
-        self._is_commit_marker = tells
+        """is_commit_marker: returns whether a key is that of a commit marker (`order_last`)."""
+        self._is_commit_marker = is_commit_marker
         self._journal = journal
         self._staging = staging
         self._boot_id = boot_id
@@ -105,13 +105,13 @@ class JournalReplay:
         queue = [record for record in records if record.state in OWED]
         changes += self._recover_queue(queue, lost, found)
         changes += self._end_replaced(found)
-        _put_removals_off(found)
+        _defer_deletes(found)
         without_row = self._sizes.keys() | self._staging.quarantined().keys()
         for number in sorted(without_row - {record.generation for record in records}):
             # The daemon was killed before it wrote the file's row, so no close was acknowledged.
-            strange = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
+            unknown = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
             changes += self._quarantine(
-                strange, Reason.UNKNOWN, "an unfinished file without a journal row", found
+                unknown, Reason.UNKNOWN, "an unfinished file without a journal row", found
             )
         if changes:
             self._journal.apply(changes)
@@ -151,11 +151,11 @@ class JournalReplay:
                 found.local.append(local)
                 return []
             case FileState.REJECTED:
-                return self._recover_refused(record, found)
+                return self._recover_rejected(record, found)
             case _:
                 raise ValueError(f"{record.state} content is queued: `_recover_queue` handles it")
 
-    def _recover_refused(self, record: FileRecord, found: ReplayResult) -> list[Change]:
+    def _recover_rejected(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         version = self._find(record)
         if version is None:
             return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
@@ -174,23 +174,23 @@ class JournalReplay:
         for each in records:
             folder = parent_prefix(each.key)
             written[folder] = max(each.sequence, written.get(folder, 0))
-        passing = LostChanges(lost, self._is_commit_marker, written)
+        lost_changes = LostChanges(lost, self._is_commit_marker, written)
         queue: list[FileRecord | OperationRecord] = [*records, *operations]
         for item in sorted(queue, key=lambda item: item.sequence):
             if isinstance(item, FileRecord):
-                record = passing.begin(item)
-                missing = passing.missing_for(record)
+                record = lost_changes.begin(item)
+                missing = lost_changes.missing_for(record)
                 if missing is not None:
-                    aside = self._hold_commit_marker(record, missing, found)
+                    rows = self._hold_commit_marker(record, missing, found)
                 else:
-                    aside = self._recover_queued(record, found)
-                if aside:
-                    passing.lose(record, is_new=missing is None)
+                    rows = self._recover_queued(record, found)
+                if rows:
+                    lost_changes.lose(record, is_new=missing is None)
                 else:
-                    passing.queued(record)
-                changes += aside or ([PutFile(record)] if record is not item else [])
+                    lost_changes.queued(record)
+                changes += rows or ([PutFile(record)] if record is not item else [])
                 continue
-            operation = passing.operation(item)
+            operation = lost_changes.operation(item)
             if operation is None:
                 log.warning("dropped a queued delete or rename, as newer content is lost key=%s", item.key)
                 changes.append(DropOperation(item.sequence))
@@ -209,16 +209,16 @@ class JournalReplay:
         """
         changes = self._recover_queued(record, found)
         if not changes:
-            words = (
+            message = (
                 f"{record.key}: not uploaded, as it may name {missing.key}, which was closed before it, and is lost or "
                 "damaged"
             )
-            log.warning("commit marker held reason=%s", words)
+            log.warning("commit marker held reason=%s", message)
             version = found.versions.pop()
-            version.error = Refused(words)
+            version.error = Refused(message)
             found.rejected.append(version)
-            refused = {"refused_at": record.sequence, "reason": Reason.POWER_CUT}
-            changes = [PutFile(version.transition_to(FileState.REJECTED, error=words, **refused))]
+            fields = {"refused_at": record.sequence, "reason": Reason.POWER_CUT}
+            changes = [PutFile(version.transition_to(FileState.REJECTED, error=message, **fields))]
         return changes
 
     def _end_replaced(self, found: ReplayResult) -> list[Change]:
@@ -227,9 +227,9 @@ class JournalReplay:
         for each in [*found.versions, *found.rejected]:
             newest[each.record.key] = max(each.sequence, newest.get(each.record.key, 0))
         changes: list[Change] = []
-        for refused in [each for each in found.rejected if each.sequence < newest[each.record.key]]:
-            found.rejected.remove(refused)
-            changes += self._recover_file(refused.transition_to(FileState.DROPPED), found)
+        for rejected in [each for each in found.rejected if each.sequence < newest[each.record.key]]:
+            found.rejected.remove(rejected)
+            changes += self._recover_file(rejected.transition_to(FileState.DROPPED), found)
         return changes
 
     def _recover_queued(self, record: FileRecord, found: ReplayResult) -> list[Change]:
@@ -239,18 +239,18 @@ class JournalReplay:
         version = self._find(queue)
         if version is None:
             return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
-        words = self._suspect(record, version.file)
-        if words:
+        message = self._find_damage(record, version.file)
+        if message:
             version.file.close()
             reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
-            return self._quarantine(record, reason, words, found)
+            return self._quarantine(record, reason, message, found)
         if self._sizes[record.generation] > record.size:
             version.file.truncate(record.size)
             version.file.close()
         found.versions.append(version)
         return []  # no new row: from FLUSHED or SEALED the next start would decide the same
 
-    def _suspect(self, record: FileRecord, file: StagingFile) -> str:
+    def _find_damage(self, record: FileRecord, file: StagingFile) -> str:
         """Return why the bytes may differ from those that were closed, or ""."""
         size = self._sizes[record.generation]
         if size < record.size:
@@ -271,20 +271,20 @@ class JournalReplay:
         return FileVersion(record, file, None, size=record.size, changed_since_flush=False)
 
     def _quarantine(
-        self, record: FileRecord, reason: Reason, words: str, found: ReplayResult
+        self, record: FileRecord, reason: Reason, message: str, found: ReplayResult
     ) -> list[Change]:
         """Quarantine a file; return its row, and one that aborts its multipart upload."""
         if reason in DOUBTFUL:
             found.suspects += 1
         else:
             found.orphans += 1
-        place = self._quarantine_file(record.generation, reason)
+        path = self._quarantine_file(record.generation, reason)
         size, moment = record.size, record.moment
-        if place is not None:
-            facts = place.stat()
-            size, moment = facts.st_size, moment or facts.st_mtime
+        if path is not None:
+            stat = path.stat()
+            size, moment = stat.st_size, moment or stat.st_mtime
         log.warning(
-            "quarantined key=%s reason=%s at=%s", record.key, words, place or "nowhere (file is gone)"
+            "quarantined key=%s reason=%s at=%s", record.key, message, path or "nowhere (file is gone)"
         )
         aborts: list[Change] = []
         if record.upload_id:
@@ -296,33 +296,33 @@ class JournalReplay:
             size=size,
             moment=moment,
             reason=reason,
-            error=words,
+            error=message,
         )
-        found.quarantined.append((kept, 0 if place is None else size))
+        found.quarantined.append((kept, 0 if path is None else size))
         return [*aborts, PutFile(kept)]
 
     def _quarantine_row(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         """Check a file that was quarantined before: its move may not have reached the disk, its row may be outdated."""
-        place = self._quarantine_file(record.generation, record.reason)
-        if place is None:
+        path = self._quarantine_file(record.generation, record.reason)
+        if path is None:
             found.quarantined.append((record, 0))
             return []
-        facts = place.stat()
+        stat = path.stat()
         reason = record.reason
         if reason is Reason.NONE:
-            reason = Reason.POWER_CUT if place.parent.name == "suspect" else Reason.UNKNOWN
-        moment = record.moment or facts.st_mtime
-        known = replace(record, size=facts.st_size, moment=moment, reason=reason)
-        found.quarantined.append((known, facts.st_size))
+            reason = Reason.POWER_CUT if path.parent.name == "suspect" else Reason.UNKNOWN
+        moment = record.moment or stat.st_mtime
+        known = replace(record, size=stat.st_size, moment=moment, reason=reason)
+        found.quarantined.append((known, stat.st_size))
         return [] if known == record else [PutFile(known)]
 
-    def _quarantine_file(self, version: int, reason: Reason) -> "Path | None":
+    def _quarantine_file(self, generation: int, reason: Reason) -> "Path | None":
         """Return the path of the quarantined file, moving it there if needed; None: it is gone."""
-        there = self._staging.path_of(version)
+        there = self._staging.path_of(generation)
         if there is not None:
             return there
         try:
-            return self._staging.quarantine(version, "suspect" if reason in DOUBTFUL else "orphans")
+            return self._staging.quarantine(generation, "suspect" if reason in DOUBTFUL else "orphans")
         except FileNotFoundError:
             return None
 
@@ -359,26 +359,26 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
         _place_content(version, tree)
 
 
-def _put_removals_off(found: ReplayResult) -> None:
+def _defer_deletes(found: ReplayResult) -> None:
     """Move deletes from `operations` to `deferred` that wait until something is published at their target.
 
     A DELETE with a target (the key that newer content of its name moved to) is deferred if it is the only change of its
     key, and what it waits for is not queued before it.
     """
-    refused = {each.record.key for each in found.rejected}
-    places: dict[str, list[int]] = {}
+    rejected = {each.record.key for each in found.rejected}
+    sequences: dict[str, list[int]] = {}
     for each in found.versions:
-        places.setdefault(each.record.key, []).append(each.sequence)
+        sequences.setdefault(each.record.key, []).append(each.sequence)
     changed = Counter(each.key for each in found.operations)
     changed.update(each.target for each in found.operations if each.kind is OperationKind.RENAME)
     for record in list(found.operations):
         if record.kind is not OperationKind.DELETE or not record.target:
             continue
-        is_first = record.key not in places and changed[record.key] == 1
+        is_first = record.key not in sequences and changed[record.key] == 1
         # Deferred: the moved content was rejected, or it was rejected and newer content is queued there, behind the
         # delete. Else the moved content is queued before the delete.
-        there = places.get(record.target, [])
-        if is_first and (record.target in refused or (there and min(there) > record.sequence)):
+        there = sequences.get(record.target, [])
+        if is_first and (record.target in rejected or (there and min(there) > record.sequence)):
             found.operations.remove(record)
             found.deferred.append(record)
 

@@ -16,14 +16,16 @@ from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 class LostChanges:
     """Receives each queued change in order, and says how it is to be queued now."""
 
-    def __init__(self, lost: set[str], tells: Callable[[str], bool], written: dict[str, int]) -> None:
-        """lost: keys of content that is gone. tells: returns whether a key is that of a commit marker.
+    def __init__(
+        self, lost: set[str], is_commit_marker: Callable[[str], bool], written: dict[str, int]
+    ) -> None:
+        """lost: keys of content that is gone. is_commit_marker: returns whether a key is that of a commit marker.
 
         written: the last sequence of content in each directory.
         """
         self._written = written
         self._lost = lost
-        self._is_commit_marker = tells
+        self._is_commit_marker = is_commit_marker
         # What the bucket shows under keys whose first changes are lost, until the next change inherits it.
         self._bases: dict[str, str | None] = {}
         # Those of them where the object is not the one that a rename was to move, but one that it had replaced.
@@ -35,7 +37,7 @@ class LostChanges:
         # The sequence of the last version of each commit marker.
         self._last_sequence: dict[str, int] = {}
         # Keys whose deletes were dropped, so that the bucket keeps them.
-        self._stays: list[str] = []
+        self._kept_keys: list[str] = []
 
     def begin(self, record: FileRecord) -> FileRecord:
         """Return the row of a version with the base that it inherits. The caller then calls `queued` or `lose`."""
@@ -76,8 +78,8 @@ class LostChanges:
 
     def operation(self, operation: OperationRecord) -> OperationRecord | None:
         """Return an operation with the base that it inherits, counted as queued; None: it is dropped."""
-        if self._is_for_what_is_lost(operation):
-            self._stays.append(operation.key)
+        if self._presumes_lost_content(operation):
+            self._kept_keys.append(operation.key)
             self._inherit_base(operation.key, operation.base_etag)
             return None
         if operation.kind is OperationKind.RENAME:
@@ -87,7 +89,7 @@ class LostChanges:
             return operation
         return replace(operation, base_etag=self._bases.pop(operation.key))
 
-    def _is_for_what_is_lost(self, operation: OperationRecord) -> bool:
+    def _presumes_lost_content(self, operation: OperationRecord) -> bool:
         """Return whether an operation is a delete that may presume lost content: it is dropped then.
 
         - A DELETE whose target is lost: the name that its newer content moved from shows the old object again.
@@ -97,13 +99,13 @@ class LostChanges:
         - An RMDIR of a directory in which such a DELETE was dropped.
         """
         if operation.kind is OperationKind.DELETE:
-            is_anew = (
+            is_rewritten = (
                 self._is_commit_marker(operation.key)
                 and self._written.get(parent_prefix(operation.key), 0) > operation.sequence
             )
-            return operation.target in self._lost or (bool(self._missing) and not is_anew)
+            return operation.target in self._lost or (bool(self._missing) and not is_rewritten)
         return operation.kind is OperationKind.RMDIR and any(
-            key.startswith(operation.key) for key in self._stays
+            key.startswith(operation.key) for key in self._kept_keys
         )
 
     def _rename(self, operation: OperationRecord) -> OperationRecord | None:

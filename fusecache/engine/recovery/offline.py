@@ -17,7 +17,7 @@ from fusecache.model.errors import NotFound, NotPermitted
 from fusecache.model.records import FileRecord
 from fusecache.model.states import OWED, FileState
 
-_KEPT = {
+_KIND_AND_MESSAGE = {
     FileState.OPEN: ("orphan", "was not closed before the daemon ended"),
     FileState.FAILED: ("orphan", ""),
     FileState.ORPHAN: ("", ""),
@@ -52,15 +52,15 @@ class OfflineCache:
 
     def listing(self) -> dict[str, Any]:
         """Return what `Quarantine.listing` does, and the files that wait for their upload."""
-        places = {**self._staging.staged(), **self._staging.quarantined()}
+        local_paths = {**self._staging.staged(), **self._staging.quarantined()}
         rows = []
         records = self._journal.files()
         for record in records:
-            if record.state in _KEPT:
-                rows.append(self._row(record, places))
+            if record.state in _KIND_AND_MESSAGE:
+                rows.append(self._row(record, local_paths))
         known = {record.generation for record in records}
-        for number in places.keys() - known:
-            rows.append(_unknown_row(number, places[number]))
+        for number in local_paths.keys() - known:
+            rows.append(_unknown_row(number, local_paths[number]))
         for conflict in self._journal.conflicts():
             rows.append(conflict_row(conflict, self._path(conflict.key), self._path(conflict.kept_as)))
         return listing_of(rows)
@@ -85,28 +85,28 @@ class OfflineCache:
         self._journal.apply([DropFile(number)])
         return int(row["bytes"])
 
-    def _row(self, record: FileRecord, places: Mapping[int, Path]) -> dict[str, Any]:
-        kind, words = _KEPT[record.state]
-        place = places.get(record.generation)
-        row = quarantine_row(record, self._path(record.key), place)
-        facts = None if place is None else place.stat()
-        if facts is not None and record.state in {FileState.OPEN, FileState.FAILED}:
-            row |= {"bytes": facts.st_size, "time": facts.st_mtime}
-        return {**row, "kind": kind or row["kind"], "message": row["message"] or words}
+    def _row(self, record: FileRecord, local_paths: Mapping[int, Path]) -> dict[str, Any]:
+        kind, message = _KIND_AND_MESSAGE[record.state]
+        local_path = local_paths.get(record.generation)
+        row = quarantine_row(record, self._path(record.key), local_path)
+        stat = None if local_path is None else local_path.stat()
+        if stat is not None and record.state in {FileState.OPEN, FileState.FAILED}:
+            row |= {"bytes": stat.st_size, "time": stat.st_mtime}
+        return {**row, "kind": kind or row["kind"], "message": row["message"] or message}
 
     def _path(self, key: str) -> str:
         return key.removeprefix(self._prefix)
 
 
-def _unknown_row(number: int, place: Path) -> dict[str, Any]:
-    facts = place.stat()
+def _unknown_row(number: int, local_path: Path) -> dict[str, Any]:
+    stat = local_path.stat()
     return {
         "id": number,
         "kind": "orphan",
         "path": "",
-        "bytes": facts.st_size,
-        "time": facts.st_mtime,
+        "bytes": stat.st_size,
+        "time": stat.st_mtime,
         "reason": "unknown",
         "message": "an unfinished file without a journal row",
-        "local_path": str(place),
+        "local_path": str(local_path),
     }

@@ -102,9 +102,9 @@ class Quarantine:
 
     async def listing(self) -> dict[str, Any]:
         """Return the newest LISTED entries as plain values, and how many there are."""
-        places = await self._offload.disk(self._staging.quarantined)
+        local_paths = await self._offload.disk(self._staging.quarantined)
         rows = [
-            quarantine_row(record, self._tree.relative(record.key), places.get(record.generation))
+            quarantine_row(record, self._tree.relative(record.key), local_paths.get(record.generation))
             for record, _ in self._quarantined.values()
         ]
         rows += [self._rejected_row(version) for version in self._rejected().values()]
@@ -118,11 +118,11 @@ class Quarantine:
     def _rejected_row(self, version: FileVersion) -> dict[str, Any]:
         record = version.record
         row = quarantine_row(record, self._tree.relative(record.key), version.file.path)
-        words = str(version.error or record.error)
-        kept = [self._tree.relative(each.record.key) for each in self._queue.defer_behind(record.key)]
+        message = str(version.error or record.error)
+        kept = [self._tree.relative(each.record.key) for each in self._queue.deletes_deferred_for(record.key)]
         if kept:
-            words += f"; the bucket keeps its older version as {', '.join(kept)}"
-        return {**row, "kind": "refused", "message": words}
+            message += f"; the bucket keeps its older version as {', '.join(kept)}"
+        return {**row, "kind": "refused", "message": message}
 
     def _conflict_row(self, record: ConflictRecord) -> dict[str, Any]:
         return conflict_row(record, self._tree.relative(record.key), self._tree.relative(record.kept_as))
@@ -136,10 +136,10 @@ class Quarantine:
         Raises NotFound, AlreadyExists if the path is taken, LocalDiskError if the bytes are gone.
         """
         self._journal.check_writable()
-        refused = self._rejected().get(number)
+        rejected = self._rejected().get(number)
         conflict = self._conflict_log.get(number)
-        if refused is not None:
-            return await self._requeue(refused, to)
+        if rejected is not None:
+            return await self._requeue(rejected, to)
         if conflict is not None:
             return await self._rename_copy(conflict, to)
         if number not in self._quarantined:
@@ -148,7 +148,7 @@ class Quarantine:
 
     async def _restore(self, number: int, to: str) -> str:
         record, held = self._quarantined[number]
-        parent, name = await self._free_place(to, self._tree.relative(record.key) or f"file-{number}")
+        parent, name = await self._free_name(to, self._tree.relative(record.key) or f"file-{number}")
         if self._quarantined.pop(number, None) is None:
             raise NotFound(f"{number}: another `fusecache recover` is restoring or deleting it")
         try:
@@ -167,13 +167,13 @@ class Quarantine:
             )
         version = FileVersion(record, file, None, size=record.size, reserved=held, changed_since_flush=False)
         changes: list[Change] = []
-        self._place(version, parent, name, changes)
+        self._queue_restored(version, parent, name, changes)
         path = self._tree.path(self._node_of(version))
         log.info("restored number=%d path=%s bytes=%d", number, path, version.size)
         await self._journal.commit(*changes)
         return path
 
-    def _place(self, version: FileVersion, parent: Node, name: str, changes: list[Change]) -> None:
+    def _queue_restored(self, version: FileVersion, parent: Node, name: str, changes: list[Change]) -> None:
         """Give content a new node and name, and queue it as if it had been closed just now."""
         key = self._tree.child_key(parent, name)
         attributes = version.record.attributes
@@ -238,7 +238,7 @@ class Quarantine:
         return to
 
     async def _rename(self, old: str, new: str) -> None:
-        parent, name = await self._free_place(new, "")
+        parent, name = await self._free_name(new, "")
         with in_use(parent):
             folder = await self._directory(old.rpartition("/")[0])
             with in_use(folder):
@@ -246,7 +246,7 @@ class Quarantine:
         self._file_io.on_name_lost(folder, old.rpartition("/")[2])
         self._file_io.on_name_lost(parent, name)
 
-    async def _free_place(self, to: str, old: str) -> tuple[Node, str]:
+    async def _free_name(self, to: str, old: str) -> tuple[Node, str]:
         """Return the directory and name for a restore: those of `to`, or beside `old` the first name that is free."""
         folder, _, last = (to or old).rpartition("/")
         name = decode_name(last.encode())
@@ -290,10 +290,10 @@ class Quarantine:
     async def delete(self, number: int) -> int:
         """Delete an entry for good; return the bytes freed here. Raises NotFound, NotPermitted if it is in use."""
         self._journal.check_writable()
-        refused = self._rejected().get(number)
+        rejected = self._rejected().get(number)
         conflict = self._conflict_log.get(number)
-        if refused is not None:
-            return await self._delete_rejected(refused)
+        if rejected is not None:
+            return await self._delete_rejected(rejected)
         if conflict is not None:
             return await self._delete_copy(conflict)
         if number not in self._quarantined:
@@ -356,7 +356,7 @@ def listing_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"entries": rows[-LISTED:], "count": len(rows), "bytes": nbytes}
 
 
-def quarantine_row(record: FileRecord, path: str, place: Path | None) -> dict[str, Any]:
+def quarantine_row(record: FileRecord, path: str, local_path: Path | None) -> dict[str, Any]:
     """Return an entry of the listing. time: seconds since 1970, 0 if unknown; local_path: of the bytes, "" if gone."""
     return {
         "id": record.generation,
@@ -366,7 +366,7 @@ def quarantine_row(record: FileRecord, path: str, place: Path | None) -> dict[st
         "time": record.moment,
         "reason": record.reason.value,
         "message": record.error,
-        "local_path": "" if place is None else str(place),
+        "local_path": "" if local_path is None else str(local_path),
     }
 
 

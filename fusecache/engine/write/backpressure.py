@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Each waiter occupies one of the mount's 4 096 request tasks, and readers need some of these.
 _WAITERS_MAX = 1024
 # How many waiting closes `facts` names.
-_NAMED = 50
+_NAMED_MAX = 50
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,7 +64,7 @@ class Backpressure:
                     "process": waiter.handle.process,
                     "seconds": round(now - waiter.since, 1),
                 }
-                for waiter in self._waiting[:_NAMED]
+                for waiter in self._waiting[:_NAMED_MAX]
             ],
             "high_water_bytes": self._cache.high_water_bytes,
         }
@@ -77,14 +77,14 @@ class Backpressure:
         """
         if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
             return
-        patience = ProgressTimeout(trio.current_time())
+        timeout = ProgressTimeout(trio.current_time())
         waiter = _Waiter(handle, trio.current_time())
         self._waiting.append(waiter)
         try:
             while self._is_high():
                 now = trio.current_time()
-                patience.on_progress(self._store.statistics().bytes_written, now)
-                if patience.is_over(now):
+                timeout.on_progress(self._store.statistics().bytes_written, now)
+                if timeout.is_over(now):
                     log.warning(
                         "close goes on with staging nearly full no_upload_seconds=%.0f", STANDSTILL_SECONDS
                     )

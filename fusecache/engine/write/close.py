@@ -87,7 +87,7 @@ class CloseProtocol(VersionDisposal):
         if not version.is_mutable or not version.changed_since_flush:
             if version.state is FileState.FLUSHED and version.flushed_by is handle:
                 # The acknowledged close was a forked child's. This one is of another process, perhaps being killed.
-                _is_unfinished(version, handle)
+                _check_killed_writer(version, handle)
             await self._journal.wait_committed()  # the row of another close may be on its way to the disk
         elif self.is_local(node) or await self._may_journal_close(handle, version):
             version.flushed_by = handle
@@ -102,7 +102,7 @@ class CloseProtocol(VersionDisposal):
             _raise_failure(handle.node)  # while it waited, a write through another handle may have failed
         if handle.node.version is not version or not version.is_mutable:
             return False  # published as a snapshot, or removed, while it waited
-        return not _is_unfinished(version, handle)
+        return not _check_killed_writer(version, handle)
 
     async def fsync(self, handle: FileHandle) -> None:
         """Handle fsync(2): return when data and journal row are on the disk. Raises the file's first stored error."""
@@ -171,7 +171,7 @@ class CloseProtocol(VersionDisposal):
     # ---- content that is never closed
 
     def dirty_versions(self) -> list[FileVersion]:
-        """Return the versions that changed since their last close that was not revoked, or that were never closed."""
+        """Return the versions that were changed and are not sealed yet: OPEN, or FLUSHED."""
         self._dirty = {each for each in self._dirty if each.state in {FileState.OPEN, FileState.FLUSHED}}
         return list(self._dirty)
 
@@ -244,9 +244,9 @@ class CloseProtocol(VersionDisposal):
                     f"{now}: a local_only path is never uploaded; copy {before} and remove it"
                 )
 
-    def adopt_local_only(self, generations: list[FileVersion]) -> None:
+    def adopt_local_only(self, versions: list[FileVersion]) -> None:
         """Take over local-only versions of the previous daemon; queue those that `local_only` does not match now."""
-        for version in generations:
+        for version in versions:
             node = version.node
             if node is None:
                 continue
@@ -448,7 +448,7 @@ def _raise_failure(node: Node) -> None:
         raise version.error
 
 
-def _is_unfinished(version: FileVersion, handle: FileHandle) -> bool:
+def _check_killed_writer(version: FileVersion, handle: FileHandle) -> bool:
     """Return whether the process that wrote through a handle is being killed, and record that in the version."""
     if is_killed(handle):
         version.killed_writer = handle

@@ -53,12 +53,12 @@ class VersionDisposal:
         # Versions that are never published, as their names match `local_only`.
         self.local: set[FileVersion] = set()
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_dropped: Callable[[FileVersion], None] = lambda _generation: None
-        self.on_key_changed: Callable[[FileVersion], None] = lambda _generation: None
+        self.on_dropped: Callable[[FileVersion], None] = lambda _version: None
+        self.on_key_changed: Callable[[FileVersion], None] = lambda _version: None
         # Rejected content has its name again, as what replaced it failed.
-        self.on_returned: Callable[[FileVersion], list[Change]] = lambda _generation: []
+        self.on_returned: Callable[[FileVersion], list[Change]] = lambda _version: []
         # Rejected content, or what replaces it, was dropped, quarantined or queued again.
-        self.on_settled: Callable[[FileVersion], list[Change]] = lambda _generation: []
+        self.on_settled: Callable[[FileVersion], list[Change]] = lambda _version: []
         self.on_quarantined: Callable[[FileRecord], None] = lambda _record: None
 
     def drop(self, version: FileVersion) -> list[Change]:
@@ -88,11 +88,11 @@ class VersionDisposal:
 
     def drop_replaced(self, version: FileVersion) -> list[Change]:
         """Drop the rejected version that this one replaces, unless it was queued again."""
-        refused, version.replaces = version.replaces, None
-        if refused is None or refused.state is not FileState.REJECTED:
+        rejected, version.replaces = version.replaces, None
+        if rejected is None or rejected.state is not FileState.REJECTED:
             return []
-        refused.successor = version
-        return self.drop(refused)
+        rejected.successor = version
+        return self.drop(rejected)
 
     def _dispose_unlinked(self, version: FileVersion) -> None:
         """End the version of an unlinked file, as its last handle is closed."""
@@ -108,7 +108,7 @@ class VersionDisposal:
         Content whose writer got ENOSPC is dropped instead, unless it is local-only.
         """
         parent, name = node.parent, node.name
-        refused, version.replaces = version.replaces, None
+        rejected, version.replaces = version.replaces, None
         if isinstance(version.error, NoSpace) and version not in self.local:
             # The writer got the error, and keeping the bytes would hold the very space that is missing. Local-only
             # content is kept: it is changed in place, so a close may have acknowledged it before.
@@ -128,10 +128,10 @@ class VersionDisposal:
             )
             self._journal.submit(PutFile(record), *self.on_settled(version))
             version.file.close()
-            place = self._staging.quarantine(record.generation, "orphans")
+            path = self._staging.quarantine(record.generation, "orphans")
             log.warning(
                 "quarantined unfinished file path=%s bytes=%d at=%s reason=%s",
-                self._tree.path(node), record.size, place, record.error,
+                self._tree.path(node), record.size, path, record.error,
             )  # fmt: skip
             self.on_quarantined(record)
             self._cache.release_staging(version.reserved - version.size)
@@ -143,18 +143,18 @@ class VersionDisposal:
             # The kernel caches the unfinished bytes under this inode, so the name needs another inode.
             with in_use(parent):  # else the parent's node goes with its only child
                 self._tree.detach(node)
-                self._restore_previous(node, parent, name, refused)
+                self._restore_previous(node, parent, name, rejected)
                 self.on_name_lost(parent, name)
-        if refused is not None and refused.state is FileState.REJECTED:
-            self._journal.submit(*self.on_returned(refused))
+        if rejected is not None and rejected.state is FileState.REJECTED:
+            self._journal.submit(*self.on_returned(rejected))
 
-    def _restore_previous(self, node: Node, parent: Node, name: str, refused: FileVersion | None) -> None:
+    def _restore_previous(self, node: Node, parent: Node, name: str, rejected: FileVersion | None) -> None:
         """Let the name show what was closed last: the newest content queued under it, else the rejected version."""
         key = self._tree.child_key(parent, name)
         of_key = self._queue.for_key(key)
         queued = self._queued_of(node, key)
-        if refused is not None and refused.state is FileState.REJECTED:
-            queued.insert(0, refused)
+        if rejected is not None and rejected.state is FileState.REJECTED:
+            queued.insert(0, rejected)
         if queued:
             self._hand_to_successor(node, parent, name, queued)
         elif of_key and leaves_object(of_key[-1], key):
@@ -183,13 +183,15 @@ class VersionDisposal:
 
     def _hand_to_successor(self, node: Node, parent: Node, name: str, queued: list[QueuedChange]) -> None:
         """Move what is queued for a node to a new node (a new inode) of that name."""
-        heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)
+        successor = self._tree.make(
+            parent, name, node.kind, attributes=attributes_of(node), version=node.object
+        )
         for item in queued:
-            item.node = heir
-            self._tree.hold_local(heir)
+            item.node = successor
+            self._tree.hold_local(successor)
             self._tree.release_local(node)
             if isinstance(item, FileVersion):
-                heir.version = item
+                successor.version = item
 
     def _trim(self, version: FileVersion) -> None:
         """Release the space that is reserved beyond the version's size, as nothing is written for now."""

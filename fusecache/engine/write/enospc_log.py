@@ -8,7 +8,7 @@ import trio
 # By then a program that got ENOSPC has long ended, or tried again.
 REMEMBERED_SECONDS = 3600.0
 # Paths remembered at most; the oldest event is dropped first.
-_MOST = 1000
+_PATHS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class EnospcLog:
         before = self._files.pop(path, None)
         size = max(size, before.size if before is not None else 0)
         self._files[path] = EnospcEvent(path, size, trio.current_time(), str(error))
-        if len(self._files) > _MOST:
+        if len(self._files) > _PATHS_MAX:
             del self._files[next(iter(self._files))]
 
     def on_closed(self, path: str, size: int) -> None:

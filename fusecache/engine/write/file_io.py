@@ -64,7 +64,7 @@ class FileIO(CloseProtocol):
         super().__init__(tree, cache, staging, journal, queue, offload, boot_id)
         self.on_read: Callable[[Node, int], None] = lambda _node, _pid: None
         self._inline_gate = InlineWriteGate()
-        self.on_part_ready: Callable[[FileVersion], None] = lambda _generation: None
+        self.on_part_ready: Callable[[FileVersion], None] = lambda _version: None
         # Files that are open for writing.
         self.writing: set[Node] = set()
 
@@ -300,10 +300,10 @@ class FileIO(CloseProtocol):
         version = node.version
         if version is not None:
             version.record = replace(version.record, attributes=attributes)
-            is_promised = not (version.is_mutable and version.changed_since_flush)
+            is_acknowledged = not (version.is_mutable and version.changed_since_flush)
             # The kernel sets the mtime of written content just before it sends the close, whose row has it too: that
             # row need not be synced by itself.
-            submit = self._journal.submit if is_promised else self._journal.submit_lazily
+            submit = self._journal.submit if is_acknowledged else self._journal.submit_lazily
             submit(*self._row(version))
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))

@@ -18,7 +18,7 @@ from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot
 log = logging.getLogger(__name__)
 
 # While any open file has changes, all of them are checked this often.
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 class OpenFileSnapshots:
@@ -54,16 +54,16 @@ class OpenFileSnapshots:
         while True:
             self._wake = trio.Event()
             now = trio.current_time()
-            self._measure(now)
-            unsettled = self._file_io.dirty_versions()
-            for version in unsettled:
-                await self._look_at(version, now)
-            if unsettled or self._queued:
-                await trio.sleep(_LOOK_SECONDS)
+            self._measure_uploads(now)
+            dirty = self._file_io.dirty_versions()
+            for version in dirty:
+                await self._snapshot_if_due(version, now)
+            if dirty or self._queued:
+                await trio.sleep(_CHECK_SECONDS)
             else:
                 await self._wake.wait()
 
-    def _measure(self, now: float) -> None:
+    def _measure_uploads(self, now: float) -> None:
         """Record how long sending took for snapshots that left the queue. Time before the first byte does not count."""
         for number, version in list(self._queued.items()):
             if version not in self._queue:
@@ -74,7 +74,7 @@ class OpenFileSnapshots:
         for number in self._upload_seconds.keys() - self._tree.nodes.keys():
             del self._upload_seconds[number]
 
-    async def _look_at(self, version: FileVersion, now: float) -> None:
+    async def _snapshot_if_due(self, version: FileVersion, now: float) -> None:
         node = version.node
         if node is None or node.version is not version or not self._is_due(node, version, now):
             return
@@ -82,7 +82,7 @@ class OpenFileSnapshots:
             return  # the next write has to copy it, and that must not end with ENOSPC
         snapshot = None
         try:
-            with trio.move_on_after(_LOOK_SECONDS):  # written without a pause: try again at the next check
+            with trio.move_on_after(_CHECK_SECONDS):  # written without a pause: try again at the next check
                 snapshot = await self._file_io.snapshot(node, rested_seconds=0.0)
         except FusecacheError as exc:
             log.warning("open file not published path=%s error=%s", self._tree.path(node), exc)

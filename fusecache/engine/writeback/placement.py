@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 # A file up to this size may name others that were written before it, as a manifest does.
 _SMALL_BYTES = MIB
 # At most this many versions of a commit marker are queued, for example during an outage.
-_POINTER_VERSIONS = 1000
+_MARKER_VERSIONS_MAX = 1000
 # A queued file that keeps being rewritten is published as it is once its upload has waited this long.
 _REWRITE_SECONDS = 10.0
 
 
 class QueuePlacement:
-    """Places closed content in the queue. drop: ends a version; take_out: takes a version out of the queue."""
+    """Places closed content in the queue. drop: ends a version; dequeue: takes a version out of the queue."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class QueuePlacement:
         queue: WritebackQueue,
         journal: JournalWriter,
         drop: Callable[[FileVersion], list[Change]],
-        take_out: Callable[[FileVersion], list[Change]],
+        dequeue: Callable[[FileVersion], list[Change]],
     ) -> None:
         self._tree = tree
         self._queue = queue
         self._journal = journal
         self._drop = drop
-        self._dequeue = take_out
+        self._dequeue = dequeue
 
     def assign(self, node: Node, version: FileVersion, key: str) -> tuple[int, str | None]:
         """Return a new sequence, and the base, for new content of `key`: it comes behind what is queued of the key.
@@ -90,8 +90,8 @@ class QueuePlacement:
         # and the oldest version keeps its sequence for the changes that depend on it. Of a commit marker (`latest`)
         # each version stays: a change in between, such as the delete of a checkpoint, depends on the version before it.
         versions = sum(isinstance(item, FileVersion) and item.node is last.node for item in queued)
-        most = _POINTER_VERSIONS if self._queue.is_commit_marker(key) else 2
-        if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < most:
+        versions_max = _MARKER_VERSIONS_MAX if self._queue.is_commit_marker(key) else 2
+        if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < versions_max:
             return []
         # A file that is rewritten again and again must not hold back the changes behind it for ever: when its upload is
         # overdue, or has begun, its oldest version is published as it is.
@@ -182,7 +182,7 @@ class QueuePlacement:
     def retarget(self, key_before: str, key_now: str) -> list[Change]:
         """Let deferred deletes wait for the new name of rejected content that was renamed."""
         changes: list[Change] = []
-        for removal in self._queue.defer_behind(key_before):
+        for removal in self._queue.deletes_deferred_for(key_before):
             self._queue.undefer(removal.record.key)
             removal.record = replace(removal.record, target=key_now)
             self._queue.defer(removal)
@@ -192,7 +192,7 @@ class QueuePlacement:
     def queue_deletes(self, key: str) -> list[Change]:
         """Queue the deletes that wait for `key`, as something was published under it, or it was removed."""
         changes: list[Change] = []
-        for removal in self._queue.defer_behind(key):
+        for removal in self._queue.deletes_deferred_for(key):
             if self._queue.for_key(removal.record.key):
                 continue  # that name is being written again
             self._queue.undefer(removal.record.key)
@@ -204,7 +204,7 @@ class QueuePlacement:
 
     def forget_deletes(self, key: str) -> list[Change]:
         """Cancel the deletes that wait for rejected content of `key`, which is discarded: the old names show again."""
-        keys = [removal.record.key for removal in self._queue.defer_behind(key)]
+        keys = [removal.record.key for removal in self._queue.deletes_deferred_for(key)]
         return [change for old in keys for change in self.cancel_deferred_delete(old)]
 
     def cancel_deferred_delete(self, key: str) -> list[Change]:

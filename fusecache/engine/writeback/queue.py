@@ -65,9 +65,9 @@ class WritebackQueue:
         # By the key to which newer content of their name moved: queued deletes.
         self._deletes_by_target: dict[str, list[Operation]] = {}
         # Deferred deletes, by the deleted key.
-        self._deferred: dict[str, Operation] = {}
+        self._deferred_deletes: dict[str, Operation] = {}
         # The same, by the key under which something must be published first.
-        self._waiting_for: dict[str, dict[Operation, None]] = {}
+        self._deferred_by_target: dict[str, dict[Operation, None]] = {}
         # Holds negated sequences: its `lowest` is that of the newest item.
         self._newest = SequenceBarrier()
         # How many items are file versions.
@@ -96,7 +96,7 @@ class WritebackQueue:
     def add(self, item: QueuedChange) -> None:
         """Queue an item under its sequence and keys."""
         change = self._change_of(item)
-        self.order.add(change, aside=self.is_deferred(item))
+        self.order.add(change, deferred=self.is_deferred(item))
         self._items[item.sequence] = item
         self.contents += isinstance(item, FileVersion)
         self._newest.add(-item.sequence)
@@ -175,7 +175,7 @@ class WritebackQueue:
         """Return whether the bucket will show `key` once all is published. base_etag: what it shows there now."""
         queued = self._by_key.get(key)
         if not queued:
-            return base_etag is not None and key not in self._deferred
+            return base_etag is not None and key not in self._deferred_deletes
         return leaves_object(queued[-1], key)
 
     def exists_before(self, item: QueuedChange, key: str, base_etag: str | None) -> bool:
@@ -193,7 +193,7 @@ class WritebackQueue:
         queued = self._by_key.get(key)
         if queued:
             return base_of(queued[0], key) if 0 < sequence < queued[0].sequence else None
-        removal = self._deferred.get(key)
+        removal = self._deferred_deletes.get(key)
         return base_etag if removal is None else removal.record.base_etag
 
     def rebase(self, key: str, etag: str | None) -> QueuedChange | None:
@@ -214,21 +214,21 @@ class WritebackQueue:
 
     def defer(self, removal: Operation) -> None:
         """Keep a delete outside the queue until `undefer`. Nothing else of its key may be queued."""
-        self._deferred[removal.record.key] = removal
-        self._waiting_for.setdefault(removal.record.target, {})[removal] = None
+        self._deferred_deletes[removal.record.key] = removal
+        self._deferred_by_target.setdefault(removal.record.target, {})[removal] = None
 
-    def defer_behind(self, key: str) -> list[Operation]:
+    def deletes_deferred_for(self, key: str) -> list[Operation]:
         """Return the deletes that are deferred until something is published under `key`."""
-        return list(self._waiting_for.get(key, ()))
+        return list(self._deferred_by_target.get(key, ()))
 
     def undefer(self, key: str) -> Operation | None:
         """Forget and return the deferred delete of `key`, or None if there is none."""
-        removal = self._deferred.pop(key, None)
+        removal = self._deferred_deletes.pop(key, None)
         if removal is not None:
-            waiting = self._waiting_for[removal.record.target]
+            waiting = self._deferred_by_target[removal.record.target]
             del waiting[removal]
             if not waiting:
-                del self._waiting_for[removal.record.target]
+                del self._deferred_by_target[removal.record.target]
         return removal
 
     def is_commit_marker(self, key: str) -> bool:
@@ -238,13 +238,13 @@ class WritebackQueue:
     def _change_of(self, item: QueuedChange) -> OrderedChange:
         """Return what the publish order needs to know of an item that is about to be queued."""
         keys = item.changed_keys()
-        tells = self.is_commit_marker(keys[-1])
+        is_marker = self.is_commit_marker(keys[-1])
         if isinstance(item, Operation):
             role, moved_to = _ROLES[item.record.kind], _moved_to(item)
-            return OrderedChange(item.sequence, keys, role, is_commit_marker=tells, moved_to=moved_to)
+            return OrderedChange(item.sequence, keys, role, is_commit_marker=is_marker, moved_to=moved_to)
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
-        role = Role.ORDERED if replaces or tells else Role.NEW
-        return OrderedChange(item.sequence, keys, role, item.size, tells)
+        role = Role.ORDERED if replaces or is_marker else Role.NEW
+        return OrderedChange(item.sequence, keys, role, item.size, is_marker)
 
     def _notify(self) -> None:
         self._sorted = None

@@ -17,23 +17,23 @@ from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
 # The oldest delete moves to the end of the queue at most this often, so it comes at last, whatever else is written.
-_DELAYS_MOST = 16
+_DELAYS_MAX = 16
 
 
 class CheckpointRotation:
     """Keeps the publish order valid when content is removed, or moved, before it was published.
 
-    take_out: takes a version out of the queue. requeue: moves an operation to the end of the queue.
+    dequeue: takes a version out of the queue. requeue: moves an operation to the end of the queue.
     """
 
     def __init__(
         self,
         queue: WritebackQueue,
-        take_out: Callable[[FileVersion], list[Change]],
+        dequeue: Callable[[FileVersion], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
         self._queue = queue
-        self._dequeue = take_out
+        self._dequeue = dequeue
         self._requeue = requeue
 
     def blocks_a_delete(self, item: QueuedChange) -> bool:
@@ -51,8 +51,8 @@ class CheckpointRotation:
         changes: list[Change] = []
         folder = key.rpartition("/")[0]
         while True:
-            for told in self._queue.rewritten_in(folder):
-                changes += self._drop_superseded_markers(told, sequence)
+            for marker in self._queue.rewritten_in(folder):
+                changes += self._drop_superseded_markers(marker, sequence)
             if not folder:
                 break
             folder = folder.rpartition("/")[0]
@@ -61,15 +61,15 @@ class CheckpointRotation:
     def on_removed(self, sequence: int) -> list[Change]:
         """An item lost its sequence: move the deletes that waited for it behind everything that was written since."""
         changes: list[Change] = []
-        ends: dict[Operation, None] = {}
+        marker_deletes: dict[Operation, None] = {}
         for number in self._queue.rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
-            if isinstance(removal, Operation) and self._may_wait(removal):
+            if isinstance(removal, Operation) and self._may_move_back(removal):
                 removal.delays += self._queue.rotation.is_oldest_removal(number)
-                ends |= dict.fromkeys(self._ends_behind(removal))
+                marker_deletes |= dict.fromkeys(self._marker_deletes_behind(removal))
                 self._requeue(removal, changes)
-        for end in sorted(ends, key=lambda each: each.sequence):
-            self._requeue(end, changes)  # else the directory would show again while it has objects in it
+        for each in sorted(marker_deletes, key=lambda item: item.sequence):
+            self._requeue(each, changes)  # else the directory would show again while it has objects in it
         return changes
 
     def _drop_superseded_markers(self, key: str, sequence: int) -> list[Change]:
@@ -97,15 +97,16 @@ class CheckpointRotation:
                 item.is_superseded_marker = True
         return changes
 
-    def _may_wait(self, removal: Operation) -> bool:
+    def _may_move_back(self, removal: Operation) -> bool:
         """Return whether a delete may move to the end of the queue without breaking the order of other changes."""
         key = removal.record.key
-        if removal.in_flight or removal.delays >= _DELAYS_MOST:
+        if removal.in_flight or removal.delays >= _DELAYS_MAX:
             return False
         if self._queue.for_key(key)[-1] is not removal or self._queue.for_key(key + "/"):
             return False  # another queued change has that name, as a file or as a directory
         if any(
-            end.in_flight or self._queue.for_key(end.record.key[:-1]) for end in self._ends_behind(removal)
+            each.in_flight or self._queue.for_key(each.record.key[:-1])
+            for each in self._marker_deletes_behind(removal)
         ):
             return False  # or the name of a directory above, which is removed with it
         # A commit marker must be deleted before the files that it names are written again.
@@ -113,7 +114,7 @@ class CheckpointRotation:
             self._queue.is_commit_marker(key) and self._queue.rotation.is_written_since(removal.sequence, key)
         )
 
-    def _ends_behind(self, removal: Operation) -> Iterator[Operation]:
+    def _marker_deletes_behind(self, removal: Operation) -> Iterator[Operation]:
         """Yield the queued deletes of the directory markers above that come after a delete."""
         folder = removal.record.key
         while folder := folder.rpartition("/")[0]:

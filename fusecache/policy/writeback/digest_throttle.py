@@ -19,13 +19,13 @@ class DigestThrottle:
     def __init__(self, processors: int) -> None:
         self.at_once = max(1, processors // SHARE)
         # Seconds of rest for each second of digest work.
-        self._rest = max(0.0, SHARE / processors - 1)
-        self._until = float("-inf")
+        self._rest_factor = max(0.0, SHARE / processors - 1)
+        self._paused_until = float("-inf")
 
     def on_digested(self, now: float, seconds: float) -> None:
         """Record that the digests of a part took `seconds` and ended at `now`."""
-        self._until = max(self._until, now + seconds * self._rest)
+        self._paused_until = max(self._paused_until, now + seconds * self._rest_factor)
 
     def delay(self, now: float) -> float:
         """Return the seconds until the digests of another part may begin; 0: now."""
-        return max(0.0, self._until - now)
+        return max(0.0, self._paused_until - now)

@@ -14,9 +14,9 @@ SINGLE_PUT_BYTES_MAX = 64 * MIB
 _PART_BYTES_MIN = 64 * MIB
 _PART_STEP = 16 * MIB
 # Below the limit of 10 000, so that rounding never reaches it.
-_PARTS_AIM = 9_000
+_PARTS_TARGET = 9_000
 # A file that outgrows its parts starts its upload again with parts this many times larger: twice at most.
-_GROWTH = 8
+_GROWTH_FACTOR = 8
 # The kernel writes dirty pages back roughly in order. A part is ready when the writer is this share (1/4) of a part
 # past its end: few of its pages come later than that.
 _LAG_SHARE = 4
@@ -34,7 +34,7 @@ def choose_part_bytes(size: int) -> int:
         raise TooLarge(f"a file of {size} bytes is larger than the largest object ({OBJECT_BYTES_MAX} bytes)")
     if size <= SINGLE_PUT_BYTES_MAX:
         return 0
-    share = -(-size // _PARTS_AIM)
+    share = -(-size // _PARTS_TARGET)
     return max(_PART_BYTES_MIN, -(-share // _PART_STEP) * _PART_STEP)
 
 
@@ -46,8 +46,8 @@ def part_extents(size: int, part_bytes: int) -> list[tuple[int, int]]:
 def choose_growing_part_bytes(size: int) -> int:
     """Return the part size for a file that has `size` bytes so far and may grow."""
     part_bytes = _PART_BYTES_MIN
-    while size > part_bytes * _PARTS_AIM:
-        part_bytes *= _GROWTH
+    while size > part_bytes * _PARTS_TARGET:
+        part_bytes *= _GROWTH_FACTOR
     return min(part_bytes, choose_part_bytes(OBJECT_BYTES_MAX))
 
 

@@ -56,7 +56,7 @@ class Role(Enum):
 
 
 _WRITES = frozenset({Role.NEW, Role.ORDERED})
-_LEAVE = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
+_DELETES = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class _Folder:
     large: files above SMALL_BYTES at and below; for small new files (rule 5).
     deferred: deferred writes right here; for REMOVALs (rule 6).
     held: deferred REMOVALs of commit markers right here; for files right here (rule 6).
-    ends: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
+    deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
     """
 
     __slots__ = (
         "ancestors",
         "deferred",
-        "ends",
+        "deletes",
         "entries",
         "held",
         "holders",
@@ -173,7 +173,7 @@ class _Folder:
         self.large: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
         self.held: SequenceBarrier | None = None
-        self.ends: SequenceBarrier | None = None
+        self.deletes: SequenceBarrier | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -213,15 +213,15 @@ class PublishOrder:
 
     # ---- what happens
 
-    def add(self, change: OrderedChange, *, aside: bool = False) -> None:
-        """Queue a change. aside: it is deferred. Raises ValueError if its sequence is queued already."""
+    def add(self, change: OrderedChange, *, deferred: bool = False) -> None:
+        """Queue a change; deferred: until `undefer`. Raises ValueError if its sequence is queued already."""
         if change.sequence in self._entries:
             raise ValueError(f"sequence {change.sequence} is queued twice: {change}")
         folders = tuple(
             {path: self._enter_folder(path) for path in map(self._folder_path, change.keys)}.values()
         )
         names = tuple({key.rstrip("/"): None for key in change.keys})
-        entry = _Entry(change, names, folders, is_deferred=aside)
+        entry = _Entry(change, names, folders, is_deferred=deferred)
         self._entries[change.sequence] = entry
         for name in names:
             queued = self._names.setdefault(name, [])
@@ -231,11 +231,11 @@ class PublishOrder:
                     queued.sort()
                 # A MARKER_DELETE waits for less once a younger change has its name (rule 4).
                 heappush(self._candidates, queued[0])
-        if change.role in _LEAVE:
+        if change.role in _DELETES:
             for above in self._ancestors(entry):
-                above.ends = above.ends or SequenceBarrier()
-                above.ends.add(change.sequence)
-        if aside:
+                above.deletes = above.deletes or SequenceBarrier()
+                above.deletes.add(change.sequence)
+        if deferred:
             self._defer(entry)
         else:
             self._join(entry)
@@ -255,8 +255,8 @@ class PublishOrder:
         if entry.is_deferred:
             self._undefer(entry)
         for above in self._ancestors(entry):
-            if above.ends is not None:
-                self._release(above.ends, sequence)
+            if above.deletes is not None:
+                self._release(above.deletes, sequence)
         for folder in entry.folders:
             self._leave_folder(folder)
 
@@ -274,7 +274,7 @@ class PublishOrder:
         entry = self._entries.get(sequence)
         if entry is not None and entry.change.role in _WRITES:
             self._failing.add(sequence)
-            self._look_at_oldest()
+            self._recheck_if_oldest_fails()
 
     def on_success(self, sequence: int) -> None:
         """Record that a change that was failing makes progress again."""
@@ -289,9 +289,9 @@ class PublishOrder:
             entry = self._entries.get(sequence)
             if entry is None or entry.is_handed_out or entry.is_deferred:
                 continue
-            gate = self._gate_before(entry)
-            if gate is not None:
-                self._wait(entry, gate)
+            barrier = self._barrier_before(entry)
+            if barrier is not None:
+                self._wait(entry, barrier)
             elif self._is_first(entry):
                 entry.is_handed_out = True
                 return sequence
@@ -304,7 +304,7 @@ class PublishOrder:
             entry is not None
             and not entry.is_deferred
             and self._is_first(entry)
-            and self._gate_before(entry) is None
+            and self._barrier_before(entry) is None
         )
 
     def give_back(self, sequence: int) -> None:
@@ -317,19 +317,19 @@ class PublishOrder:
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
         entry = self._entries.get(sequence)
-        gate = (
-            self._gate_before_end(entry)
+        barrier = (
+            self._barrier_before_marker_delete(entry)
             if entry is not None and entry.change.role is Role.MARKER_DELETE
             else None
         )
-        return [] if gate is None else gate.below(sequence)
+        return [] if barrier is None else barrier.below(sequence)
 
     # ---- the rules
 
     def _is_first(self, entry: _Entry) -> bool:
         return all(self._names[name][0] == entry.change.sequence for name in entry.names)
 
-    def _gate_before(self, entry: _Entry) -> SequenceBarrier | None:
+    def _barrier_before(self, entry: _Entry) -> SequenceBarrier | None:
         """Return the barrier that holds an entry back, or None. Other changes of its names are not looked at."""
         sequence, role = entry.change.sequence, entry.change.role
         for folder in entry.folders:
@@ -344,10 +344,10 @@ class PublishOrder:
         if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
             return entry.behind.large
         if role is Role.REMOVAL:
-            return self._gate_before_removal(entry)
-        return self._gate_before_end(entry) if role is Role.MARKER_DELETE else None
+            return self._barrier_before_removal(entry)
+        return self._barrier_before_marker_delete(entry) if role is Role.MARKER_DELETE else None
 
-    def _gate_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
+    def _barrier_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
         sequence, moved_to = entry.change.sequence, entry.change.moved_to
         folders = [entry.folders[0]]  # a deferred file, under a temporary name, may be about to replace it
         if moved_to:
@@ -357,21 +357,21 @@ class PublishOrder:
                 return folder.deferred
         return self._writes if self._writes.holds(sequence) else None
 
-    def _gate_before_end(self, entry: _Entry) -> SequenceBarrier | None:
+    def _barrier_before_marker_delete(self, entry: _Entry) -> SequenceBarrier | None:
         name = entry.names[0]
         if self._names[name][-1] != entry.change.sequence:
             return None
         own = self._folders.get(name.removeprefix(self._prefix))
-        ends = own.ends if own is not None else None
-        return ends if ends is not None and ends.holds(entry.change.sequence) else None
+        deletes = own.deletes if own is not None else None
+        return deletes if deletes is not None and deletes.holds(entry.change.sequence) else None
 
-    def _wait(self, entry: _Entry, gate: SequenceBarrier) -> None:
-        if gate is self._writes and not entry.is_delayed:
-            if gate.lowest in self._failing:
+    def _wait(self, entry: _Entry, barrier: SequenceBarrier) -> None:
+        if barrier is self._writes and not entry.is_delayed:
+            if barrier.lowest in self._failing:
                 self._delay(entry)
             else:
                 self._holding.append(entry.change.sequence)
-        gate.wait(entry.change.sequence, self._entries, len(self._entries))
+        barrier.wait(entry.change.sequence, self._entries, len(self._entries))
 
     def _join(self, entry: _Entry) -> None:
         """Enter a change into the barriers by which it holds others back."""
@@ -398,7 +398,7 @@ class PublishOrder:
         if change.role in _WRITES:
             self._failing.discard(sequence)
             self._release(self._writes, sequence)
-            self._look_at_oldest()
+            self._recheck_if_oldest_fails()
         if change.role is Role.MARKER_DELETE:
             return
         for above in self._ancestors(entry):
@@ -434,7 +434,7 @@ class PublishOrder:
             if folder not in own and folder.ordered is not None:
                 self._release(folder.ordered, sequence)
 
-    def _look_at_oldest(self) -> None:
+    def _recheck_if_oldest_fails(self) -> None:
         """If the oldest write is failing, have the REMOVALs that wait for it checked again: they are delayed then."""
         if self._holding and self._writes.lowest in self._failing:
             for sequence in self._holding:
@@ -443,9 +443,9 @@ class PublishOrder:
 
     # ---- inside
 
-    def _release(self, gate: SequenceBarrier, sequence: int) -> None:
-        gate.discard(sequence)
-        for freed in gate.on_freed():
+    def _release(self, barrier: SequenceBarrier, sequence: int) -> None:
+        barrier.discard(sequence)
+        for freed in barrier.on_freed():
             heappush(self._candidates, freed)
 
     def _ancestors(self, entry: _Entry) -> "tuple[_Folder, ...]":
@@ -463,9 +463,9 @@ class PublishOrder:
             folder.held.add(change.sequence)
 
     def _undefer(self, entry: _Entry) -> None:
-        for gate in (entry.folders[0].deferred, entry.folders[0].held):
-            if gate is not None:
-                self._release(gate, entry.change.sequence)
+        for barrier in (entry.folders[0].deferred, entry.folders[0].held):
+            if barrier is not None:
+                self._release(barrier, entry.change.sequence)
 
     def _folder_path(self, key: str) -> str:
         return key.removeprefix(self._prefix).rstrip("/").rpartition("/")[0]

@@ -144,8 +144,8 @@ def _waits_for(order: PublishOrder, sequence: int) -> int | None:
         return None
     if not order._is_first(entry):
         return min(order._names[name][0] for name in entry.names)
-    gate = order._gate_before(entry)
-    return None if gate is None else int(gate.lowest)
+    barrier = order._barrier_before(entry)
+    return None if barrier is None else int(barrier.lowest)
 
 
 class Queue(RuleBasedStateMachine):
@@ -175,7 +175,7 @@ class Queue(RuleBasedStateMachine):
             self._find_behind(queued)
         self.order.add(
             OrderedChange(change.sequence, keys, change.role, change.size, change.is_commit_marker),
-            aside=aside,
+            deferred=aside,
         )
 
     def _find_behind(self, queued: Queued) -> None:
@@ -374,14 +374,14 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch, role: Role, behind: int
 ) -> None:
     looks = 0
-    look = PublishOrder._gate_before
+    look = PublishOrder._barrier_before
 
     def counted(self: PublishOrder, entry: object) -> SequenceBarrier | None:
         nonlocal looks
         looks += 1
         return look(self, entry)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PublishOrder, "_gate_before", counted)
+    monkeypatch.setattr(PublishOrder, "_barrier_before", counted)
     number = 3000
     order = PublishOrder()
     if behind:
@@ -402,18 +402,18 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "wait"]), st.integers(0, 20)), max_size=200))
 def test_a_gate_frees_each_waiter_when_nothing_smaller_is_left(events: list[tuple[str, int]]) -> None:
-    gate, members, waiting = SequenceBarrier(), set[int](), list[int]()
+    barrier, members, waiting = SequenceBarrier(), set[int](), list[int]()
     for word, number in events:
         if word == "add":
-            gate.add(number)
+            barrier.add(number)
             members.add(number)
         elif word == "discard":
-            gate.discard(number)
+            barrier.discard(number)
             members.discard(number)
         else:
-            gate.wait(number, range(21), 1000)
+            barrier.wait(number, range(21), 1000)
             waiting.append(number)
-        assert gate.lowest == min(members, default=float("inf"))
+        assert barrier.lowest == min(members, default=float("inf"))
         freed = [each for each in waiting if each <= min(members, default=float("inf"))]
-        assert sorted(gate.on_freed()) == sorted(freed)
+        assert sorted(barrier.on_freed()) == sorted(freed)
         waiting = [each for each in waiting if each not in freed]
