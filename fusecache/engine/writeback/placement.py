@@ -89,6 +89,7 @@ class QueuePlacement:
         # A small file may name what was written since its last version. Then the newer version must come after that,
         # and the oldest version keeps its sequence for the changes that depend on it. Of a commit marker (`latest`)
         # each version stays: a change in between, such as the delete of a checkpoint, depends on the version before it.
+        # With `has_dependent_write` nothing was queued in between, so there is nothing new that it could name.
         versions = sum(isinstance(item, FileVersion) and item.node is last.node for item in queued)
         versions_max = _MARKER_VERSIONS_MAX if self._queue.is_commit_marker(key) else 2
         if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < versions_max:

@@ -1,4 +1,4 @@
-"""Whatever is queued, replaced, stuck or set aside: nothing overtakes what it must not, and everything is published."""
+"""Whatever is queued, replaced, failing or deferred: nothing overtakes what it must not, and everything is published."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Queued:
     """One change as the reference knows it. behind: the directory whose large files it waits for."""
 
     change: OrderedChange
-    aside: bool = False
+    deferred: bool = False
     behind: str | None = None
 
 
@@ -45,7 +45,7 @@ class Reference:
         if {key.rstrip("/") for key in first.keys} & {key.rstrip("/") for key in second.keys}:
             return True
         if second.role is Role.REMOVAL and first.role in {Role.NEW, Role.ORDERED}:
-            if not older.aside:
+            if not older.deferred:
                 return True
             if _folders(second) & _folders(first)[:1]:
                 return True
@@ -53,8 +53,8 @@ class Reference:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
                 return True
-        if older.aside or first.role is Role.MARKER_DELETE:
-            return older.aside and self._must_go_before(first, second)
+        if older.deferred or first.role is Role.MARKER_DELETE:
+            return older.deferred and self._must_go_before(first, second)
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
             return True
         if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
@@ -71,7 +71,7 @@ class Reference:
         return is_told and is_file and _folders(second)[-1] == _folders(first)[0]
 
     def _is_wanted_after(self, end: OrderedChange) -> bool:
-        """Return whether something else is to have the name that an END gives up."""
+        """Return whether something else is to have the name that a MARKER_DELETE gives up."""
         name = end.keys[0].rstrip("/")
         return any(
             number > end.sequence and name in {key.rstrip("/") for key in each.change.keys}
@@ -93,7 +93,7 @@ class Reference:
     def free(self) -> set[int]:
         """Return what may be published."""
         return {
-            number for number, each in self.queued.items() if not each.aside and not self.blockers(number)
+            number for number, each in self.queued.items() if not each.deferred and not self.blockers(number)
         }
 
 
@@ -162,20 +162,20 @@ class Queue(RuleBasedStateMachine):
     def begin(self) -> None:
         self.next = 0
 
-    @rule(data=st.data(), aside=st.sampled_from([False, False, False, True]))
-    def add(self, data: st.DataObject, *, aside: bool) -> None:
+    @rule(data=st.data(), deferred=st.sampled_from([False, False, False, True]))
+    def add(self, data: st.DataObject, *, deferred: bool) -> None:
         self.next += 1
-        self._add(data.draw(changes(self.next)), aside=aside)
+        self._add(data.draw(changes(self.next)), deferred=deferred)
 
-    def _add(self, change: OrderedChange, *, aside: bool) -> None:
+    def _add(self, change: OrderedChange, *, deferred: bool) -> None:
         keys = tuple("p/" + key for key in change.keys)
-        queued = Queued(change, aside=aside)
+        queued = Queued(change, deferred=deferred)
         self.reference.queued[change.sequence] = queued
-        if not aside:
+        if not deferred:
             self._find_behind(queued)
         self.order.add(
             OrderedChange(change.sequence, keys, change.role, change.size, change.is_commit_marker),
-            deferred=aside,
+            deferred=deferred,
         )
 
     def _find_behind(self, queued: Queued) -> None:
@@ -185,7 +185,7 @@ class Queue(RuleBasedStateMachine):
         folder = _folders(change)[0]
         parent = folder.rpartition("/")[0]
         beside = parent if parent else folder
-        others = (each for each in self.reference.queued.values() if each is not queued and not each.aside)
+        others = (each for each in self.reference.queued.values() if each is not queued and not each.deferred)
         lying = (each.change.size for each in others if any(_is_in(f, beside) for f in _folders(each.change)))
         if sum(lying) >= BEHIND_BYTES:
             queued.behind = beside
@@ -211,19 +211,19 @@ class Queue(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(sorted(self.reference.queued)))
         change = data.draw(changes(sequence))
         self._remove(sequence)
-        self._add(change, aside=False)
+        self._add(change, deferred=False)
 
     def _remove(self, sequence: int) -> None:
         del self.reference.queued[sequence]
         self.given.discard(sequence)
         self.order.remove(sequence)
 
-    @precondition(lambda self: any(each.aside for each in self.reference.queued.values()))
+    @precondition(lambda self: any(each.deferred for each in self.reference.queued.values()))
     @rule(data=st.data())
     def bring_back(self, data: st.DataObject) -> None:
-        aside = [number for number, each in self.reference.queued.items() if each.aside]
-        sequence = data.draw(st.sampled_from(sorted(aside)))
-        self.reference.queued[sequence].aside = False
+        deferred = [number for number, each in self.reference.queued.items() if each.deferred]
+        sequence = data.draw(st.sampled_from(sorted(deferred)))
+        self.reference.queued[sequence].deferred = False
         self._find_behind(self.reference.queued[sequence])
         self.order.undefer(sequence)
 
@@ -249,16 +249,16 @@ class Queue(RuleBasedStateMachine):
     def what_stands_before_a_change_is_older(self) -> None:
         for sequence, queued in self.reference.queued.items():
             blockers = self.reference.blockers(sequence)
-            assert self.order.is_free(sequence) == (not blockers and not queued.aside)
+            assert self.order.is_free(sequence) == (not blockers and not queued.deferred)
             first = _waits_for(self.order, sequence)
             assert first is None or first in blockers
-            assert (first is None) == (not blockers or queued.aside)
+            assert (first is None) == (not blockers or queued.deferred)
 
     def teardown(self) -> None:
         """All is published in the end."""
         for sequence in sorted(self.reference.queued):
-            if self.reference.queued[sequence].aside:
-                self.reference.queued[sequence].aside = False
+            if self.reference.queued[sequence].deferred:
+                self.reference.queued[sequence].deferred = False
                 self.order.undefer(sequence)
         for _ in range(len(self.reference.queued)):
             while self.order.next_free() is not None:
