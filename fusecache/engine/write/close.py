@@ -148,24 +148,24 @@ class CloseProtocol(VersionDisposal):
         """
         overdue = self._overdue
         self._overdue = set()
-        for item in list(self._flushed):
-            if item.state is not FileState.FLUSHED:
-                self._flushed.discard(item)
+        for version in list(self._flushed):
+            if version.state is not FileState.FLUSHED:
+                self._flushed.discard(version)
             elif (
-                not item.closing
-                and now - item.flushed_at >= settle_seconds
-                and item.node is not None
-                and item.node.writers
+                not version.closing
+                and now - version.flushed_at >= settle_seconds
+                and version.node is not None
+                and version.node.writers
             ):
-                if item not in overdue:
-                    self._overdue.add(item)
+                if version not in overdue:
+                    self._overdue.add(version)
                     continue
-                self._queue.discard(item)
-                item.transition_to(FileState.OPEN)
-                item.changed_since_flush = True  # the writer's own close is still to come
+                self._queue.discard(version)
+                version.transition_to(FileState.OPEN)
+                version.changed_since_flush = True  # the writer's own close is still to come
                 # The sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals the version
                 # under it.
-                self._journal.submit(*self._row(item))
+                self._journal.submit(*self._row(version))
         return bool(self._overdue)
 
     # ---- content that is never closed

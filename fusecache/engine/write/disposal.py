@@ -149,7 +149,10 @@ class VersionDisposal:
             self._journal.submit(*self.on_returned(rejected))
 
     def _restore_previous(self, node: Node, parent: Node, name: str, rejected: FileVersion | None) -> None:
-        """Let the name show what was closed last: the newest content queued under it, else the rejected version."""
+        """Let the name show what was closed last: what is queued under it, else the rejected version.
+
+        If there is neither, it shows a file that this node was renamed over, if that is still queued.
+        """
         key = self._tree.child_key(parent, name)
         of_key = self._queue.for_key(key)
         queued = self._queued_of(node, key)

@@ -132,25 +132,24 @@ class FileIO(CloseProtocol):
         this handle reads is no longer in the bucket, and other model errors.
         """
         node = handle.node
-        generation = node.version
-        if generation is not None:
-            return await self._read_staged(generation, offset, size)
-        version = node.object
-        if version is None or version.size == 0:
+        if node.version is not None:
+            return await self._read_staged(node.version, offset, size)
+        remote = node.object
+        if remote is None or remote.size == 0:
             return b""
-        if handle.reader is None or handle.reader_version is not version:
+        if handle.reader is None or handle.reader_version is not remote:
             if handle.reader is not None:
                 self._cache.close(handle.reader)
             elif offset == 0:
                 self.on_read(node, handle.pid)
-            handle.reader = self._cache.open(version.object_id, version.size)
-            handle.reader_version = version
+            handle.reader = self._cache.open(remote.object_id, remote.size)
+            handle.reader_version = remote
         try:
             return await self._cache.read(handle.reader, offset, size)
         except (ObjectChanged, ObjectMissing):
             # During the wait our own publisher may have given the node another object, or another key.
             await self._wait_moved(node)
-            if node.version is None and node.object is version:
+            if node.version is None and node.object is remote:
                 node.verified = float("-inf")
                 raise
             return await self.read(handle, offset, size)
@@ -377,20 +376,20 @@ class FileIO(CloseProtocol):
 
     async def _copy_object(self, node: Node, file: StagingFile, size: int) -> None:
         """Fetch the first `size` bytes of the published object, as a part of it is about to be changed."""
-        while (version := node.object) is not None:
+        while (remote := node.object) is not None:
             try:
-                await self._copy_version(version, file, size)
+                await self._copy_from_cache(remote, file, size)
             except (ObjectChanged, ObjectMissing):
                 # Our own publisher may have renamed the object in the meantime: then read it again from its new key.
                 await self._wait_moved(node)
-                if node.object is None or node.object.key == version.key or node.object.size != version.size:
+                if node.object is None or node.object.key == remote.key or node.object.size != remote.size:
                     node.verified = float("-inf")
                     raise
             else:
                 return
 
-    async def _copy_version(self, version: ObjectInfo, file: StagingFile, size: int) -> None:
-        reader = self._cache.open(version.object_id, version.size)
+    async def _copy_from_cache(self, remote: ObjectInfo, file: StagingFile, size: int) -> None:
+        reader = self._cache.open(remote.object_id, remote.size)
         try:
             offset = 0
             while offset < size:

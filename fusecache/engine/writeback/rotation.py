@@ -44,7 +44,7 @@ class CheckpointRotation:
         return not self._queue.is_deferred(item)
 
     def on_gone(self, sequence: int, key: str) -> list[Change]:
-        """An item of a key was dropped: drop queued commit markers that may name it, and move deletes that wait for it.
+        """After an item was dropped, drop queued commit markers that may name it, and move deletes that waited for it.
 
         The commit markers are those in the key's directory and in all directories above that were written since.
         """
@@ -59,7 +59,7 @@ class CheckpointRotation:
         return [*changes, *self.on_removed(sequence)]
 
     def on_removed(self, sequence: int) -> list[Change]:
-        """An item lost its sequence: move the deletes that waited for it behind everything that was written since."""
+        """After an item left its sequence, move the deletes that waited for it behind all that was written since."""
         changes: list[Change] = []
         marker_deletes: dict[Operation, None] = {}
         for number in self._queue.rotation.deletes_blocked_by(sequence):

@@ -21,9 +21,9 @@ sequence number. The rules:
 5. A small new file waits for older large files if many bytes are unpublished around it (`SMALL_BYTES`,
    `BEHIND_BYTES`). What counts is the subtree of its directory's parent. If its directory is the root or lies in it,
    the subtree of the directory itself counts.
-6. A deferred change is not published, and holds back only other changes of its name. Two exceptions: a REMOVAL waits
-   for older deferred writes in its directory, and in the one of its `moved_to`. And a deferred REMOVAL of a commit
-   marker holds back younger files that are written, or moved, right into its directory.
+6. A deferred change is not published, and holds back only other changes of its name. There are two exceptions besides
+   rule 4. A REMOVAL waits for older deferred writes in its directory, and in the one of its `moved_to`. And a deferred
+   REMOVAL of a commit marker holds back younger files that are written, or moved, right into its directory.
 7. A REMOVAL is delayed if it waits for rule 3 alone and the oldest write of the mount is failing. It still waits, but
    holds back only other changes of its name. A delayed REMOVAL of a commit marker also goes on holding back what is
    younger in the subtree of its own directory.

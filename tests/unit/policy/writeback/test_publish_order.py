@@ -1,4 +1,4 @@
-"""Whatever is queued, replaced, failing or deferred: nothing overtakes what it must not, and everything is published."""
+"""Whatever is queued, replaced, failing or deferred: nothing overtakes what it must not, and all is published."""
 
 from dataclasses import dataclass, field
 
