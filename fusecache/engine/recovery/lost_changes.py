@@ -96,7 +96,7 @@ class LostChanges:
         - Any DELETE while content is lost. A delete waits for every older write of the mount, and without one of these
           the daemon cannot tell whether anything complete is left. One delete stays: that of a commit marker in whose
           directory content is written later.
-        - An RMDIR of a directory in which such a DELETE was dropped.
+        - An RMDIR of a directory below which such an operation was dropped.
         """
         if operation.kind is OperationKind.DELETE:
             is_rewritten = (
