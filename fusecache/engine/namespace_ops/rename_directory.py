@@ -149,7 +149,7 @@ class DirectoryRename(Rename):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
     async def _list_below(self, prefix: str, began: float) -> list[ObjectInfo]:
-        """Return the objects that the bucket shows below a directory; with metadata for those that need a HEAD."""
+        """Return the objects that the bucket shows below a directory, with metadata where that needs a HEAD."""
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:

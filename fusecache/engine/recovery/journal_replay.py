@@ -6,8 +6,8 @@ Invariants:
 1. Closed content is queued again under its old sequence. Unfinished content is quarantined, and never published.
 2. After a reboot content is published only if it was synced and still matches its checksum. The rest goes to
    `suspect/`.
-3. Content is deleted here only if the bucket has it, if its row says DROPPED, or if it was rejected and newer content
-   of its name was closed. Content that no close ever acknowledged goes to `orphans/`.
+3. Content is deleted here only if the bucket has it, or its row says DROPPED. A row of rejected content becomes DROPPED
+   if newer content of its name was closed. Content that no close ever acknowledged goes to `orphans/`.
 4. Every quarantined file has a row that says why, and every such row is passed on to `quarantine.py`.
 """
 
@@ -235,13 +235,13 @@ class JournalReplay:
     def _recover_queued(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         # PUBLISHING stays: the request may have been sent, so only the bucket knows whether it took effect.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
-        queue = record if record.state is state else replace(record, state=state)
-        version = self._find(queue)
+        queued = record if record.state is state else replace(record, state=state)
+        version = self._find(queued)
         if version is None:
             return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
         message = self._find_damage(record, version.file)
+        version.file.close()  # thousands may be pending; each upload opens its own
         if message:
-            version.file.close()
             reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
             return self._quarantine(record, reason, message, found)
         if self._sizes[record.generation] > record.size:
@@ -251,7 +251,7 @@ class JournalReplay:
         return []  # no new row: from FLUSHED or SEALED the next start would decide the same
 
     def _find_damage(self, record: FileRecord, file: StagingFile) -> str:
-        """Return why the bytes may differ from those that were closed, or ""."""
+        """Return why the bytes may differ from the ones that were closed, or ""."""
         size = self._sizes[record.generation]
         if size < record.size:
             return f"only {size} of {record.size} bytes are on the disk"
@@ -362,8 +362,8 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
 def _defer_deletes(found: ReplayResult) -> None:
     """Move deletes from `operations` to `deferred` that wait until something is published at their target.
 
-    A DELETE with a target (the key that newer content of its name moved to) is deferred if it is the only change of its
-    key, and what it waits for is not queued before it.
+    That can be DELETEs with a target, the key that newer content of their name moved to. Such a DELETE is deferred if
+    it is the only change of its key, and what it waits for is not queued before it.
     """
     rejected = {each.record.key for each in found.rejected}
     sequences: dict[str, list[int]] = {}

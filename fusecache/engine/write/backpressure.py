@@ -72,8 +72,10 @@ class Backpressure:
     async def wait_for_space(self, handle: FileHandle) -> None:
         """Return when staging is below its high-water mark, or waiting is of no use.
 
-        It is of no use without uploads in the queue, without upload progress for `STANDSTILL_SECONDS`, when the mount
-        ends, when the writer is being killed, or with `_WAITERS_MAX` other closes waiting already.
+        It is of no use in these cases:
+        - No file is queued for upload, or no upload made progress for `STANDSTILL_SECONDS`.
+        - The mount ends, or the writer is being killed.
+        - `_WAITERS_MAX` other closes wait already.
         """
         if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
             return

@@ -65,7 +65,7 @@ class CloseProtocol(VersionDisposal):
         self._flushed: set[FileVersion] = set()
         # Those of them that the last `revoke_unfinished_closes` found held open for too long.
         self._overdue: set[FileVersion] = set()
-        # Versions being written; `dirty_versions` takes out those that ended.
+        # Versions being written; `dirty_versions` takes out the ones that ended.
         self._dirty: set[FileVersion] = set()
         self.enospc_log = EnospcLog()
         self.local_only: tuple[str, ...] = ()
@@ -245,7 +245,7 @@ class CloseProtocol(VersionDisposal):
                 )
 
     def adopt_local_only(self, versions: list[FileVersion]) -> None:
-        """Take over local-only versions of the previous daemon; queue those that `local_only` does not match now."""
+        """Take over local-only versions of the previous daemon; queue any that `local_only` does not match now."""
         for version in versions:
             node = version.node
             if node is None:

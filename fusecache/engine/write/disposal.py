@@ -2,8 +2,8 @@
 
 Not for versions that the bucket has: `engine/publish/retirement.py` turns these into cache.
 
-Invariant: content that a close acknowledged is dropped only if newer content of the same file stands for it, or a
-program or user on this node removed it.
+Invariant: content that a close acknowledged is dropped in two cases only. Newer content of the same file stands for it,
+or a program or user on this node removed it.
 """
 
 import logging

@@ -22,7 +22,7 @@ _CHECK_SECONDS = 1.0
 
 
 class OpenFileSnapshots:
-    """Watches files that are being written, and publishes those that are due."""
+    """Watches files that are being written, and publishes each one when it is due."""
 
     def __init__(
         self,

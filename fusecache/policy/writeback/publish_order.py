@@ -61,7 +61,7 @@ _DELETES = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
 
 @dataclass(frozen=True, slots=True)
 class OrderedChange:
-    """One queued change. keys: those that it changes. size: bytes of a file's content, else 0.
+    """One queued change. keys: the keys that it changes. size: bytes of a file's content, else 0.
 
     is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
     of its name was renamed before that was published; "" if there is none.
