@@ -207,7 +207,7 @@ def test_a_save_that_dies_at_any_of_its_writes_changes_nothing_in_the_bucket(
     request: pytest.FixtureRequest, place: Place, saver: Saver, expect_log: ExpectedLog, kind: str, how: str
 ):
     group = request.getfixturevalue("little_memory") if how == "memory" else ""
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     path = place.path / kind
     calls = saver.calls(kind, place.path)
     assert {"write", "close"} <= {call for call, _ in calls}, calls

@@ -23,7 +23,7 @@ def test_a_node_that_dies_before_its_fsync_fails_it_and_publishes_nothing_of_its
     mount: Callable[..., Mount], bucket: Bucket, expect_log: ExpectedLog
 ):
     """Who writes the metadata hears of it: the fsync of a rank fails, and what it says of the others is not asked."""
-    expect_log("kept aside reason=")
+    expect_log("quarantined key=")
     expect_log("recovered files=")
     nodes = [mount("--fsync", "remote") for _ in range(2)]
     shards = [

@@ -152,7 +152,7 @@ def test_a_power_cut_uploads_nothing_unverified_and_loses_nothing_synced(
         dropped = [name for name in lost if content(name) not in whole]
         assert dropped or may_be_synced, "the cut lost nothing: it shows nothing"
     if lost:
-        wait_until(lambda: "kept aside" in again.log(), "the alarm")
+        wait_until(lambda: "quarantined" in again.log(), "the alarm")
     for name in shown:
         assert (again.path / name).read_bytes() == content(name)
     again.kill()

@@ -66,7 +66,7 @@ def listed(place: Path) -> list[dict[str, Any]]:
 def test_an_unfinished_file_is_listed_brought_back_and_published(
     mount: Callable[..., Mount], bucket: Bucket, expect_log: Any
 ) -> None:
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     one = mount()
     (one.path / "step").mkdir()
     kill_a_writer(one.path / "step" / "model", one)
@@ -94,7 +94,7 @@ def test_an_unfinished_file_is_listed_brought_back_and_published(
 def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
     mount: Callable[..., Mount], tmp_path: Path, expect_log: Any
 ) -> None:
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     one = mount()
     (one.path / "there").mkdir()
     kill_a_writer(one.path / "model", one)
@@ -120,7 +120,7 @@ def test_it_comes_back_where_one_says_on_the_mount_or_as_a_local_copy(
 def test_a_read_only_mount_says_that_it_brings_nothing_back(
     mount: Callable[..., Mount], tmp_path: Path, expect_log: Any
 ) -> None:
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     one = mount()
     kill_a_writer(one.path / "model", one)
     number = str(things(one)[0]["id"])
@@ -143,7 +143,7 @@ def test_a_read_only_mount_says_that_it_brings_nothing_back(
 def test_deleting_asks_first_and_frees_the_room_also_for_the_next_daemon(
     mount: Callable[..., Mount], expect_log: Any
 ) -> None:
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     one = mount("--local-only", "tmp/", "--local-only", "scratch/")
     for folder in ("tmp", "scratch"):
         (one.path / folder).mkdir()
@@ -235,7 +235,7 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path, expect_log: Any
 ) -> None:
     expect_log("recovered files=")
-    expect_log("kept aside reason=")
+    expect_log("quarantined key=")
     one = mount("--settle-seconds", "30")
     assert f"`fusecache recover {one.path}`" in fusecache("recover", one.cache, status=1).stderr
     unfinished = os.open(one.path / "unfinished", os.O_CREAT | os.O_WRONLY)

@@ -58,7 +58,7 @@ def test_a_symlink_is_told_itself_and_then_its_target(mount, bucket: Bucket, tmp
 
 def test_a_file_larger_than_the_cache_takes_is_told_after_its_writer_was(mount, bucket: Bucket, expect_log):
     expect_log("write failed")
-    expect_log("removed a file that the disk had no room for")
+    expect_log("removed unfinished file after ENOSPC")
     one: Mount = mount("--cache-size", "64MiB", "--memory", "64MiB")
     model = one.path / "model"
     with pytest.raises(OSError, match="No space left"):

@@ -105,7 +105,7 @@ def test_a_distributed_checkpoint_of_two_ranks_is_complete_when_its_metadata_app
 
 
 def test_a_killed_torch_save_leaves_the_old_checkpoint(place: Place, expect_log):
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     torch.save({"step": 1}, place.path / "model.pt")
     place.sync()
     program = """

@@ -65,7 +65,7 @@ def test_parts_go_up_while_a_large_file_is_written_and_none_stays_of_a_killed_wr
     place: Place, expect_log, end: str
 ):
     if end == "kill":
-        expect_log("kept aside an unfinished file")
+        expect_log("quarantined unfinished file")
     with writer(WRITE_LARGE, place.path / "model") as process:
         place.bucket.control.wait_requests(
             1, operation="UploadPart", key=place.bucket.prefix + "model", timeout=60
@@ -92,7 +92,7 @@ def test_parts_go_up_while_a_large_file_is_written_and_none_stays_of_a_killed_wr
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
 @pytest.mark.parametrize("synced", ["fsync", "buffered"])
 def test_a_writer_that_is_killed_publishes_nothing(place: Place, expect_log, how, synced: str):
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     place.bucket.put("file", b"old")
     for name in ("file", "new"):
         with writer(WRITE_AND_WAIT, place.path / name, synced) as process:
@@ -281,7 +281,7 @@ def test_a_mapping_dirtied_after_the_close_is_published_with_its_bytes(place: Pl
 
 @pytest.mark.case(51, 52)
 def test_late_pages_of_a_process_that_is_killed_are_not_published(place: Place, expect_log):
-    expect_log("kept aside an unfinished file")
+    expect_log("quarantined unfinished file")
     place.bucket.put("mapped", b"." * 20_000)
     with writer(MAP_AND_CLOSE, place.path / "mapped", "published") as process:
         assert process.stdin is not None
@@ -376,7 +376,7 @@ except BlockingIOError:
 
 def test_a_daemon_that_is_killed_loses_nothing_that_was_closed(mount, bucket, expect_log):
     expect_log("recovered files=")
-    expect_log("kept aside reason=.*(open: was not closed|an unfinished file)")
+    expect_log("quarantined key=.*(open reason=was not closed| reason=an unfinished file)")
     first: Mount = mount("--settle-seconds", "3600")
     (first.path / "closed").write_bytes(b"closed")
     (first.path / "moved").write_bytes(b"moved")

@@ -94,7 +94,7 @@ def test_a_node_killed_at_any_request_leaves_no_index_that_names_a_missing_shard
 def test_a_node_killed_while_a_dataset_is_written_leaves_no_index_and_it_can_be_written_again(
     mount, bucket, expect_log, lines: int, *, resume: bool
 ):
-    expect_log("recovered files=|kept aside")
+    expect_log("recovered files=|quarantined")
     node: Mount = mount()
     with start_writer(node.path / "data") as writer:
         assert writer.stdin is not None

@@ -1,1 +1,1 @@
-"""Changes of names: create, mkdir, symlink, unlink, rmdir, rename."""
+"""Namespace operations: create, mkdir, symlink, unlink, rmdir, rename."""

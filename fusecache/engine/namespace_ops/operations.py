@@ -1,9 +1,13 @@
-"""Changes of names: mkdir, rmdir, symlink, unlink, rename. Each is decided without awaiting, then journaled as one.
+"""Carries out create, mkdir, symlink, unlink, rmdir and rename, on the tree, the queue and the journal.
+
+Not the requests to the bucket: the publisher sends them later, in the order of the queue.
 
 Invariants:
-1. One change of the tree is one transaction of the journal, and every item in it a place in the publish
-order. 2. No call waits for the bucket to take anything. Two ask it for names: rmdir (is it empty?) and
-rename of a directory (what lies in it?).
+1. A call first waits for what it must know. Then it decides, and changes tree and queue, without awaiting. Then it
+   commits.
+2. One change of the tree is one transaction of the journal. Every item in it has a sequence in the publish order.
+3. No call waits for the bucket to take anything. Besides lookups, two calls ask it for names: rmdir (is the directory
+   empty?) and the rename of a directory (what is in it?).
 """
 
 from fusecache.engine.namespace.nodes import (
@@ -30,12 +34,12 @@ from fusecache.model.states import FileState
 
 
 class NamespaceOps(DirectoryRename):
-    """Carries out changes of names on the tree, the queue and the journal."""
+    """The namespace operations of the mount."""
 
     # ---- making
 
     async def create(self, parent: Node, name: str, mode: int) -> Node:
-        """Make an empty file, not yet promised to anyone. Raises AlreadyExists, NoSpace."""
+        """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace."""
         await self._file_io.check_space(lambda: self._tree.relative(self._tree.child_key(parent, name)))
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
@@ -44,7 +48,7 @@ class NamespaceOps(DirectoryRename):
         return node
 
     async def mkdir(self, parent: Node, name: str, mode: int) -> Node:
-        """Make a directory; the bucket gets a marker, so that other nodes see it while it is empty."""
+        """Make a directory. The bucket gets a directory marker, so that other nodes see it while it is empty."""
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name, directory=True)
@@ -59,7 +63,7 @@ class NamespaceOps(DirectoryRename):
         return node
 
     async def symlink(self, parent: Node, name: str, target: str) -> Node:
-        """Make a symlink: a zero-byte object with its target in the metadata."""
+        """Make a symlink: in the bucket a zero-byte object with the target in its metadata."""
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name)
@@ -88,7 +92,7 @@ class NamespaceOps(DirectoryRename):
         await self._journal.commit(*changes)
 
     async def rmdir(self, parent: Node, name: str) -> None:
-        """Remove an empty directory and its marker. Raises NotFound, NotADirectory, NotEmpty."""
+        """Remove an empty directory and its directory marker. Raises NotFound, NotADirectory, NotEmpty."""
         self._journal.check_writable()
         await self._lookup.look_into(parent)
         node = await self._lookup.lookup(parent, name)
@@ -108,9 +112,9 @@ class NamespaceOps(DirectoryRename):
     async def rename(
         self, old_parent: Node, old_name: str, new_parent: Node, new_name: str, *, replace: bool
     ) -> None:
-        """Give a file, symlink or directory another name, atomically on this node.
+        """Rename a file, symlink or directory, atomically on this node.
 
-        replace: whether an existing target goes. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
+        replace: whether an existing target is replaced. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
         NotADirectory.
         """
         self._journal.check_writable()
@@ -121,7 +125,7 @@ class NamespaceOps(DirectoryRename):
             target = None
         with in_use(target):
             node = await self._lookup.lookup(old_parent, old_name)
-        # Another client may have made, replaced or removed it while we looked the other name up.
+        # Another client may have made, replaced or removed the target during the lookup of the old name.
         target = new_parent.children.get(new_name)
         if target is node:
             return
@@ -151,12 +155,12 @@ class NamespaceOps(DirectoryRename):
         raise AlreadyExists(f"{self._tree.path(there)}: exists")
 
     def _remove_content(self, node: Node, changes: list[Change]) -> None:
-        """Take back what is queued for the node's key, and delete what the bucket shows or will show under it."""
+        """Withdraw what is queued for the node's key, and queue a DELETE if the bucket shows, or will show, the key."""
         key = self._tree.key(node)
         published = self._shown(node)
         left: list[QueuedChange] = []
         for item in self._withdrawable(node, key):
-            if not self._queue.is_deferred(item):  # for what is aside nobody waits by its place
+            if not self._queue.is_deferred(item):  # no delete waits for the sequence of a deferred item
                 left.append(item)
             if isinstance(item, FileVersion):
                 changes += self._file_io.dequeue(item)
@@ -165,12 +169,12 @@ class NamespaceOps(DirectoryRename):
                 changes.append(DropOperation(item.sequence))
                 self._tree.release_local(node)
         version = node.version
-        # What is owed still stays so: it is relied on, or a rename stands behind it and moves what is there.
+        # A version that is still queued stays queued: a delete depends on it, or a rename behind it moves it.
         if version is not None and not version.in_flight and version not in self._queue:
             if not node.handles:
                 changes += self._file_io.drop(version)
             else:
-                self._file_io.on_key_changed(version)  # parts that were sent are for nobody
+                self._file_io.on_key_changed(version)  # parts that were sent are of no use any more
                 changes += self._file_io.drop_replaced(version)
                 if version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
                     changes.append(dropped_row(version))
@@ -183,9 +187,9 @@ class NamespaceOps(DirectoryRename):
             changes += self._rotation.on_gone(item.sequence, key)
 
     def _withdrawable(self, node: Node, key: str) -> list[QueuedChange]:
-        """Return what is queued of a node that is removed, and is not to be published for anything else."""
+        """Return the queued items of a removed node that need not be published for the sake of other changes."""
         queued = self._queue.for_key(key)
-        # What is before a rename of ours away from here has come back by another: they need it.
+        # Items before a queued rename from this key are needed by it: the node came back here by another rename.
         leaves = [item.sequence for item in queued if is_rename(item) and item.changed_keys()[0] == key]
         return [
             item

@@ -1,6 +1,8 @@
-"""Files and symlinks get another name: what is unpublished changes its key, what is published is copied.
+"""Renames files and symlinks: unpublished content only changes its key, published content is copied in the bucket.
 
-Decided without awaiting; what is appended to `changes` is journaled in one transaction with what asked for it.
+Not the copy itself: a queued RENAME operation has the publisher copy the object and delete the old one.
+
+Invariant: nothing here awaits. Rows are appended to `changes`, which the caller journals in one transaction.
 """
 
 import uuid
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Rename:
-    """Moves content from name to name, in the tree, the queue and the journal."""
+    """Renames content in the tree, the queue and the journal."""
 
     def __init__(
         self,
@@ -70,18 +72,19 @@ class Rename:
             elif target.version is not None and not self._is_queued(target):
                 changes += self._file_io.drop_replaced(target.version)
                 if target.version.state in {FileState.LOCAL, FileState.REJECTED}:
-                    changes.append(dropped_row(target.version))  # ends with its last handle
-            with in_use(new_parent):  # or it goes with its only child
+                    changes.append(dropped_row(target.version))  # it ends with its last handle
+            with in_use(new_parent):  # else the parent's node goes with its only child
                 self._tree.detach(target)
-        places = self._sequences_of([(node, key_before)])
+        sequences = self._sequences_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
         self._move_content(node, key_before, self._tree.key(node), base, changes)
-        self._on_position_vacated(places, changes)
+        self._on_position_vacated(sequences, changes)
 
     def _shown(self, node: Node, key: str = "") -> str | None:
-        """Return what the bucket shows under the node's key (or the one that it had): the first that is queued knows.
+        """Return the ETag that the bucket shows under the node's key, or under `key`, which it had; None: nothing.
 
-        The node knows only if nothing is: it may be a new one, made after an older was removed.
+        The first queued item of the key knows it. The node knows it only if nothing is queued: it may be a new node,
+        made after an older one was removed.
         """
         key = key or self._tree.key(node)
         queued = self._queue.for_key(key)
@@ -93,7 +96,7 @@ class Rename:
     def _move_content(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
-        """The file or symlink has a new key: what is unpublished changes its key, what is published is copied."""
+        """Follow the node to its new key: unpublished content changes its key, published content gets a RENAME."""
         self.on_moved(key_before, key_now)
         changes += self._file_io.placement.retarget(key_before, key_now)
         self._move_queued(node, key_before, key_now, base, changes)
@@ -107,10 +110,11 @@ class Rename:
         queued = [item for item in self._queue.for_key(key_before) if item.node is node]
         version, published = node.version, node.published_etag(key_before)
         shown = self._shown(node, key_before)
-        followers = self._dependent_deletes(queued, key_before, shown)
+        dependents = self._dependent_deletes(queued, key_before, shown)
         stays = published is not None and self._queue.exists_after(key_before, published)
-        if followers is None or (not queued and (version is None or stays)):
-            # Under a writer too: what it adds is not closed yet, and what is closed must not be under neither name.
+        if dependents is None or (not queued and (version is None or stays)):
+            # Also while the file is being written: what the writer adds is not closed yet, and until then what was
+            # closed must be in the bucket under one of the two names.
             self._add_rename(node, key_before, key_now, base, changes)
             if version is not None and version not in self._queue:
                 changes += self._rekey(version, key_now, None)
@@ -121,14 +125,14 @@ class Rename:
             queued.remove(replaced)
             replaced.successor = last if isinstance(last, FileVersion) else None
             changes += self._file_io.drop(replaced)
-        # A removal comes before what may still be taken back.
+        # Content whose close may still be revoked must not supersede a delete: the delete is published before it.
         if queued and not any(map(_may_be_revoked, queued)):
             collapsed = self._file_io.placement.collapse_delete(key_now, changes, queued)
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._requeue(item, base, changes, key=key_now)
-        for removal in followers:
-            if removal in self._queue:  # else the content went back to where it came from
+        for removal in dependents:
+            if removal in self._queue:  # else the content was renamed back to the deleted name
                 self._requeue(removal, removal.record.base_etag, changes, target=key_now)
         if version is not None and version not in queued:
             changes += self._rekey(version, key_now, base)
@@ -136,11 +140,11 @@ class Rename:
             target = key_now if queued else ""
             self._add(None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown)
             self._tree.add_tombstone(key_before)
-        # What the bucket shows under the new name, for content that is promised later.
+        # The base under the new name, for content that is closed later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
     def _sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
-        """Return the places in the queue that the nodes have, and their keys, in order."""
+        """Return the sequences of the nodes' queued items, with their keys, in order; deferred items do not count."""
         return sorted(
             (item.sequence, key)
             for node, key in nodes
@@ -148,9 +152,9 @@ class Rename:
             if item.node is node and not self._queue.is_deferred(item)
         )
 
-    def _on_position_vacated(self, places: list[tuple[int, str]], changes: list[Change]) -> None:
-        """Nodes have moved that had these places before."""
-        for sequence, key in places:
+    def _on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
+        """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""
+        for sequence, key in sequences:
             item = self._queue.get(sequence)
             if item is None or key not in item.changed_keys():
                 changes += self._rotation.on_removed(sequence)
@@ -162,28 +166,30 @@ class Rename:
     def _requeue(
         self, item: FileVersion | Operation, base: str | None, changes: list[Change], **names: str
     ) -> None:
-        """Give what is promised the last place of the queue, and another `key` or `target`."""
+        """Move an item to the end of the queue, with another `key` or `target`."""
         self._queue.remove(item)
         sequence, key = self._journal.next_number(), names.get("key", item.record.key)
-        place = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
+        fields = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
         if isinstance(item, FileVersion):
-            item.record = replace(item.record, **place)  # type: ignore[arg-type]  # names of its fields
+            item.record = replace(item.record, **fields)  # type: ignore[arg-type]  # names of its fields
             self._file_io.on_key_changed(item)
             changes.append(PutFile(item.record))
         else:
             changes.append(DropOperation(item.sequence))
-            item.record = replace(item.record, **place)  # type: ignore[arg-type]
+            item.record = replace(item.record, **fields)  # type: ignore[arg-type]
             changes.append(PutOperation(item.record))
         self._queue.add(item)
 
     def _dependent_deletes(
         self, queued: list[QueuedChange], key: str, shown: str | None
     ) -> list[Operation] | None:
-        """Return the removals that are to come after what is queued for `key` if that moves; None: it must not move.
+        """Return the deletes that must follow what is queued for `key` to its new sequence; None: it must not be moved.
 
-        It is under way; or a writer may still take it back, and what was closed before it, which the bucket shows or
-        is owed, has to move then; or such a removal cannot be put behind its new place, as something else was queued
-        since. For what a writer may still take back, nobody waits.
+        If it must not be moved, a RENAME is queued instead. That is so in three cases:
+        - It is in flight, or a rename is queued for the key.
+        - A writer may still revoke its close, and the bucket has, or will have, an older version that must move then.
+        - A delete that waits for it cannot move behind its new sequence: the delete is in flight, or other changes were
+          queued since. This counts only for sealed content: deletes do not wait for what may still be revoked.
         """
         if any(item.in_flight or is_rename(item) for item in queued):
             return None
@@ -191,18 +197,18 @@ class Rename:
         if held is not None and self._queue.exists_before(held, key, shown):
             return None
         removals = self._queue.deletes_waiting_for(key) if queued else []
-        followers = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
+        dependents = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
         are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, FileVersion))
-        return None if removals != followers and are_sealed else followers
+        return None if removals != dependents and are_sealed else dependents
 
     def _rekey(self, version: FileVersion, key: str, base: str | None) -> list[Change]:
-        """Give content that is not promised, or was refused, another key. base: what the bucket shows under that."""
-        # A promise that was taken back belongs to the old name: under the new one it is as new as the rename.
+        """Give content that is not queued (not closed, or rejected) another key; return the rows. base: of that key."""
+        # The sequence of a revoked close belongs to the old name. Under the new name it is as new as the rename.
         sequence = self._journal.next_number() if version.sequence else 0
         version.record = replace(version.record, key=key, sequence=sequence, base_etag=base)
         self._file_io.on_key_changed(version)
-        refused = version.replaces
-        rows = [] if refused is None else self._rekey(refused, key, base)
+        rejected = version.replaces
+        rows = [] if rejected is None else self._rekey(rejected, key, base)
         return [*rows, PutFile(version.record)]
 
     def _add_rename(
@@ -221,7 +227,7 @@ class Rename:
         self._tree.add_tombstone(key_before)
 
     def _moving_object(self, node: Node, key: str) -> ObjectInfo | None:
-        """Return what will lie under `key` when the node's rename has its turn; ETag "": not known yet."""
+        """Return the object that will be at `key` when the node's rename is published; ETag "": not known yet."""
         version = node.object
         etag = version.etag if version is not None and version.key == key else ""
         for item in reversed(self._queue.for_key(key)):
@@ -241,7 +247,7 @@ class Rename:
         source: ObjectInfo | None = None,
         readers: Node | None = None,
     ) -> None:
-        """Queue an operation, and journal it with `changes`; it pins its node."""
+        """Queue an operation, and append its row to `changes`. It holds its node in the tree."""
         changed_key = target if kind is OperationKind.RENAME else key
         record = OperationRecord(
             sequence=self._journal.next_number(),
@@ -263,7 +269,7 @@ class Rename:
 
 
 def _may_be_revoked(item: FileVersion | Operation) -> bool:
-    """Return whether a writer may still take the promise back."""
+    """Return whether a writer may still revoke the close of an item."""
     if not isinstance(item, FileVersion) or item.state is not FileState.FLUSHED:
         return False
     return item.node is not None and item.node.writers > 0

@@ -1,4 +1,11 @@
-"""A directory gets another name: everything below it, as it is known here and as the bucket shows it."""
+"""Renames a directory: everything below it, as this node knows it and as a LIST of the bucket shows it.
+
+The bucket has no rename of directories. Every file and symlink below is renamed by itself (`rename.py`), and every
+directory gets a new directory marker.
+
+Invariant: what changes tree and queue does not await. Whatever another client may have changed during the LIST is
+checked again before.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +31,7 @@ from fusecache.model.records import OperationKind
 
 
 class DirectoryRename(Rename):
-    """Moves directories, and keeps their markers."""
+    """Renames directories, and keeps their directory markers."""
 
     async def _rename_directory(
         self,
@@ -43,17 +50,17 @@ class DirectoryRename(Rename):
             await self._check_directory_target(node, target, new_key)
             with self._tree.freeze_forgets():
                 began = self._tree.now()
-                remote = await self._everything_below(old_key, began)
+                remote = await self._list_below(old_key, began)
                 while (there := new_parent.children.get(new_name)) is not target:
-                    target = there  # another client made or removed it meanwhile
+                    target = there  # another client made or removed it in the meantime
                     self._check_replaceable(target, replace=replace)
                     await self._check_directory_target(node, target, new_key)
                 if not (self._tree.is_linked(node) and self._tree.is_linked(new_parent)):
                     raise NotFound(
-                        f"{node.name}: another client removed it, or the directory that it was to be moved to"
+                        f"{node.name}: another client removed it, or its new parent directory, during the rename"
                     )
                 now = self._tree.key(node), self._tree.child_key(new_parent, new_name, directory=True)
-                if now == (old_key, new_key):  # else a directory above was moved meanwhile
+                if now == (old_key, new_key):  # else a directory above was renamed: list again
                     changes = self._move_directory(node, target, new_parent, new_name, remote, began)
                     break
         await self._journal.commit(*changes)
@@ -67,7 +74,7 @@ class DirectoryRename(Rename):
         remote: list[ObjectInfo],
         began: float,
     ) -> list[Change]:
-        """Move a directory with all that is below it, as known here and by a listing begun at `began`."""
+        """Move a directory with all below it, as known here and by `remote`, a LIST that began at loop time `began`."""
         old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
         new_key = self._tree.child_key(new_parent, new_name, directory=True)
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
@@ -84,7 +91,7 @@ class DirectoryRename(Rename):
         listed = {info.key: info.modified for info in remote}
         members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
-        places = self._sequences_of(moved)
+        sequences = self._sequences_of(moved)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:
@@ -93,17 +100,19 @@ class DirectoryRename(Rename):
                 directories.append((member, key_before))
                 member.listing.expire()
                 member.has_marker = True
-                self._add(member, OperationKind.MKDIR, key_now, changes)  # pins before the other unpins
+                # This holds the node in the tree before the next line releases it.
+                self._add(member, OperationKind.MKDIR, key_now, changes)
                 self._withdraw_marker(member, key_before, changes)
             else:
                 self._move_content(member, key_before, key_now, None, changes)
-        # The old markers go last, children first: the old name is hidden here until its last object is gone.
+        # The old directory markers are deleted last, children first: this node hides the old name until its last object
+        # is gone.
         for member, key_before in reversed(directories):
             self._remove_marker(member, key_before, changes)
         if old_parent is not None:
             self._lookup.on_gone(old_parent, old_name + "/")
             self._keep_directory(old_parent, changes)
-        self._on_position_vacated(places, changes)
+        self._on_position_vacated(sequences, changes)
         return changes
 
     def _check_replaceable(self, target: Node | None, *, replace: bool) -> None:
@@ -111,23 +120,23 @@ class DirectoryRename(Rename):
             raise AlreadyExists(f"{self._tree.path(target)}: exists")
 
     def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
-        """Order what a renamed directory holds as it came to the bucket: what speaks of others comes after them.
+        """Return a sort key for the content of a renamed directory: in the order in which the bucket got it.
 
-        listed: when the bucket had each object. Of what came in the same moment, as far as is known, and of what never
-        was to be in the bucket, names and sizes tell.
+        So a file that names others is moved after these. listed: when the bucket got each object. Where the times are
+        equal, and for local-only content, name and size decide: symlinks, empty files and commit markers come last.
         """
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
             return 0, False, 0.0, False, key  # parents before their children
-        speaks = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
-        places = [item.sequence for item in self._queue.for_key(key) if item.node is member]
-        if places:
-            return 2, False, places[-1], speaks, key  # of several versions the newest is what moves
+        names_others = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
+        sequences = [item.sequence for item in self._queue.for_key(key) if item.node is member]
+        if sequences:
+            return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
         content = member.version
         if content is not None and content in self._file_io.local:
-            return 3, speaks, content.flushed_at, speaks, key
+            return 3, names_others, content.flushed_at, names_others, key
         known = member.object.modified if member.object is not None else 0.0
-        return 1, False, listed.get(key, known), speaks, key
+        return 1, False, listed.get(key, known), names_others, key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -139,8 +148,8 @@ class DirectoryRename(Rename):
         if not await self._lookup.reader.is_empty(target):
             raise NotEmpty(f"{self._tree.path(target)}: is not empty")
 
-    async def _everything_below(self, prefix: str, began: float) -> list[ObjectInfo]:
-        """Return what the bucket shows below a directory: with what metadata tells, where that is shown."""
+    async def _list_below(self, prefix: str, began: float) -> list[ObjectInfo]:
+        """Return the objects that the bucket shows below a directory, with metadata where that needs a HEAD."""
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
@@ -153,14 +162,14 @@ class DirectoryRename(Rename):
                     for info in page.objects:
                         is_asked = info.size == 0 or self._lookup.posix_metadata
                         if is_asked and not info.key.endswith("/") and info.key in shown:
-                            nursery.start_soon(self._look_at, info.key, shown)
+                            nursery.start_soon(self._head, info.key, shown)
             found += shown.values()
             token = page.next_token
             if token is None:
                 return found
 
-    async def _look_at(self, key: str, shown: dict[str, ObjectInfo]) -> None:
-        """Ask what only a HEAD tells of an object: one of no bytes may be a symlink."""
+    async def _head(self, key: str, shown: dict[str, ObjectInfo]) -> None:
+        """Ask for what only a HEAD tells of an object: an empty one may be a symlink."""
         listed = shown[key]
         try:
             found = await self._metadata_client.call(self._metadata_client.store.head, key)
@@ -171,23 +180,24 @@ class DirectoryRename(Rename):
             if not listed.size or self._metadata_client.refused_seconds:
                 raise
             return
-        # Of the time a HEAD has whole seconds only: by that it would come before what it was written after.
+        # A HEAD has the time in whole seconds only: by that, the object could sort before what it was written after.
         is_same = found.etag == listed.etag
         shown[key] = replace(found, modified=listed.modified) if is_same else found
 
     def _forget_gone(self, top: Node, listed: set[str], began: float) -> None:
-        """Drop nodes below `top` that another client removed: there is nothing to rename."""
+        """Drop the nodes below `top` whose objects another client removed: there is nothing to rename."""
         for member in list(self._tree.walk(top)):
             is_clean = member.local_refs == 0 and member.verified < began and not member.children
             if member.kind is not Kind.DIRECTORY and is_clean and self._tree.key(member) not in listed:
                 self._tree.detach(member)
 
     def _create_nodes_for(self, top: Node, info: ObjectInfo, prefix: str, listed: float) -> None:
-        """Make nodes for one remote object below `top`, unless this node knows better."""
+        """Make the nodes for one object below `top`, unless this node has local changes or newer knowledge of it."""
         *folders, name = info.key[len(prefix) :].split("/")
         if any(unusable_name(part) for part in folders) or (name and unusable_name(name)):
             raise InvalidName(
-                f"{info.key}: this key cannot be a path, so its directory cannot be renamed here"
+                f"{info.key}: this key cannot be a path, so a mount cannot rename its directory; rename the object in "
+                "the bucket first"
             )
         if self._tree.is_hidden(info.key, listed):
             return
@@ -224,12 +234,12 @@ class DirectoryRename(Rename):
 
     def _remove_marker(self, node: Node, key: str, changes: list[Change]) -> None:
         self._withdraw_marker(node, key, changes)
-        # A marker may be there even if no listing told so: deleting one that is not is success, and free.
+        # A directory marker may exist although no LIST showed it. Deleting a missing one succeeds and costs nothing.
         self._add(None, OperationKind.RMDIR, key, changes)
         self._tree.add_tombstone(key)
 
     def _keep_directory(self, directory: Node, changes: list[Change]) -> None:
-        """A directory without marker lives by its objects: when its last name goes, give it one."""
+        """Give a directory without a directory marker one when its last name goes, so that it goes on to exist."""
         if directory is self._tree.root or directory.has_marker or not self._tree.is_linked(directory):
             return
         if self._lookup.is_empty_as_known(directory):

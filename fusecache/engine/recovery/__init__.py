@@ -1,1 +1,1 @@
-"""The start after a stop or crash: journal replay, quarantine, the offline cache."""
+"""What happens after a stop or crash: journal replay, quarantine, and the offline cache."""

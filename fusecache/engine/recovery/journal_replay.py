@@ -1,10 +1,14 @@
-"""Replays the journal at start: the promises of the daemon before are this one's.
+"""Replays the journal at start, so that this daemon keeps what the previous one acknowledged.
+
+Not the uploads: replay only rebuilds the queue, and the part of the tree that only this node knows.
 
 Invariants:
-1. Closed content is queued again under its old sequence; unfinished content is kept aside, never published.
-2. After a reboot only content that was synced and still matches its checksum is published; the rest goes to `suspect/`.
-3. Nothing is deleted here but what the bucket has, and what nobody was ever promised has a place in `orphans/`.
-4. Every file that is kept aside has a row, which says why, and every such row is told to `quarantine.py`.
+1. Closed content is queued again under its old sequence. Unfinished content is quarantined, and never published.
+2. After a reboot content is published only if it was synced and still matches its checksum. The rest goes to
+   `suspect/`.
+3. Content is deleted here only if the bucket has it, or its row says DROPPED. A row of rejected content becomes DROPPED
+   if newer content of its name was closed. Content that no close ever acknowledged goes to `orphans/`.
+4. Every quarantined file has a row that says why, and every such row is passed on to `quarantine.py`.
 """
 
 import gc
@@ -45,22 +49,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What was found. staged_bytes: what staging and the folders aside hold on disk.
+    """What replay found. staged_bytes: what staging and the quarantine folders hold on disk.
 
-    orphans, suspects: newly set aside. aside: the rows of all that is kept aside, with the bytes that each holds.
+    orphans, suspects: how many files this start quarantined. quarantined: the rows of all quarantined files, with the
+    bytes that each holds on disk.
     """
 
     versions: list[FileVersion] = field(default_factory=list)
     rejected: list[FileVersion] = field(default_factory=list)
     local: list[FileVersion] = field(default_factory=list)
     operations: list[OperationRecord] = field(default_factory=list)
-    # Removals that wait for something to be published where what they replaced was refused.
+    # Deletes that wait until something is published under the name that rejected newer content has.
     deferred: list[OperationRecord] = field(default_factory=list)
     quarantined: list[tuple[FileRecord, int]] = field(default_factory=list)
     orphans: int = 0
     suspects: int = 0
     staged_bytes: int = 0
-    # (key, UploadId) of those that the bucket has to be told to forget.
+    # (key, UploadId) of the multipart uploads to abort.
     uploads: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -72,18 +77,18 @@ class JournalReplay:
         journal: Journal,
         staging: StagingDirectory,
         boot_id: str,
-        tells: Callable[[str], bool] = lambda _key: False,
+        is_commit_marker: Callable[[str], bool] = lambda _key: False,
     ) -> None:
-        """tells: whether the name of a key says that all the rest is there."""
-        self._is_commit_marker = tells
+        """is_commit_marker: returns whether a key is that of a commit marker (`order_last`)."""
+        self._is_commit_marker = is_commit_marker
         self._journal = journal
         self._staging = staging
         self._boot_id = boot_id
-        # Bytes of the staging files, by generation, as they were at the start.
+        # Sizes of the staging files at the start, by generation.
         self._sizes: dict[int, int] = {}
 
     def read(self) -> ReplayResult:
-        """Look at every row and staging file; journal what became of them. Blocking: checksums may be read."""
+        """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files."""
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -100,13 +105,13 @@ class JournalReplay:
         queue = [record for record in records if record.state in OWED]
         changes += self._recover_queue(queue, lost, found)
         changes += self._end_replaced(found)
-        _put_removals_off(found)
+        _defer_deletes(found)
         without_row = self._sizes.keys() | self._staging.quarantined().keys()
         for number in sorted(without_row - {record.generation for record in records}):
-            # Made, but killed before its row was written: nothing was promised.
-            strange = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
+            # The daemon was killed before it wrote the file's row, so no close was acknowledged.
+            unknown = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
             changes += self._quarantine(
-                strange, Reason.UNKNOWN, "an unfinished file without a journal row", found
+                unknown, Reason.UNKNOWN, "an unfinished file without a journal row", found
             )
         if changes:
             self._journal.apply(changes)
@@ -141,16 +146,16 @@ class JournalReplay:
                 local = self._find(record)
                 if local is None:
                     return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
-                # It is changed in place: what the disk kept is what it is.
+                # Local-only content is changed in place: the bytes that the disk kept are the content.
                 local.size = self._sizes[record.generation]
                 found.local.append(local)
                 return []
             case FileState.REJECTED:
-                return self._recover_refused(record, found)
+                return self._recover_rejected(record, found)
             case _:
-                raise ValueError(f"{record.state} is queued: `_recover_queue` takes it")
+                raise ValueError(f"{record.state} content is queued: `_recover_queue` handles it")
 
-    def _recover_refused(self, record: FileRecord, found: ReplayResult) -> list[Change]:
+    def _recover_rejected(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         version = self._find(record)
         if version is None:
             return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
@@ -159,9 +164,9 @@ class JournalReplay:
         return []
 
     def _recover_queue(self, records: list[FileRecord], lost: set[str], found: ReplayResult) -> list[Change]:
-        """Look at what is queued, in order: what is set aside passes on what it knew of the bucket.
+        """Check what is queued, in order. The successors of quarantined content inherit its base ETag.
 
-        lost: keys of content that is not to be had.
+        lost: keys of rejected content whose bytes are gone.
         """
         changes: list[Change] = []
         operations, found.operations = found.operations, []
@@ -169,27 +174,25 @@ class JournalReplay:
         for each in records:
             folder = parent_prefix(each.key)
             written[folder] = max(each.sequence, written.get(folder, 0))
-        passing = LostChanges(lost, self._is_commit_marker, written)
+        lost_changes = LostChanges(lost, self._is_commit_marker, written)
         queue: list[FileRecord | OperationRecord] = [*records, *operations]
         for item in sorted(queue, key=lambda item: item.sequence):
             if isinstance(item, FileRecord):
-                record = passing.begin(item)
-                missing = passing.missing_for(record)
+                record = lost_changes.begin(item)
+                missing = lost_changes.missing_for(record)
                 if missing is not None:
-                    aside = self._hold_commit_marker(record, missing, found)
+                    rows = self._hold_commit_marker(record, missing, found)
                 else:
-                    aside = self._recover_queued(record, found)
-                if aside:
-                    passing.lose(record, is_new=missing is None)
+                    rows = self._recover_queued(record, found)
+                if rows:
+                    lost_changes.lose(record, is_new=missing is None)
                 else:
-                    passing.queued(record)
-                changes += aside or ([PutFile(record)] if record is not item else [])
+                    lost_changes.queued(record)
+                changes += rows or ([PutFile(record)] if record is not item else [])
                 continue
-            operation = passing.operation(item)
+            operation = lost_changes.operation(item)
             if operation is None:
-                log.warning(
-                    "the bucket keeps what was removed or moved, as newer content is lost key=%s", item.key
-                )
+                log.warning("dropped a queued delete or rename, as newer content is lost key=%s", item.key)
                 changes.append(DropOperation(item.sequence))
                 continue
             if operation is not item:
@@ -200,57 +203,60 @@ class JournalReplay:
     def _hold_commit_marker(
         self, record: FileRecord, missing: FileRecord, found: ReplayResult
     ) -> list[Change]:
-        """Keep from the bucket, under its name here, what says that all the rest is there, as it is not."""
+        """Hold a commit marker back from the bucket, as content that it may name is lost; it keeps its name here.
+
+        Its version becomes REJECTED. If the marker's own bytes are lost or damaged too, it is quarantined instead.
+        """
         changes = self._recover_queued(record, found)
         if not changes:
-            words = (
-                f"{record.key}: {missing.key} was closed before it, and is lost or damaged: it may say that this is "
-                "there"
+            message = (
+                f"{record.key}: not uploaded, as it may name {missing.key}, which was closed before it, and is lost or "
+                "damaged"
             )
-            log.warning("kept from the bucket %s", words)
+            log.warning("commit marker held reason=%s", message)
             version = found.versions.pop()
-            version.error = Refused(words)
+            version.error = Refused(message)
             found.rejected.append(version)
-            refused = {"refused_at": record.sequence, "reason": Reason.POWER_CUT}
-            changes = [PutFile(version.transition_to(FileState.REJECTED, error=words, **refused))]
+            fields = {"refused_at": record.sequence, "reason": Reason.POWER_CUT}
+            changes = [PutFile(version.transition_to(FileState.REJECTED, error=message, **fields))]
         return changes
 
     def _end_replaced(self, found: ReplayResult) -> list[Change]:
-        """What was refused is not wanted any more where newer content of its name was closed."""
+        """Drop rejected content where newer content of the same name was closed."""
         newest: dict[str, int] = {}
         for each in [*found.versions, *found.rejected]:
             newest[each.record.key] = max(each.sequence, newest.get(each.record.key, 0))
         changes: list[Change] = []
-        for refused in [each for each in found.rejected if each.sequence < newest[each.record.key]]:
-            found.rejected.remove(refused)
-            changes += self._recover_file(refused.transition_to(FileState.DROPPED), found)
+        for rejected in [each for each in found.rejected if each.sequence < newest[each.record.key]]:
+            found.rejected.remove(rejected)
+            changes += self._recover_file(rejected.transition_to(FileState.DROPPED), found)
         return changes
 
     def _recover_queued(self, record: FileRecord, found: ReplayResult) -> list[Change]:
-        # Stays PUBLISHING: the request may have been sent, so that only the bucket can tell what it did.
+        # PUBLISHING stays: the request may have been sent, so only the bucket knows whether it took effect.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
         queued = record if record.state is state else replace(record, state=state)
         version = self._find(queued)
         if version is None:
             return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
-        words = self._suspect(record, version.file)
+        message = self._find_damage(record, version.file)
         version.file.close()  # thousands may be pending; each upload opens its own
-        if words:
+        if message:
             reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
-            return self._quarantine(record, reason, words, found)
+            return self._quarantine(record, reason, message, found)
         if self._sizes[record.generation] > record.size:
             version.file.truncate(record.size)
             version.file.close()
         found.versions.append(version)
-        return []  # FLUSHED or SEALED, the next start would decide the same
+        return []  # no new row: from FLUSHED or SEALED the next start would decide the same
 
-    def _suspect(self, record: FileRecord, file: StagingFile) -> str:
-        """Return why the bytes may not be the ones that were closed, or ""."""
+    def _find_damage(self, record: FileRecord, file: StagingFile) -> str:
+        """Return why the bytes may differ from the ones that were closed, or ""."""
         size = self._sizes[record.generation]
         if size < record.size:
             return f"only {size} of {record.size} bytes are on the disk"
         if record.boot_id == self._boot_id:
-            return ""  # the page cache outlived the daemon
+            return ""  # no reboot: the page cache outlived the daemon
         if not record.synced:
             return "the machine went down before it was synced"
         if checksum_of_checksums(file.checksums()) != record.checksum:
@@ -259,25 +265,27 @@ class JournalReplay:
 
     def _find(self, record: FileRecord) -> FileVersion | None:
         if record.generation not in self._sizes:
-            log.error("a staging file is gone key=%s generation=%d", record.key, record.generation)
+            log.error("staging file missing key=%s generation=%d", record.key, record.generation)
             return None
         file = self._staging.known(record.generation)
         return FileVersion(record, file, None, size=record.size, changed_since_flush=False)
 
     def _quarantine(
-        self, record: FileRecord, reason: Reason, words: str, found: ReplayResult
+        self, record: FileRecord, reason: Reason, message: str, found: ReplayResult
     ) -> list[Change]:
-        """Move a file aside; return its row."""
+        """Quarantine a file; return its row, and one that aborts its multipart upload."""
         if reason in DOUBTFUL:
             found.suspects += 1
         else:
             found.orphans += 1
-        place = self._quarantine_file(record.generation, reason)
+        path = self._quarantine_file(record.generation, reason)
         size, moment = record.size, record.moment
-        if place is not None:
-            facts = place.stat()
-            size, moment = facts.st_size, moment or facts.st_mtime
-        log.warning("kept aside reason=%s: %s at=%s", record.key, words, place or "nowhere: its file is gone")
+        if path is not None:
+            stat = path.stat()
+            size, moment = stat.st_size, moment or stat.st_mtime
+        log.warning(
+            "quarantined key=%s reason=%s at=%s", record.key, message, path or "nowhere (file is gone)"
+        )
         aborts: list[Change] = []
         if record.upload_id:
             found.uploads.append((record.key, record.upload_id))
@@ -288,40 +296,40 @@ class JournalReplay:
             size=size,
             moment=moment,
             reason=reason,
-            error=words,
+            error=message,
         )
-        found.quarantined.append((kept, 0 if place is None else size))
+        found.quarantined.append((kept, 0 if path is None else size))
         return [*aborts, PutFile(kept)]
 
     def _quarantine_row(self, record: FileRecord, found: ReplayResult) -> list[Change]:
-        """A file that was set aside before: its move may not have reached the disk, its row may be an older one."""
-        place = self._quarantine_file(record.generation, record.reason)
-        if place is None:
+        """Check a file that was quarantined before: its move may not have reached the disk, its row may be outdated."""
+        path = self._quarantine_file(record.generation, record.reason)
+        if path is None:
             found.quarantined.append((record, 0))
             return []
-        facts = place.stat()
+        stat = path.stat()
         reason = record.reason
         if reason is Reason.NONE:
-            reason = Reason.POWER_CUT if place.parent.name == "suspect" else Reason.UNKNOWN
-        moment = record.moment or facts.st_mtime
-        known = replace(record, size=facts.st_size, moment=moment, reason=reason)
-        found.quarantined.append((known, facts.st_size))
+            reason = Reason.POWER_CUT if path.parent.name == "suspect" else Reason.UNKNOWN
+        moment = record.moment or stat.st_mtime
+        known = replace(record, size=stat.st_size, moment=moment, reason=reason)
+        found.quarantined.append((known, stat.st_size))
         return [] if known == record else [PutFile(known)]
 
-    def _quarantine_file(self, version: int, reason: Reason) -> "Path | None":
-        """Return where the file is kept aside now; None: it is gone."""
-        there = self._staging.path_of(version)
+    def _quarantine_file(self, generation: int, reason: Reason) -> "Path | None":
+        """Return the path of the quarantined file, moving it there if needed; None: it is gone."""
+        there = self._staging.path_of(generation)
         if there is not None:
             return there
         try:
-            return self._staging.quarantine(version, "suspect" if reason in DOUBTFUL else "orphans")
+            return self._staging.quarantine(generation, "suspect" if reason in DOUBTFUL else "orphans")
         except FileNotFoundError:
             return None
 
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Have nobody look for garbage while rows by the thousand are made, and all kept: it takes half as long again."""
+    """Switch garbage collection off while thousands of rows are made that all stay: it makes that take 1.5 times."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -332,7 +340,7 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float) -> None:
-    """Build the queue, and the part of the tree that only this node knows, in the order of the sequences."""
+    """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences."""
     items: list[FileVersion | OperationRecord] = [*found.versions, *found.rejected, *found.operations]
     for item in sorted(items, key=lambda item: item.sequence):
         if isinstance(item, FileVersion):
@@ -346,26 +354,31 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
     for record in found.deferred:
         tree.add_tombstone(record.key)
         queue.defer(Operation(record, None))
-    for version in found.local:  # under the names that they have after all changes
+    for version in found.local:  # their rows have the names that they have after all queued changes
         version.reserved = version.size
         _place_content(version, tree)
 
 
-def _put_removals_off(found: ReplayResult) -> None:
-    """Take out of the queue the removals of what stays until something is published where its newer content went."""
-    refused = {each.record.key for each in found.rejected}
-    places: dict[str, list[int]] = {}
+def _defer_deletes(found: ReplayResult) -> None:
+    """Move deletes from `operations` to `deferred` that wait until something is published at their target.
+
+    That can be DELETEs with a target, the key that newer content of their name moved to. Such a DELETE is deferred if
+    it is the only change of its key, and what it waits for is not queued before it.
+    """
+    rejected = {each.record.key for each in found.rejected}
+    sequences: dict[str, list[int]] = {}
     for each in found.versions:
-        places.setdefault(each.record.key, []).append(each.sequence)
+        sequences.setdefault(each.record.key, []).append(each.sequence)
     changed = Counter(each.key for each in found.operations)
     changed.update(each.target for each in found.operations if each.kind is OperationKind.RENAME)
     for record in list(found.operations):
         if record.kind is not OperationKind.DELETE or not record.target:
             continue
-        is_first = record.key not in places and changed[record.key] == 1
-        # What was moved was refused, or was, and newer content is to be there; else it is queued before the removal.
-        there = places.get(record.target, [])
-        if is_first and (record.target in refused or (there and min(there) > record.sequence)):
+        is_first = record.key not in sequences and changed[record.key] == 1
+        # Deferred: the moved content was rejected, or it was rejected and newer content is queued there, behind the
+        # delete. Else the moved content is queued before the delete.
+        there = sequences.get(record.target, [])
+        if is_first and (record.target in rejected or (there and min(there) > record.sequence)):
             found.operations.remove(record)
             found.deferred.append(record)
 
@@ -376,7 +389,7 @@ def _place_content(version: FileVersion, tree: Tree) -> None:
     node.version = version
     version.node = node
     if record.base_etag is not None:
-        # What the bucket shows until this is published: a rename or unlink must take it away too.
+        # What the bucket shows until this version is published: a rename or unlink must remove that too.
         node.object = ObjectInfo(record.key, record.base_etag, 0, 0.0)
     tree.hold_local(node)
 
@@ -400,7 +413,8 @@ def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
             tree.add_tombstone(record.key)
     if node is not None:
         tree.hold_local(node)
-    # A marker that is gone already may be made again all the same, as nothing is asked of what is there.
+    # In flight: the previous daemon may have sent the request. Not an RMDIR, which a mkdir may cancel regardless: if
+    # the directory marker is gone already, the MKDIR makes it again, as that has no precondition.
     return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR)
 
 
@@ -414,7 +428,7 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node
     if record.source_etag in {"", ANOTHERS}:
-        return None  # it never was in the bucket, or is not ours, and what was here is gone
+        return None  # never in the bucket, or another client's object; and not on this node
     node = _node_at(tree, record.target, Kind.SYMLINK if record.link else Kind.FILE, record.attributes)
     node.object = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
     node.target = record.link
@@ -422,7 +436,7 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
 
 
 def _folder_of(tree: Tree, key: str) -> Node:
-    """Return the directory that holds `key`, making those above it that are not there."""
+    """Return the directory that holds `key`; missing directories are made."""
     directory = tree.root
     for part in tree.relative(key).rstrip("/").split("/")[:-1]:
         child = directory.children.get(part)
@@ -438,7 +452,7 @@ def _node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | Non
     node = folder.children.get(name)
     if node is not None and node.kind is not kind:
         tree.detach(node)
-        node, folder = None, _folder_of(tree, key)  # a directory goes with the last that it held
+        node, folder = None, _folder_of(tree, key)  # the directory's node may have gone with its last child
     if node is None:
         node = tree.make(folder, name, kind, attributes=attributes)
     return node

@@ -1,6 +1,9 @@
-"""What the journal's queue knew of the bucket, passed on past what a start finds lost.
+"""Adapts queued changes to content that replay finds lost: successors inherit its base ETag, dependent changes go.
 
-Invariant: nothing is moved, removed, or said to be there in the bucket for the sake of content that is not to be had.
+When replay drops a lost change, the next change of its key inherits the base ETag (the precondition). Deletes, renames
+and commit markers that presume the lost content are dropped or held.
+
+Invariant: nothing in the bucket is moved, deleted, or named by a commit marker on account of lost content.
 """
 
 from collections.abc import Callable
@@ -11,49 +14,54 @@ from fusecache.model.records import FileRecord, OperationKind, OperationRecord
 
 
 class LostChanges:
-    """Is told of each queued change in order; says how each is to be queued now."""
+    """Receives each queued change in order, and says how it is to be queued now."""
 
-    def __init__(self, lost: set[str], tells: Callable[[str], bool], written: dict[str, int]) -> None:
-        """lost: keys of content that is gone. tells: whether a key's name says that all the rest is there.
+    def __init__(
+        self, lost: set[str], is_commit_marker: Callable[[str], bool], written: dict[str, int]
+    ) -> None:
+        """lost: keys of content that is gone. is_commit_marker: returns whether a key is that of a commit marker.
 
-        written: the last place of content in each directory.
+        written: the last sequence of content in each directory.
         """
         self._written = written
         self._lost = lost
-        self._is_commit_marker = tells
-        # What the bucket shows under names whose first changes are lost.
+        self._is_commit_marker = is_commit_marker
+        # What the bucket shows under keys whose first changes are lost, until the next change inherits it.
         self._bases: dict[str, str | None] = {}
-        # Of these, where that is not what the tree moves from there, but what it had replaced.
+        # Those of them where the object is not the one that a rename was to move, but one that it had replaced.
         self._replaced: set[str] = set()
-        # Names with changes that are queued: the first of those knows, or is told.
+        # Keys with queued changes: the first of these has the base.
         self._queued: set[str] = set()
-        # Of the content that this start found lost, and nothing newer stands for: its place, and its row.
+        # The rows of content that this start found lost, by key, while no newer content of the key is queued.
         self._missing: dict[str, FileRecord] = {}
-        # The place of the last version of each file that tells.
+        # The sequence of the last version of each commit marker.
         self._last_sequence: dict[str, int] = {}
-        # What would have been removed from the bucket, and stays.
-        self._stays: list[str] = []
+        # Keys whose deletes were dropped, so that the bucket keeps them.
+        self._kept_keys: list[str] = []
 
     def begin(self, record: FileRecord) -> FileRecord:
-        """Return content with what it has to know; `keep` or `lose` comes next."""
+        """Return the row of a version with the base that it inherits. The caller then calls `queued` or `lose`."""
         if record.key not in self._bases:
             return record
         return replace(record, base_etag=self._bases.pop(record.key))
 
     def queued(self, record: FileRecord) -> None:
-        """The content is queued."""
+        """Record that the content is queued."""
         self._queued.add(record.key)
         self._missing.pop(record.key, None)
 
     def lose(self, record: FileRecord, *, is_new: bool = True) -> None:
-        """The content is lost, or goes with what is. is_new: whether nobody knew before this start."""
+        """Record that content is lost, or held because other content is.
+
+        is_new: whether this start found it lost; False for a commit marker that is held.
+        """
         self._lost.add(record.key)
         if is_new:
             self._missing[record.key] = record
         self._inherit_base(record.key, record.base_etag)
 
     def missing_for(self, record: FileRecord) -> FileRecord | None:
-        """Return lost content which a file says to be there: of those that were to be there since it last said so."""
+        """Return lost content that a commit marker may name, or None: below its directory, since its last version."""
         if not self._is_commit_marker(record.key):
             return None
         before = self._last_sequence.get(record.key, 0)
@@ -69,9 +77,9 @@ class LostChanges:
         )
 
     def operation(self, operation: OperationRecord) -> OperationRecord | None:
-        """Return a change of names with what it has to know, counted as queued; None: it goes with what is lost."""
-        if self._is_for_what_is_lost(operation):
-            self._stays.append(operation.key)
+        """Return an operation with the base that it inherits, counted as queued; None: it is dropped."""
+        if self._presumes_lost_content(operation):
+            self._kept_keys.append(operation.key)
             self._inherit_base(operation.key, operation.base_etag)
             return None
         if operation.kind is OperationKind.RENAME:
@@ -81,21 +89,23 @@ class LostChanges:
             return operation
         return replace(operation, base_etag=self._bases.pop(operation.key))
 
-    def _is_for_what_is_lost(self, operation: OperationRecord) -> bool:
-        """Say whether a removal was asked for as something newer was there that is not to be had.
+    def _presumes_lost_content(self, operation: OperationRecord) -> bool:
+        """Return whether an operation is a delete that may presume lost content: it is dropped then.
 
-        What was moved elsewhere shows under its old name again. A removal waits for every older write of the mount:
-        without one of them nobody can tell that something whole is left. But what said that all the rest is there goes
-        where that is written anew.
+        - A DELETE whose target is lost: the name that its newer content moved from shows the old object again.
+        - Any DELETE while content is lost. A delete waits for every older write of the mount, and without one of these
+          the daemon cannot tell whether anything complete is left. One delete stays: that of a commit marker in whose
+          directory content is written later.
+        - An RMDIR of a directory below which such an operation was dropped.
         """
         if operation.kind is OperationKind.DELETE:
-            is_anew = (
+            is_rewritten = (
                 self._is_commit_marker(operation.key)
                 and self._written.get(parent_prefix(operation.key), 0) > operation.sequence
             )
-            return operation.target in self._lost or (bool(self._missing) and not is_anew)
+            return operation.target in self._lost or (bool(self._missing) and not is_rewritten)
         return operation.kind is OperationKind.RMDIR and any(
-            key.startswith(operation.key) for key in self._stays
+            key.startswith(operation.key) for key in self._kept_keys
         )
 
     def _rename(self, operation: OperationRecord) -> OperationRecord | None:
@@ -103,7 +113,7 @@ class LostChanges:
         if key in self._bases:
             source = self._bases[key]
             if source is None or key in self._replaced:
-                # Nothing of what was to be moved lies there; what lies at the target stays.
+                # The object that was to be moved is not there. What is at the target stays.
                 self._inherit_base(target, self._bases.get(target, operation.base_etag))
                 self._replaced.add(target)
                 return None

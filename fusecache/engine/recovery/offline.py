@@ -1,6 +1,7 @@
-"""A cache directory that no daemon uses: what it holds that its bucket does not have. Blocking; needs no bucket.
+"""Lists, and deletes from, a cache directory that no daemon uses: content that the bucket does not have.
 
-Changes nothing by looking; what the next mount will decide (`journal_replay.py`) it only foretells.
+All calls block; no bucket is needed. Listing changes nothing: it only predicts what `journal_replay.py` will decide at
+the next mount.
 """
 
 from collections.abc import Mapping
@@ -16,12 +17,12 @@ from fusecache.model.errors import NotFound, NotPermitted
 from fusecache.model.records import FileRecord
 from fusecache.model.states import OWED, FileState
 
-_KEPT = {
+_KIND_AND_MESSAGE = {
     FileState.OPEN: ("orphan", "was not closed before the daemon ended"),
     FileState.FAILED: ("orphan", ""),
     FileState.ORPHAN: ("", ""),
     FileState.REJECTED: ("refused", ""),
-    FileState.LOCAL: ("local-only", "is kept on this node alone, as `local_only` says"),
+    FileState.LOCAL: ("local-only", "is never uploaded, because its path matches `local_only`"),
     **dict.fromkeys(OWED, ("waiting", "was closed: the next read-write mount uploads it")),
 }
 
@@ -30,7 +31,7 @@ class OfflineCache:
     """One cache directory, locked while the `with` block runs."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises StateError if it is in use, unreadable or none, LocalDiskError."""
+        """Raises StateError if the directory is in use, unreadable or no cache directory, and LocalDiskError."""
         self._state = StateDirectory(directory, None)
         try:
             self._journal = Journal(directory / "journal")
@@ -50,16 +51,16 @@ class OfflineCache:
         self._state.__exit__(kind, value, traceback)
 
     def listing(self) -> dict[str, Any]:
-        """Return what `Recovering.listing` does, and the files that wait for their upload."""
-        places = {**self._staging.staged(), **self._staging.quarantined()}
+        """Return what `Quarantine.listing` does, and the files that wait for their upload."""
+        local_paths = {**self._staging.staged(), **self._staging.quarantined()}
         rows = []
         records = self._journal.files()
         for record in records:
-            if record.state in _KEPT:
-                rows.append(self._row(record, places))
+            if record.state in _KIND_AND_MESSAGE:
+                rows.append(self._row(record, local_paths))
         known = {record.generation for record in records}
-        for number in places.keys() - known:
-            rows.append(_unknown_row(number, places[number]))
+        for number in local_paths.keys() - known:
+            rows.append(_unknown_row(number, local_paths[number]))
         for conflict in self._journal.conflicts():
             rows.append(conflict_row(conflict, self._path(conflict.key), self._path(conflict.kept_as)))
         return listing_of(rows)
@@ -68,15 +69,15 @@ class OfflineCache:
         """Remove a file for good; return the bytes freed. Raises NotFound, NotPermitted."""
         row = next((row for row in self.listing()["entries"] if row["id"] == number), None)
         if row is None:
-            raise NotFound(f"{number}: there is no such thing to delete")
+            raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
         if row["kind"] in {"waiting", "conflict", "local-only"}:
-            raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount")
+            raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount: mount it first")
         record = next((each for each in self._journal.files() if each.generation == number), None)
         if record is not None:
             dropped = FileRecord(
                 number, FileState.DROPPED, record.key, 0, 0, "", record.boot_id, record.attributes
             )
-            # The next mount has the bucket forget its parts.
+            # The next mount aborts its multipart upload.
             aborts = [PutAbort(record.key, record.upload_id)] if record.upload_id else []
             self._journal.apply([*aborts, PutFile(dropped)])
         self._staging.delete_quarantined(number)
@@ -84,28 +85,28 @@ class OfflineCache:
         self._journal.apply([DropFile(number)])
         return int(row["bytes"])
 
-    def _row(self, record: FileRecord, places: Mapping[int, Path]) -> dict[str, Any]:
-        kind, words = _KEPT[record.state]
-        place = places.get(record.generation)
-        row = quarantine_row(record, self._path(record.key), place)
-        facts = None if place is None else place.stat()
-        if facts is not None and record.state in {FileState.OPEN, FileState.FAILED}:
-            row |= {"bytes": facts.st_size, "time": facts.st_mtime}
-        return {**row, "kind": kind or row["kind"], "message": row["message"] or words}
+    def _row(self, record: FileRecord, local_paths: Mapping[int, Path]) -> dict[str, Any]:
+        kind, message = _KIND_AND_MESSAGE[record.state]
+        local_path = local_paths.get(record.generation)
+        row = quarantine_row(record, self._path(record.key), local_path)
+        stat = None if local_path is None else local_path.stat()
+        if stat is not None and record.state in {FileState.OPEN, FileState.FAILED}:
+            row |= {"bytes": stat.st_size, "time": stat.st_mtime}
+        return {**row, "kind": kind or row["kind"], "message": row["message"] or message}
 
     def _path(self, key: str) -> str:
         return key.removeprefix(self._prefix)
 
 
-def _unknown_row(number: int, place: Path) -> dict[str, Any]:
-    facts = place.stat()
+def _unknown_row(number: int, local_path: Path) -> dict[str, Any]:
+    stat = local_path.stat()
     return {
         "id": number,
         "kind": "orphan",
         "path": "",
-        "bytes": facts.st_size,
-        "time": facts.st_mtime,
+        "bytes": stat.st_size,
+        "time": stat.st_mtime,
         "reason": "unknown",
         "message": "an unfinished file without a journal row",
-        "local_path": str(place),
+        "local_path": str(local_path),
     }

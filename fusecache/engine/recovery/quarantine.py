@@ -1,11 +1,13 @@
-"""What was written here and is not in the bucket under its name: lists it, brings it back, lets it go.
+"""Lists, restores and deletes content that was written here and is not in the bucket under its name.
 
-Orphans (never closed) and suspects (perhaps damaged) lie aside, refused files in the tree, and our versions of files
-in conflict are objects of their own. A number names each.
+There are three kinds, and each entry has a number:
+- Orphans (never closed) and suspects (perhaps damaged) are quarantined in folders of the cache directory.
+- Rejected files show on the mount.
+- In a conflict, our version is an object of its own.
 
 Invariants:
-1. Nothing goes without being told to by its number, and nothing takes a name that is taken.
-2. Row, file and the room on the ledger go together; a crash in between leaves a row that the next start ends.
+1. An entry is deleted only by its number, on request, and a restore never takes a name that is taken.
+2. Row, file and reserved space go together. A crash in between leaves a row that the next start finishes.
 """
 
 import logging
@@ -38,14 +40,14 @@ from fusecache.model.states import FileState
 
 log = logging.getLogger(__name__)
 
-# More are counted: nobody reads them all at once.
+# Entries in one listing, the newest ones: more than anyone reads at once. The others are counted.
 LISTED = 1000
 
 
 class Quarantine:
-    """Knows what is kept aside, by number. Runs on the loop."""
+    """The entries of `fusecache recover`, by number. Runs on the loop."""
 
-    def __init__(  # noqa: PLR0913  # all that a file kept aside passes on its way back
+    def __init__(  # noqa: PLR0913  # a restore passes through all of these
         self,
         tree: Tree,
         lookup: Lookup,
@@ -74,7 +76,7 @@ class Quarantine:
         self._offload = offload
         self._boot_id = boot_id
         self._resolve = resolve
-        # The rows of what lies aside, and the bytes that the ledger counts for each.
+        # The rows of quarantined files, and the bytes that the ledger counts for each.
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
         file_io.on_quarantined = self._on_quarantined
         namespace_ops.on_removed, namespace_ops.on_moved = conflict_log.removed, conflict_log.moved
@@ -82,16 +84,16 @@ class Quarantine:
         publisher.events.on_published = conflict_log.published
 
     def restore_rows(self, found: ReplayResult) -> None:
-        """Take over what the start found aside."""
+        """Load the quarantined files that the start found."""
         self._quarantined = {record.generation: (record, held) for record, held in found.quarantined}
 
     def _on_quarantined(self, record: FileRecord) -> None:
         self._quarantined[record.generation] = (record, record.size)
 
-    # ---- looking
+    # ---- listing
 
     def statistics(self) -> dict[str, int]:
-        """Return how much lies aside."""
+        """Return how many files are quarantined, and their bytes."""
         suspects = sum(record.reason in DOUBTFUL for record, _ in self._quarantined.values())
         return {
             "orphans": len(self._quarantined) - suspects,
@@ -100,10 +102,10 @@ class Quarantine:
         }
 
     async def listing(self) -> dict[str, Any]:
-        """Return the newest LISTED things as plain values, and how many there are."""
-        places = await self._offload.disk(self._staging.quarantined)
+        """Return the newest LISTED entries as plain values, and how many there are."""
+        local_paths = await self._offload.disk(self._staging.quarantined)
         rows = [
-            quarantine_row(record, self._tree.relative(record.key), places.get(record.generation))
+            quarantine_row(record, self._tree.relative(record.key), local_paths.get(record.generation))
             for record, _ in self._quarantined.values()
         ]
         rows += [self._rejected_row(version) for version in self._rejected().values()]
@@ -117,39 +119,39 @@ class Quarantine:
     def _rejected_row(self, version: FileVersion) -> dict[str, Any]:
         record = version.record
         row = quarantine_row(record, self._tree.relative(record.key), version.file.path)
-        words = str(version.error or record.error)
-        kept = [self._tree.relative(each.record.key) for each in self._queue.defer_behind(record.key)]
+        message = str(version.error or record.error)
+        kept = [self._tree.relative(each.record.key) for each in self._queue.deletes_deferred_for(record.key)]
         if kept:
-            words += f"; the bucket keeps its older version as {', '.join(kept)}"
-        return {**row, "kind": "refused", "message": words}
+            message += f"; the bucket keeps its older version as {', '.join(kept)}"
+        return {**row, "kind": "refused", "message": message}
 
     def _conflict_row(self, record: ConflictRecord) -> dict[str, Any]:
         return conflict_row(record, self._tree.relative(record.key), self._tree.relative(record.kept_as))
 
-    # ---- bringing back
+    # ---- restoring
 
     async def restore(self, number: int, to: str) -> str:
-        """Make it a file of the mount, at the path `to` ("": beside its old name); return the path.
+        """Make an entry a file of the mount, at the path `to` ("": beside its old name); return the path.
 
-        A refused file keeps its name, and is offered to the bucket again.
-        Raises NotFound, AlreadyExists if the path is taken, LocalDiskError if its bytes are gone.
+        A rejected file keeps its name unless `to` is given, and is queued again. Our version of a conflict is renamed.
+        Raises NotFound, AlreadyExists if the path is taken, LocalDiskError if the bytes are gone.
         """
         self._journal.check_writable()
-        refused = self._rejected().get(number)
+        rejected = self._rejected().get(number)
         conflict = self._conflict_log.get(number)
-        if refused is not None:
-            return await self._requeue(refused, to)
+        if rejected is not None:
+            return await self._requeue(rejected, to)
         if conflict is not None:
             return await self._rename_copy(conflict, to)
         if number not in self._quarantined:
-            raise NotFound(f"{number}: there is no such thing to bring back; see `fusecache recover`")
+            raise NotFound(f"{number}: no such entry to restore; list them with `fusecache recover`")
         return await self._restore(number, to)
 
     async def _restore(self, number: int, to: str) -> str:
         record, held = self._quarantined[number]
-        parent, name = await self._free_place(to, self._tree.relative(record.key) or f"file-{number}")
+        parent, name = await self._free_name(to, self._tree.relative(record.key) or f"file-{number}")
         if self._quarantined.pop(number, None) is None:
-            raise NotFound(f"{number}: somebody else is bringing it back")
+            raise NotFound(f"{number}: another `fusecache recover` is restoring or deleting it")
         try:
             with in_use(parent):
                 file = await self._offload.disk(self._staging.restore, number)
@@ -161,17 +163,19 @@ class Quarantine:
             file.close()
             self._staging.quarantine(number, "suspect" if record.reason in DOUBTFUL else "orphans")
             self._quarantined[number] = (record, held)
-            raise AlreadyExists(f"{name}: was made meanwhile")
+            raise AlreadyExists(
+                f"{name}: was made, or its directory removed, during the restore; try again with another --to PATH"
+            )
         version = FileVersion(record, file, None, size=record.size, reserved=held, changed_since_flush=False)
         changes: list[Change] = []
-        self._place(version, parent, name, changes)
+        self._queue_restored(version, parent, name, changes)
         path = self._tree.path(self._node_of(version))
-        log.info("brought back number=%d path=%s bytes=%d", number, path, version.size)
+        log.info("restored number=%d path=%s bytes=%d", number, path, version.size)
         await self._journal.commit(*changes)
         return path
 
-    def _place(self, version: FileVersion, parent: Node, name: str, changes: list[Change]) -> None:
-        """Give content a new name, and queue it as if it had been closed just now."""
+    def _queue_restored(self, version: FileVersion, parent: Node, name: str, changes: list[Change]) -> None:
+        """Give content a new node and name, and queue it as if it had been closed just now."""
         key = self._tree.child_key(parent, name)
         attributes = version.record.attributes
         if version.record.reason is Reason.UNKNOWN:
@@ -188,14 +192,15 @@ class Quarantine:
             "attributes": attributes,
             "boot_id": self._boot_id,
         }
-        self._file_io.on_name_lost(parent, name)  # the kernel may remember that there was none
+        self._file_io.on_name_lost(parent, name)  # the kernel may have cached that there is no such name
         if self._file_io.is_local(node):
             self._file_io.local.add(version)
             version.record = replace(version.record, state=FileState.LOCAL, sequence=0, **fresh)
             changes.append(PutFile(version.record))
             return
         base = self._queue.base_for(key, self._file_io.placement.collapse_delete(key, changes))
-        # A new life, not a step of the old one: what must not be published never is, by itself.
+        # Set directly, not by a transition: the table allows none from ORPHAN, as such content is published only on
+        # request.
         version.record = replace(version.record, state=FileState.SEALED, base_etag=base, **fresh)
         version.record = replace(version.record, sequence=self._journal.next_number())
         version.sealed_at = version.flushed_at = trio.current_time()
@@ -209,7 +214,9 @@ class Quarantine:
             await self._rename(self._tree.path(node), to)
         is_newest = node.version is version and self._tree.is_linked(node)
         if version.state is not FileState.REJECTED or not is_newest:
-            raise NotFound(f"{version.record.key}: was removed or written again meanwhile")
+            raise NotFound(
+                f"{version.record.key}: was removed or written again, so there is nothing to restore"
+            )
         version.is_forced = True
         changes = self._file_io.requeue(node, version)
         path = self._tree.path(node)
@@ -219,18 +226,20 @@ class Quarantine:
     async def _rename_copy(self, record: ConflictRecord, to: str) -> str:
         copy = self._tree.relative(record.kept_as)
         if not copy:
-            raise NotFound(f"{record.number}: the change was given up; there are no bytes to bring back")
+            raise NotFound(f"{record.number}: the change was abandoned; there are no bytes to restore")
         if not to:
             raise AlreadyExists(
-                f"{record.number}: it is on the mount as {copy}; --to PATH gives it another name"
+                f"{record.number}: our version is on the mount as {copy}; rename it with --to PATH"
             )
         await self._rename(copy, to)
-        if self._conflict_log.get(record.number) is not None:  # of the same name, in another directory
+        if (
+            self._conflict_log.get(record.number) is not None
+        ):  # the file name is the same, the directory another
             self._conflict_log.drop(record.number)
         return to
 
     async def _rename(self, old: str, new: str) -> None:
-        parent, name = await self._free_place(new, "")
+        parent, name = await self._free_name(new, "")
         with in_use(parent):
             folder = await self._directory(old.rpartition("/")[0])
             with in_use(folder):
@@ -238,13 +247,13 @@ class Quarantine:
         self._file_io.on_name_lost(folder, old.rpartition("/")[2])
         self._file_io.on_name_lost(parent, name)
 
-    async def _free_place(self, to: str, old: str) -> tuple[Node, str]:
-        """Return where something comes back: at the path `to`, or beside `old` under the first name that is free."""
+    async def _free_name(self, to: str, old: str) -> tuple[Node, str]:
+        """Return the directory and name for a restore: those of `to`, or beside `old` the first name that is free."""
         folder, _, last = (to or old).rpartition("/")
         name = decode_name(last.encode())
         parent = await self._directory(folder)
         if parent is self._tree.root and name == CONTROL_NAME:
-            raise AlreadyExists(f"{name}: is the daemon's own")
+            raise AlreadyExists(f"{name}: this name is reserved for the daemon; give another path")
         with in_use(parent):
             if to:
                 if await self._is_taken(parent, name):
@@ -265,7 +274,7 @@ class Quarantine:
         return node
 
     async def _is_taken(self, parent: Node, name: str) -> bool:
-        self._tree.child_key(parent, name)  # a key that is too long is refused before anything moves
+        self._tree.child_key(parent, name)  # raises for a key that is too long before anything is moved
         try:
             await self._lookup.lookup(parent, name)
         except NotFound:
@@ -277,21 +286,21 @@ class Quarantine:
             raise NotFound(f"{version.record.key}: was removed")
         return version.node
 
-    # ---- letting go
+    # ---- deleting
 
     async def delete(self, number: int) -> int:
-        """Remove it for good; return the bytes freed here. Raises NotFound, NotPermitted if it is in use."""
+        """Delete an entry for good; return the bytes freed here. Raises NotFound, NotPermitted if it is in use."""
         self._journal.check_writable()
-        refused = self._rejected().get(number)
+        rejected = self._rejected().get(number)
         conflict = self._conflict_log.get(number)
-        if refused is not None:
-            return await self._delete_rejected(refused)
+        if rejected is not None:
+            return await self._delete_rejected(rejected)
         if conflict is not None:
             return await self._delete_copy(conflict)
         if number not in self._quarantined:
-            raise NotFound(f"{number}: there is no such thing to delete; see `fusecache recover`")
+            raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
         record, held = self._quarantined.pop(number)
-        # Three steps, so that the next start ends what a crash interrupts.
+        # Three steps (row, file, row), so that the next start finishes what a crash interrupts.
         await self._journal.commit(PutFile(replace(record, state=FileState.DROPPED)))
         await self._offload.disk(self._staging.delete_quarantined, number)
         self._cache.release_staging(held)
@@ -302,13 +311,13 @@ class Quarantine:
     async def _delete_rejected(self, version: FileVersion) -> int:
         node = self._node_of(version)
         if node.handles:
-            raise NotPermitted(f"{self._tree.path(node)}: somebody has it open")
+            raise NotPermitted(f"{self._tree.path(node)}: a program has it open; close it first")
         parent, name, size = node.parent, node.name, version.size
         shown = self._file_io.placement.forget_deletes(version.record.key)
         dropped = [*self._file_io.drop(version), *shown]
         if parent is not None:
             self._tree.detach(node)
-            self._file_io.on_name_lost(parent, name)  # what the bucket has shows again
+            self._file_io.on_name_lost(parent, name)  # the name shows again what the bucket has
         await self._journal.commit(*dropped)
         return size
 
@@ -322,14 +331,14 @@ class Quarantine:
                     await self._namespace_ops.unlink(parent, name)
                 self._file_io.on_name_lost(parent, name)
             except NotFound:
-                log.info("the copy of a conflict was gone already path=%s", copy)
+                log.info("conflict copy already gone path=%s", copy)
         if self._conflict_log.get(record.number) is not None:
             self._conflict_log.drop(record.number)
         await self._journal.wait_committed()
         return 0
 
 
-# What was known of an upload, or of bytes on the disk, is of no use to the next one.
+# Fields of a restored row that start empty: what the old row knew of an upload and of synced bytes is of no use.
 _FRESH: dict[str, Any] = {
     "reason": Reason.NONE,
     "error": "",
@@ -348,8 +357,8 @@ def listing_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"entries": rows[-LISTED:], "count": len(rows), "bytes": nbytes}
 
 
-def quarantine_row(record: FileRecord, path: str, place: Path | None) -> dict[str, Any]:
-    """Return a row of the listing. when: seconds since 1970, 0 if nobody knows; place: of its bytes, "" if gone."""
+def quarantine_row(record: FileRecord, path: str, local_path: Path | None) -> dict[str, Any]:
+    """Return an entry of the listing. time: seconds since 1970, 0 if unknown; local_path: of the bytes, "" if gone."""
     return {
         "id": record.generation,
         "kind": "suspect" if record.reason in DOUBTFUL else "orphan",
@@ -358,12 +367,12 @@ def quarantine_row(record: FileRecord, path: str, place: Path | None) -> dict[st
         "time": record.moment,
         "reason": record.reason.value,
         "message": record.error,
-        "local_path": "" if place is None else str(place),
+        "local_path": "" if local_path is None else str(local_path),
     }
 
 
 def conflict_row(record: ConflictRecord, path: str, kept_as: str) -> dict[str, Any]:
-    """Return a row of the listing for a conflict; kept_as: the path of our version, "" if there is none."""
+    """Return an entry of the listing for a conflict. kept_as: the path of our version, "" if there is none."""
     return {
         "id": record.number,
         "kind": "conflict",

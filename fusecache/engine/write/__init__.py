@@ -1,1 +1,1 @@
-"""Local content: open, read, write, flush and close of files that this node writes."""
+"""Local file content: open, read, write, flush, fsync and close of files that this node writes."""

@@ -1,7 +1,10 @@
-"""Slows closes down while staging is nearly full, so that writers go at the bucket's pace before they are refused.
+"""Back-pressure: delays closes while staging is nearly full, so that writers slow down to the bucket's pace.
 
-A close may wait, as the kernel holds no lock meanwhile; a write may not. It waits before it promises anything: its file
-holds nobody up meanwhile, and its place in the order is that of its end.
+Without it writers would run into ENOSPC. Only a close waits: the kernel holds no lock during a close, but it does
+during a write.
+
+Invariant: a close waits before it acknowledges anything. While it waits, its file holds no other change back, and its
+sequence in the publish order is taken when the wait is over.
 """
 
 import logging
@@ -20,21 +23,22 @@ from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
-# Each holds a task of the mount, of which there are 4 096, and readers need some.
+# Each waiter occupies one of the mount's 4 096 request tasks, and readers need some of these.
 _WAITERS_MAX = 1024
-_NAMED = 50
+# How many waiting closes `facts` names.
+_NAMED_MAX = 50
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Waiter:
-    """One close that waits. since: on the loop's clock."""
+    """One close that waits. since: loop time."""
 
     handle: FileHandle
     since: float
 
 
 class Backpressure:
-    """Holds closes back while uploads progress and staging is above its high-water mark."""
+    """Delays closes while staging is above its high-water mark and uploads make progress."""
 
     def __init__(self, cache: BlockCache, queue: WritebackQueue, store: Store) -> None:
         self._cache = cache
@@ -45,12 +49,12 @@ class Backpressure:
         self._waiting: list[_Waiter] = []
 
     def end_waiting(self) -> None:
-        """The mount is about to end: no close waits any more."""
+        """Let every close go on, now and from now on: the mount is about to end."""
         self._is_ending = True
         self._cache.announce_staging()
 
     def facts(self, path_of: Callable[[Node], str]) -> dict[str, Any]:
-        """Return who waits, the longest first, as plain values, and above how many staged bytes closes wait."""
+        """Return the closes that wait, longest first, and the high-water mark in bytes, as plain values."""
         now = trio.current_time()
         return {
             "files": len(self._waiting),
@@ -60,24 +64,32 @@ class Backpressure:
                     "process": waiter.handle.process,
                     "seconds": round(now - waiter.since, 1),
                 }
-                for waiter in self._waiting[:_NAMED]
+                for waiter in self._waiting[:_NAMED_MAX]
             ],
             "high_water_bytes": self._cache.high_water_bytes,
         }
 
     async def wait_for_space(self, handle: FileHandle) -> None:
-        """Return when there is room below the mark, or nothing that would make some progresses."""
+        """Return when staging is below its high-water mark, or waiting is of no use.
+
+        It is of no use in these cases:
+        - No file is queued for upload, or no upload made progress for `STANDSTILL_SECONDS`.
+        - The mount ends, or the writer is being killed.
+        - `_WAITERS_MAX` other closes wait already.
+        """
         if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
             return
-        patience = ProgressTimeout(trio.current_time())
+        timeout = ProgressTimeout(trio.current_time())
         waiter = _Waiter(handle, trio.current_time())
         self._waiting.append(waiter)
         try:
             while self._is_high():
                 now = trio.current_time()
-                patience.on_progress(self._store.statistics().bytes_written, now)
-                if patience.is_over(now):
-                    log.warning("closing without room: nothing was uploaded for %.0f s", STANDSTILL_SECONDS)
+                timeout.on_progress(self._store.statistics().bytes_written, now)
+                if timeout.is_over(now):
+                    log.warning(
+                        "close goes on with staging nearly full no_upload_seconds=%.0f", STANDSTILL_SECONDS
+                    )
                     return
                 if handle.process and self._watch.is_dying(handle.process, now):
                     return
@@ -87,5 +99,5 @@ class Backpressure:
             self._waiting.remove(waiter)
 
     def _is_high(self) -> bool:
-        # With nothing on its way to the bucket, waiting makes no room.
+        # With no file queued for the bucket, waiting frees no space.
         return self._cache.is_staging_high and self._queue.contents > 0 and not self._is_ending

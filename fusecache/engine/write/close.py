@@ -1,11 +1,15 @@
-"""What a close promises: the life of a generation from the flush until it is sealed.
+"""The close protocol: the life of a file version from the close until it is sealed.
 
-Promises are made here and carried out by the publisher; `engine/writeback/placement.py` says in which order,
-`disposal.py` how content ends of which nothing is promised.
+close(2) makes the version FLUSHED: its journal row is synced, then the close is acknowledged with 0. The release of the
+last writer makes it SEALED, and immutable. In between, a close can be *revoked*: the version becomes OPEN again when
+more bytes are written, or when a writer still holds the file (a forked child had closed its descriptor).
+
+Not the upload: the publisher uploads what is closed here, in the order that `engine/writeback/placement.py` decides.
+Versions that the bucket does not get end in `disposal.py`.
 
 Invariants:
-1. `flush` returns only when the journal's row is synced; what it promised is found again after any crash.
-2. A generation whose write failed, or whose writer was killed, is never published.
+1. `flush` returns only when the journal row is synced. After any crash the next mount finds what it acknowledged.
+2. A version whose write failed, or whose writer was killed, is never published.
 """
 
 import logging
@@ -41,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class CloseProtocol(VersionDisposal):
-    """Makes what was written durable here, and queues it for the bucket."""
+    """Makes written content durable on this node, and queues it for the bucket."""
 
     def __init__(
         self,
@@ -57,11 +61,11 @@ class CloseProtocol(VersionDisposal):
         self._offload = offload
         self._boot_id = boot_id
         self.placement = QueuePlacement(tree, queue, journal, self.drop, self.dequeue)
-        # Closed, and perhaps not by the last that holds them.
+        # Versions that were closed, perhaps not by the last writer.
         self._flushed: set[FileVersion] = set()
-        # Of these, those that the last look of `settle` found held for too long.
+        # Those of them that the last `revoke_unfinished_closes` found held open for too long.
         self._overdue: set[FileVersion] = set()
-        # Being written; those that ended are taken out by `unsettled`.
+        # Versions being written; `dirty_versions` takes out the ones that ended.
         self._dirty: set[FileVersion] = set()
         self.enospc_log = EnospcLog()
         self.local_only: tuple[str, ...] = ()
@@ -71,7 +75,7 @@ class CloseProtocol(VersionDisposal):
         self.on_sealed: Callable[[], None] = lambda: None
 
     async def flush(self, handle: FileHandle) -> None:
-        """One close(2) of the file: make what was written durable here. Raises the file's first stored error."""
+        """Handle one close(2): make what was written durable on this node. Raises the file's first stored error."""
         if not handle.writable:
             return
         handle.is_flushed = True
@@ -82,25 +86,26 @@ class CloseProtocol(VersionDisposal):
             return
         if not version.is_mutable or not version.changed_since_flush:
             if version.state is FileState.FLUSHED and version.flushed_by is handle:
-                _is_unfinished(version, handle)  # what was promised is a forked child's close
-            await self._journal.wait_committed()  # another's close may be on its way to the disk
+                # The acknowledged close was a forked child's. This one is of another process, perhaps being killed.
+                _check_killed_writer(version, handle)
+            await self._journal.wait_committed()  # the row of another close may be on its way to the disk
         elif self.is_local(node) or await self._may_journal_close(handle, version):
             version.flushed_by = handle
             await self._journal_close(node, version)
 
     async def _may_journal_close(self, handle: FileHandle, version: FileVersion) -> bool:
-        """Wait for room, and say whether the close is to promise anything after that."""
+        """Wait for staging space; return whether the close is still to be journaled after that."""
         if self.wait_for_space is not None:
             if not version.writes:
                 self._trim(version)
             await self.wait_for_space(handle)
-            _raise_failure(handle.node)  # another's write found no room meanwhile
+            _raise_failure(handle.node)  # while it waited, a write through another handle may have failed
         if handle.node.version is not version or not version.is_mutable:
-            return False  # published as it is meanwhile, or removed
-        return not _is_unfinished(version, handle)
+            return False  # published as a snapshot, or removed, while it waited
+        return not _check_killed_writer(version, handle)
 
     async def fsync(self, handle: FileHandle) -> None:
-        """Return when data and journal row are on the disk. Raises the file's first stored error."""
+        """Handle fsync(2): return when data and journal row are on the disk. Raises the file's first stored error."""
         version = handle.node.version
         _raise_failure(handle.node)
         if version is None:
@@ -112,14 +117,14 @@ class CloseProtocol(VersionDisposal):
             with reading(version):
                 await self._sync(version)
         except FusecacheError as exc:
-            # The kernel tells it once: what is read back later need not be what was written.
+            # The kernel reports a failed sync only once, and later reads may return other bytes than were written.
             if version.is_mutable:
                 self._fail(version, exc)
             raise
         await ticket.wait()
 
     async def _sync(self, version: FileVersion) -> None:
-        """Bring the bytes to the disk; take their checksums beside that, so that a close finds them verified."""
+        """Sync the bytes to the disk, and compute their checksums concurrently, so that a close finds them verified."""
         file, sums, size = version.file, version.checksums, version.size
         if version.writes or not version.is_mutable or not sums.may_take(size, version.written):
             await self._offload.disk(file.sync)
@@ -136,45 +141,45 @@ class CloseProtocol(VersionDisposal):
                     await self._offload.disk(file.sync)
 
     def revoke_unfinished_closes(self, now: float, settle_seconds: float) -> bool:
-        """Take back promises of files that a writer still holds: the close was a forked child's.
+        """Revoke closes of files that a writer still holds after the settle delay: a forked child closed them.
 
-        Not at the first look that finds one overdue: the loop may have stood still, and the end of the close lie unread
-        in the kernel. Return whether another look, a moment later, is to decide.
+        A close is revoked only at the second check that finds it overdue. At the first one the loop may have stood
+        still, with the RELEASE of that close unread in the kernel. Return whether such a second check is needed soon.
         """
         overdue = self._overdue
         self._overdue = set()
-        for item in list(self._flushed):
-            if item.state is not FileState.FLUSHED:
-                self._flushed.discard(item)
+        for version in list(self._flushed):
+            if version.state is not FileState.FLUSHED:
+                self._flushed.discard(version)
             elif (
-                not item.closing
-                and now - item.flushed_at >= settle_seconds
-                and item.node is not None
-                and item.node.writers
+                not version.closing
+                and now - version.flushed_at >= settle_seconds
+                and version.node is not None
+                and version.node.writers
             ):
-                if item not in overdue:
-                    self._overdue.add(item)
+                if version not in overdue:
+                    self._overdue.add(version)
                     continue
-                self._queue.discard(item)
-                item.transition_to(FileState.OPEN)
-                item.changed_since_flush = True  # its writer's own close is still to come
-                # Its sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals it
-                # under that.
-                self._journal.submit(*self._row(item))
+                self._queue.discard(version)
+                version.transition_to(FileState.OPEN)
+                version.changed_since_flush = True  # the writer's own close is still to come
+                # The sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals the version
+                # under it.
+                self._journal.submit(*self._row(version))
         return bool(self._overdue)
 
     # ---- content that is never closed
 
     def dirty_versions(self) -> list[FileVersion]:
-        """Return what is being written, and was changed since the last promise that still holds."""
+        """Return the versions that were changed and are not sealed yet: OPEN, or FLUSHED."""
         self._dirty = {each for each in self._dirty if each.state in {FileState.OPEN, FileState.FLUSHED}}
         return list(self._dirty)
 
     async def snapshot(self, node: Node, *, rested_seconds: float) -> FileVersion | None:
-        """Have what an open file holds now published, and return it; None if there is nothing to be published.
+        """Seal what an open file holds now, so that it is published; return it, or None if nothing is to be published.
 
-        Nothing is copied here: the content is sealed, and who writes next gets a copy of it.
-        rested_seconds: so much of its settle time counts as over.
+        Nothing is copied here: the version is sealed, and the next writer gets a copy of it. Waits until no write is in
+        progress. rested_seconds: how much of its settle delay counts as over.
         """
         version = node.version
         while version is not None and version.writes:
@@ -193,10 +198,10 @@ class CloseProtocol(VersionDisposal):
         return version
 
     def requeue(self, node: Node, version: FileVersion) -> list[Change]:
-        """Queue content that the bucket refused once more, as if it had been closed just now."""
+        """Queue a rejected version again, as if it had been closed just now; return the rows."""
         key = self._tree.key(node)
         version.error = None
-        self.on_key_changed(version)  # parts of the upload that was refused are no use
+        self.on_key_changed(version)  # parts of the rejected upload are of no use
         base = self._queue.base_for(key, node.published_etag(key))
         sequence = self._journal.next_number()
         version.transition_to(
@@ -218,25 +223,30 @@ class CloseProtocol(VersionDisposal):
         ]
 
     def has_temporary_name(self, node: Node) -> bool:
-        """Return whether the node's name is one under which programs write before they rename."""
+        """Return whether the node's name matches `temp_names`: programs write under it, then rename."""
         return matches_any(node.name, self.temp_names)
 
     # ---- content that is never published
 
     def is_local(self, node: Node) -> bool:
-        """Return whether files under the node's name are never published."""
+        """Return whether the node's path matches `local_only`: its content is never published."""
         return bool(self.local_only) and is_at_or_below_any(self.local_only, self._tree.path(node))
 
     def check_stays_published(self, key_before: str, key_now: str) -> None:
-        """Raise AcrossDevices for a rename that would take a file out of the bucket: `mv` then copies and removes."""
+        """Raise AcrossDevices (EXDEV) for a rename from a published to a local-only path.
+
+        It would take the file out of the bucket. `mv` reacts to EXDEV by copying and removing.
+        """
         if self.local_only:
             before, now = self._tree.relative(key_before), self._tree.relative(key_now)
             if is_at_or_below_any(self.local_only, now) and not is_at_or_below_any(self.local_only, before):
-                raise AcrossDevices(f"{now}: files there are never published; copy {before} and remove it")
+                raise AcrossDevices(
+                    f"{now}: a local_only path is never uploaded; copy {before} and remove it"
+                )
 
-    def adopt_local_only(self, generations: list[FileVersion]) -> None:
-        """Take over what the daemon before never published; what is under another name by now's options is queued."""
-        for version in generations:
+    def adopt_local_only(self, versions: list[FileVersion]) -> None:
+        """Take over local-only versions of the previous daemon; queue any that `local_only` does not match now."""
+        for version in versions:
             node = version.node
             if node is None:
                 continue
@@ -246,7 +256,7 @@ class CloseProtocol(VersionDisposal):
                 self._journal.submit(*self._mark_flushed(node, version), *self._sealed(version))
 
     def end_local_only(self, node: Node, version: FileVersion) -> list[Change]:
-        """Content that was never published got another name; return what is to be journaled with that."""
+        """Handle a rename of local-only content; return the rows, to be journaled with the rename."""
         key = self._tree.key(node)
         if self.is_local(node):
             version.record = replace(version.record, key=key)
@@ -255,7 +265,8 @@ class CloseProtocol(VersionDisposal):
         if node.writers:
             self._dirty.add(version)
             self.on_dirty()
-            # Under its new name it is as new as the rename: a release without another flush seals it under that.
+            # Under its new name it is as new as the rename: a release without another flush seals it under this
+            # sequence.
             version.changed_since_flush = True
             return [
                 PutFile(version.transition_to(FileState.OPEN, key=key, sequence=self._journal.next_number()))
@@ -265,11 +276,11 @@ class CloseProtocol(VersionDisposal):
         return changes
 
     async def _end_writing(self, handle: FileHandle, version: FileVersion) -> None:
-        """The last writer is gone: seal, or keep aside."""
+        """Seal the version as its last writer is gone, or quarantine it."""
         node = handle.node
         error, node.write_error = node.write_error, None
         if error is not None:
-            self._fail(version, error)  # bytes are missing that were to be in it
+            self._fail(version, error)  # bytes that a program wrote are missing in it
         if version.state is FileState.FAILED:
             self._quarantine(node, version)
         elif self.is_local(node):
@@ -284,7 +295,11 @@ class CloseProtocol(VersionDisposal):
             self._seal_closed(node, version)
 
     def _end_replaced(self, handle: FileHandle, version: FileVersion) -> None:
-        """A handle of an unlinked file was closed: if it is owed still, then before what was renamed over it."""
+        """Handle the release of an unlinked file: a queued version is sealed, any other ends with the last handle.
+
+        It is still queued if it is to be published before the file that was renamed over it. If its writer was killed,
+        it leaves the queue and is not published.
+        """
         node = handle.node
         if handle.writable and node.writers == 0 and _is_unfinished_at_end(version, handle):
             self._queue.discard(version)
@@ -296,9 +311,10 @@ class CloseProtocol(VersionDisposal):
     # ---- inside
 
     async def _on_change(self, version: FileVersion) -> None:
-        """Bytes change after a close was promised: take the promise back until the next close, or the release.
+        """Mark a version as changed, and revoke its close, if there was one, until the next close or the release.
 
-        Durably, before the first byte changes: a crash must not publish a mixture as if it had been closed.
+        The row that revokes the close is synced before the first byte changes. Otherwise a mixture of old and new bytes
+        could be published after a crash, as if it had been closed.
         """
         version.changed_since_flush = True
         if version.dirty_since == float("inf"):
@@ -320,10 +336,10 @@ class CloseProtocol(VersionDisposal):
             self._journal.submit(*self._row(version))
 
     async def _journal_close(self, node: Node, version: FileVersion) -> None:
-        """Journal what a close promises."""
+        """Journal a close: it is durable when this returns. Nothing is journaled for an unlinked file."""
         version.changed_since_flush = False
         if not self._tree.is_linked(node):
-            return  # unlinked while open: its content goes with the last handle
+            return  # unlinked while open: its content ends with the last handle
         changes = self._mark_flushed(node, version)
         version.closing += 1
         try:
@@ -334,9 +350,9 @@ class CloseProtocol(VersionDisposal):
         self.on_sealed()
 
     def _mark_flushed(self, node: Node, version: FileVersion) -> list[Change]:
-        """Make content FLUSHED under a new sequence, or under the place of an older generation of the same key.
+        """Make a version FLUSHED under a new sequence, and queue it; return the rows.
 
-        Content that is never published becomes LOCAL instead. Return what is to be journaled.
+        Local-only content becomes LOCAL instead, and is not queued.
         """
         version.changed_since_flush = False
         version.flushed_changes = version.changes
@@ -370,16 +386,16 @@ class CloseProtocol(VersionDisposal):
         return [*changes, PutFile(record)]
 
     def _verified(self, version: FileVersion) -> dict[str, bool | str]:
-        """Return what a row says of bytes on the disk: verified, if they are those of the last fsync."""
+        """Return the row's `synced` and `checksum`: set if the last fsync covered the bytes as they are now."""
         if version.writes or not version.checksums.are_current:
             return {"synced": False, "checksum": ""}
         version.granule_checksums = version.checksums.checksums
         return {"synced": True, "checksum": checksum_of_checksums(version.granule_checksums)}
 
     async def _journal_late_pages(self, node: Node, version: FileVersion) -> None:
-        """Pages came after the close (a mapping): same promise, same place, the newer bytes.
+        """Journal pages of a mapping that came after the close: the same sequence, with the newer bytes.
 
-        A place of their own if what was closed is published already, or was promised under another name.
+        They get a sequence of their own if what was closed is published already, or was closed under another name.
         """
         key = self._tree.key(node)
         if not version.sequence or version.record.key != key:
@@ -398,20 +414,20 @@ class CloseProtocol(VersionDisposal):
         await self._journal.commit(PutFile(record))
 
     def _seal_closed(self, node: Node, version: FileVersion) -> None:
-        """Seal what was promised, unless another writer came meanwhile, whose end seals, or it was removed.
+        """Seal a closed version, unless another writer has the file open (its release seals), or it was removed.
 
-        What another file was renamed over is still to be published, before that.
+        A version that left its name because another file was renamed over it is still in the queue, and sealed.
         """
         if node.writers or version.state is not FileState.FLUSHED or version not in self._queue:
             return
         rows = self._sealed(version)
-        # What was replaced goes with its row: that is not put off.
+        # More rows end a version that this one supersedes: its bytes go with its row, so these are not delayed.
         submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
         submit(*rows)
         self.on_sealed()
 
     def _sealed(self, version: FileVersion) -> list[Change]:
-        """Make content immutable, and queue it; return what says so."""
+        """Make a version immutable (SEALED), and queue it; return the rows."""
         version.transition_to(FileState.SEALED, size=version.size)
         version.sealed_at = trio.current_time()
         self._trim(version)
@@ -422,7 +438,7 @@ class CloseProtocol(VersionDisposal):
 
 
 def _raise_failure(node: Node) -> None:
-    """Raise why content is not published; an upload that is only tried again is no failure of its writer."""
+    """Raise the error for which the node's content is not published. An upload that is retried is not one."""
     if node.write_error is not None:
         raise node.write_error
     version = node.version
@@ -432,26 +448,26 @@ def _raise_failure(node: Node) -> None:
         raise version.error
 
 
-def _is_unfinished(version: FileVersion, handle: FileHandle) -> bool:
-    """Return whether the process that wrote through a handle is being killed, and note it."""
+def _check_killed_writer(version: FileVersion, handle: FileHandle) -> bool:
+    """Return whether the process that wrote through a handle is being killed, and record that in the version."""
     if is_killed(handle):
         version.killed_writer = handle
     elif version.killed_writer is not handle:
         version.killed_writer = None
-    # Else a child that outlived it closes the same open file.
+    # Else it stays recorded: a child that outlived the killed process closes the same open file.
     return version.killed_writer is not None
 
 
 def _is_unfinished_at_end(version: FileVersion, handle: FileHandle) -> bool:
-    """Return whether content must not be published although its last writer is gone."""
+    """Return whether a version must not be published although its last writer is gone."""
     if version.killed_writer is not None:
         return True
     if version.changes == version.flushed_changes:
-        return False  # a close promised just this
-    # A mapping's late pages, of a process that may have been killed; or nothing was written, and nothing closed.
+        return False  # a close acknowledged exactly these bytes
+    # Late pages of a mapping, whose process may have been killed; or nothing was ever written, and nothing closed.
     return is_killed(handle) or not (version.changes or version.sequence)
 
 
 def is_killed(handle: FileHandle) -> bool:
-    """Return whether the process that opened a file for writing is being ended by a signal."""
+    """Return whether the process that opened a file for writing is being killed by a signal."""
     return is_being_killed(handle.process or handle.pid)

@@ -1,6 +1,9 @@
-"""How content ends that the bucket does not get: dropped, let go with its last handle, kept aside.
+"""Ends file versions that the bucket does not get: drops them now or with the last handle, or quarantines them.
 
-Invariant: nothing is dropped that was promised to anyone, unless newer content of the same file stands for it.
+Not for versions that the bucket has: `engine/publish/retirement.py` turns these into cache.
+
+Invariant: content that a close acknowledged is dropped in two cases only. Newer content of the same file stands for it,
+or a program or user on this node removed it.
 """
 
 import logging
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class VersionDisposal:
-    """Ends generations, and gives back what they held."""
+    """Ends file versions, and releases the space and the nodes that they held."""
 
     def __init__(
         self,
@@ -47,21 +50,21 @@ class VersionDisposal:
         self._staging = staging
         self._journal = journal
         self._queue = queue
-        # Content that is never published: of names that match `local_only`.
+        # Versions that are never published, as their names match `local_only`.
         self.local: set[FileVersion] = set()
         self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_dropped: Callable[[FileVersion], None] = lambda _generation: None
-        self.on_key_changed: Callable[[FileVersion], None] = lambda _generation: None
-        # What was refused has its name again.
-        self.on_returned: Callable[[FileVersion], list[Change]] = lambda _generation: []
-        # What the bucket refused, or what replaces that, is dropped, or offered to it again.
-        self.on_settled: Callable[[FileVersion], list[Change]] = lambda _generation: []
+        self.on_dropped: Callable[[FileVersion], None] = lambda _version: None
+        self.on_key_changed: Callable[[FileVersion], None] = lambda _version: None
+        # Rejected content has its name again, as what replaced it failed.
+        self.on_returned: Callable[[FileVersion], list[Change]] = lambda _version: []
+        # Rejected content, or what replaces it, was dropped, quarantined or queued again.
+        self.on_settled: Callable[[FileVersion], list[Change]] = lambda _version: []
         self.on_quarantined: Callable[[FileRecord], None] = lambda _record: None
 
     def drop(self, version: FileVersion) -> list[Change]:
-        """End a generation that nobody needs any more; return the change to be journaled with its reason.
+        """End a version that is no longer needed; return the rows, to be journaled in one transaction with the cause.
 
-        One in flight cannot be dropped.
+        The caller must not drop a version that is in flight.
         """
         self._queue.discard(version)
         self.local.discard(version)
@@ -76,7 +79,7 @@ class VersionDisposal:
         return [dropped_row(version), *self.drop_replaced(version), *self.on_settled(version)]
 
     def dequeue(self, version: FileVersion) -> list[Change]:
-        """Have what is queued published no more: it ends now, or with the last handle that has it open."""
+        """Take a queued version out of the queue. It ends now, or with the last handle that has it open."""
         node = version.node
         if node is None or not node.handles or node.version is not version:
             return self.drop(version)
@@ -84,15 +87,15 @@ class VersionDisposal:
         return [dropped_row(version)]
 
     def drop_replaced(self, version: FileVersion) -> list[Change]:
-        """The version that the bucket refused is not wanted any more, unless it was offered to it again."""
-        refused, version.replaces = version.replaces, None
-        if refused is None or refused.state is not FileState.REJECTED:
+        """Drop the rejected version that this one replaces, unless it was queued again."""
+        rejected, version.replaces = version.replaces, None
+        if rejected is None or rejected.state is not FileState.REJECTED:
             return []
-        refused.successor = version
-        return self.drop(refused)
+        rejected.successor = version
+        return self.drop(rejected)
 
     def _dispose_unlinked(self, version: FileVersion) -> None:
-        """The last handle of an unlinked file is closed."""
+        """End the version of an unlinked file, as its last handle is closed."""
         if version.state is FileState.STORED:
             version.node = None
             self.on_dropped(version)
@@ -100,18 +103,21 @@ class VersionDisposal:
             self._journal.submit(*self.drop(version))
 
     def _quarantine(self, node: Node, version: FileVersion) -> None:
-        """Keep content that must not be published; the published version shows again under the name."""
+        """Quarantine content that must not be published. The name shows its previous content again.
+
+        Content whose writer got ENOSPC is dropped instead, unless it is local-only.
+        """
         parent, name = node.parent, node.name
-        refused, version.replaces = version.replaces, None
+        rejected, version.replaces = version.replaces, None
         if isinstance(version.error, NoSpace) and version not in self.local:
-            # Its writer was told; keeping it would hold the very room that is missing. What is changed in place was
-            # closed before.
-            log.warning("removed a file that the disk had no room for path=%s", self._tree.path(node))
+            # The writer got the error, and keeping the bytes would hold the very space that is missing. Local-only
+            # content is kept: it is changed in place, so a close may have acknowledged it before.
+            log.warning("removed unfinished file after ENOSPC path=%s", self._tree.path(node))
             self._journal.submit(*self.drop(version))
         else:
             self._queue.discard(version)
             self.local.discard(version)
-            self.on_key_changed(version)  # parts that were sent are for nobody
+            self.on_key_changed(version)  # parts that were sent are of no use any more
             failed = version.error is not None
             record = version.transition_to(
                 FileState.ORPHAN,
@@ -122,10 +128,10 @@ class VersionDisposal:
             )
             self._journal.submit(PutFile(record), *self.on_settled(version))
             version.file.close()
-            place = self._staging.quarantine(record.generation, "orphans")
+            path = self._staging.quarantine(record.generation, "orphans")
             log.warning(
-                "kept aside an unfinished file path=%s bytes=%d at=%s reason=%s",
-                self._tree.path(node), record.size, place, record.error,
+                "quarantined unfinished file path=%s bytes=%d at=%s reason=%s",
+                self._tree.path(node), record.size, path, record.error,
             )  # fmt: skip
             self.on_quarantined(record)
             self._cache.release_staging(version.reserved - version.size)
@@ -134,28 +140,31 @@ class VersionDisposal:
             version.node = None
             self._tree.release_local(node)
         if parent is not None and node.parent is not None:
-            # The kernel holds the unfinished bytes under this inode: the name needs another one.
-            with in_use(parent):  # or it goes with its only child
+            # The kernel caches the unfinished bytes under this inode, so the name needs another inode.
+            with in_use(parent):  # else the parent's node goes with its only child
                 self._tree.detach(node)
-                self._restore_previous(node, parent, name, refused)
+                self._restore_previous(node, parent, name, rejected)
                 self.on_name_lost(parent, name)
-        if refused is not None and refused.state is FileState.REJECTED:
-            self._journal.submit(*self.on_returned(refused))
+        if rejected is not None and rejected.state is FileState.REJECTED:
+            self._journal.submit(*self.on_returned(rejected))
 
-    def _restore_previous(self, node: Node, parent: Node, name: str, refused: FileVersion | None) -> None:
-        """Let the name show what was closed last of all that is queued under it, or was refused."""
+    def _restore_previous(self, node: Node, parent: Node, name: str, rejected: FileVersion | None) -> None:
+        """Let the name show what was closed last: what is queued under it, else the rejected version.
+
+        If there is neither, it shows a file that this node was renamed over, if that is still queued.
+        """
         key = self._tree.child_key(parent, name)
         of_key = self._queue.for_key(key)
         queued = self._queued_of(node, key)
-        if refused is not None and refused.state is FileState.REJECTED:
-            queued.insert(0, refused)
+        if rejected is not None and rejected.state is FileState.REJECTED:
+            queued.insert(0, rejected)
         if queued:
             self._hand_to_successor(node, parent, name, queued)
         elif of_key and leaves_object(of_key[-1], key):
             self._show_replaced(parent, name, key, of_key[-1])
 
     def _queued_of(self, node: Node, key: str) -> list[QueuedChange]:
-        """Return what is queued for a node that came to be `key`: renames lead back to the names that it had."""
+        """Return what is queued for the node at `key`, in order, also under names that it had before queued renames."""
         keys, queued = [key], set[QueuedChange]()
         for each in keys:
             for item in self._queue.for_key(each):
@@ -165,7 +174,7 @@ class VersionDisposal:
         return sorted(queued, key=lambda item: item.sequence)
 
     def _show_replaced(self, parent: Node, name: str, key: str, last: QueuedChange) -> None:
-        """The node was renamed over another one, which is owed to the bucket still: that has its name again."""
+        """Give the name back to a file that this node was renamed over, and that is still queued for the bucket."""
         replaced = last.node
         if replaced is None or replaced.parent is not None:
             return
@@ -173,29 +182,32 @@ class VersionDisposal:
         if replaced.version is None or replaced.version in queued:
             self._tree.attach(replaced, parent, name)
         else:
-            self._hand_to_successor(replaced, parent, name, queued)  # somebody writes on, under no name
+            self._hand_to_successor(replaced, parent, name, queued)  # a writer still changes it, unlinked
 
     def _hand_to_successor(self, node: Node, parent: Node, name: str, queued: list[QueuedChange]) -> None:
-        """Give what is queued for a node to a new one of that name."""
-        heir = self._tree.make(parent, name, node.kind, attributes=attributes_of(node), version=node.object)
+        """Move what is queued for a node to a new node (a new inode) of that name."""
+        successor = self._tree.make(
+            parent, name, node.kind, attributes=attributes_of(node), version=node.object
+        )
         for item in queued:
-            item.node = heir
-            self._tree.hold_local(heir)
+            item.node = successor
+            self._tree.hold_local(successor)
             self._tree.release_local(node)
             if isinstance(item, FileVersion):
-                heir.version = item
+                successor.version = item
 
     def _trim(self, version: FileVersion) -> None:
-        """Nothing more is written into it for now: give back what was reserved for that."""
+        """Release the space that is reserved beyond the version's size, as nothing is written for now."""
         if version.reserved > version.size:
             self._cache.release_staging(version.reserved - version.size)
             version.reserved = version.size
 
     def _row(self, version: FileVersion) -> list[PutFile]:
-        """Return the row to be journaled.
+        """Return the row of a version, to be journaled.
 
-        Of a file that was unlinked: none, as it must not come back after a crash, unless it is to be published before
-        what another was renamed over it for; if it was, and is not any more, its row says so.
+        An unlinked file must not come back after a crash. So it has a row only while its version is queued: a file that
+        was replaced by a rename may have to be published before what replaced it. If the version had a sequence and is
+        no longer queued, its row becomes DROPPED. Otherwise there is no row.
         """
         is_named = version.node is not None and self._tree.is_linked(version.node)
         if is_named or version in self._queue:

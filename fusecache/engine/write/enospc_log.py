@@ -1,18 +1,19 @@
-"""What was written here and found no room, remembered for a while: the program was told, a person should be too."""
+"""Remembers for an hour which writes failed with ENOSPC: the program got the error, `status` also shows it to you."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
-# A program that was refused has ended, or has tried again, long before.
+# By then a program that got ENOSPC has long ended, or tried again.
 REMEMBERED_SECONDS = 3600.0
-_MOST = 1000
+# Paths remembered at most; the oldest event is dropped first.
+_PATHS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class EnospcEvent:
-    """A file that found no room. size: how far it was to reach, 0 if nobody knows; moment: loop time."""
+    """One file that got ENOSPC. size: the size that it was to reach, 0 if unknown; moment: loop time."""
 
     path: str
     size: int
@@ -21,29 +22,29 @@ class EnospcEvent:
 
 
 class EnospcLog:
-    """The newest refusals for lack of room, by path. Paths are below the mountpoint."""
+    """The newest ENOSPC event of each path. Paths are below the mountpoint."""
 
     def __init__(self) -> None:
-        # The newest last.
+        # In the order of the events, the newest last.
         self._files: dict[str, EnospcEvent] = {}
 
     def record(self, path: str, size: int, error: Exception) -> None:
-        """A file was refused; of one that is refused again and again the largest size counts."""
+        """Record an ENOSPC event. If a file had one before, the larger size counts."""
         before = self._files.pop(path, None)
         size = max(size, before.size if before is not None else 0)
         self._files[path] = EnospcEvent(path, size, trio.current_time(), str(error))
-        if len(self._files) > _MOST:
+        if len(self._files) > _PATHS_MAX:
             del self._files[next(iter(self._files))]
 
     def on_closed(self, path: str, size: int) -> None:
-        """A file of that size was closed, and has room: what is no larger would have, too."""
+        """A file was closed, so it had room: forget its event, and those of files that are no larger."""
         if self._files:
             self._files = {
                 each.path: each for each in self._files.values() if each.path != path and each.size > size
             }
 
     def at(self, path: str = "") -> list[EnospcEvent]:
-        """Return what was refused at or below a path, the newest first."""
+        """Return the events at or below a path, the newest first."""
         since = trio.current_time() - REMEMBERED_SECONDS
         self._files = {each.path: each for each in self._files.values() if each.moment >= since}
         below = f"{path}/" if path else ""
@@ -51,7 +52,7 @@ class EnospcLog:
         return found[::-1]
 
     def facts(self, path: str = "") -> dict[str, Any]:
-        """Return how many writes at or below a path were refused, and the last of them, as plain values."""
+        """Return how many files at or below a path got ENOSPC, and the newest event, as plain values."""
         found = self.at(path)
         if not found:
             return {"files": 0}

@@ -1,8 +1,8 @@
-"""Content of files: handles, reading it, and the generations that writing makes.
+"""Reads and writes file content: handles, reads, writes, truncates, and the versions that writing makes.
 
-What a close promises is in `close.py`; the publisher carries it out.
+Not the close, which is in `close.py`, and not the upload, which the publisher does.
 
-Invariant: a sealed generation never changes; a writer that comes later gets a new one.
+Invariant: a sealed version never changes. A writer that comes later gets a new version.
 """
 
 import time
@@ -31,20 +31,20 @@ from fusecache.model.states import FileState
 from fusecache.policy.writeback.inline_write_gate import InlineWriteGate
 from fusecache.policy.writeback.multipart import OBJECT_BYTES_MAX
 
-# Space is reserved in steps, so that 4 KiB writes do not go to the ledger each; small ones for small files, as of those
-# many may be open at once.
+# Space is reserved in steps, so that not every 4 KiB write goes to the ledger. A small file reserves small steps, as
+# many small files may be open at once.
 _RESERVE_STEPS = (64 * 1024, 16 * MIB)
 _COPY_BYTES = MIB
-# With less room than this a new file is refused at once, before anything of it is accepted.
+# With less space than this a new file gets ENOSPC at once, before any byte of it is accepted.
 _HEADROOM_BYTES = MIB
 _FULL = (
     "the cache's disk limit is reached by files that the bucket does not have yet; "
     "wait for uploads (`fusecache status`) or mount with a larger --cache-size"
 )
-# The kernel sends RELEASE as close(2) returns, and waits for nobody: it may come after the OPEN of who opens the file
-# next. So long that one waits: by then it is settled that the file is open still, and the close was a forked child's.
+# The kernel sends RELEASE when close(2) returns, and does not wait for the answer. So it may arrive after the next OPEN
+# of the file, which waits this long for it. After that the file counts as still open: the close was a forked child's.
 _RELEASE_SECONDS = 2.0
-# A reader waits so long for an object that is being renamed in the bucket.
+# A reader waits at most this long for an object that is being renamed in the bucket.
 _MOVE_SECONDS = 60.0
 
 
@@ -64,8 +64,8 @@ class FileIO(CloseProtocol):
         super().__init__(tree, cache, staging, journal, queue, offload, boot_id)
         self.on_read: Callable[[Node, int], None] = lambda _node, _pid: None
         self._inline_gate = InlineWriteGate()
-        self.on_part_ready: Callable[[FileVersion], None] = lambda _generation: None
-        # Files that somebody has open for writing.
+        self.on_part_ready: Callable[[FileVersion], None] = lambda _version: None
+        # Files that are open for writing.
         self.writing: set[Node] = set()
 
     # ---- handles
@@ -79,13 +79,13 @@ class FileIO(CloseProtocol):
             node.writers += 1
             node.appenders += appends
             self.writing.add(node)
-            # What is being written keeps its place, even if other clients empty the directory around it.
+            # A file that is being written keeps its name, even if other clients empty the directory around it.
             self._tree.hold_local(node)
         process = thread_group(pid) if writable and pid else 0
         return FileHandle(node, writable, pid, process, writable and appends)
 
     async def wait_release(self, node: Node) -> None:
-        """Return when a close that has returned has ended here too: what is written next must not take it back."""
+        """Wait for the RELEASE of a close that has returned: what is written next must not revoke that close."""
         version = node.version
         if version is None or version.changed_since_flush or version.flushed_by is None:
             return
@@ -94,7 +94,7 @@ class FileIO(CloseProtocol):
                 await version.flushed_by.released.wait()
 
     async def release(self, handle: FileHandle) -> None:
-        """Close a handle; the last writer's release seals what was flushed."""
+        """Close a handle. The last writer's release seals what was flushed."""
         try:
             await self._release(handle)
         finally:
@@ -132,31 +132,30 @@ class FileIO(CloseProtocol):
         this handle reads is no longer in the bucket, and other model errors.
         """
         node = handle.node
-        generation = node.version
-        if generation is not None:
-            return await self._read_staged(generation, offset, size)
-        version = node.object
-        if version is None or version.size == 0:
+        if node.version is not None:
+            return await self._read_staged(node.version, offset, size)
+        remote = node.object
+        if remote is None or remote.size == 0:
             return b""
-        if handle.reader is None or handle.reader_version is not version:
+        if handle.reader is None or handle.reader_version is not remote:
             if handle.reader is not None:
                 self._cache.close(handle.reader)
             elif offset == 0:
                 self.on_read(node, handle.pid)
-            handle.reader = self._cache.open(version.object_id, version.size)
-            handle.reader_version = version
+            handle.reader = self._cache.open(remote.object_id, remote.size)
+            handle.reader_version = remote
         try:
             return await self._cache.read(handle.reader, offset, size)
         except (ObjectChanged, ObjectMissing):
-            # While we waited, our own publishing may have put other content, or another key, in its place.
+            # During the wait our own publisher may have given the node another object, or another key.
             await self._wait_moved(node)
-            if node.version is None and node.object is version:
+            if node.version is None and node.object is remote:
                 node.verified = float("-inf")
                 raise
             return await self.read(handle, offset, size)
 
     async def _wait_moved(self, node: Node) -> None:
-        """If the node's object is under way to another key, wait until it is there."""
+        """If the node's object is being renamed in the bucket, wait until that is done."""
         if not self._tree.is_linked(node):
             return
         for item in self._queue.for_key(self._tree.key(node)):
@@ -177,9 +176,9 @@ class FileIO(CloseProtocol):
     # ---- writing
 
     async def check_space(self, path_of: Callable[[], str] = lambda: "") -> None:
-        """Raise NoSpace if nothing can be written at all; asked before a file is made or opened for it.
+        """Raise NoSpace if nothing can be written at all; called before a file is created or opened for writing.
 
-        path_of: returns its path, where somebody is to be told.
+        path_of: returns the file's path for `status`; "" records nothing.
         """
         self._journal.check_writable()
         with self._record_enospc(path_of, 0):
@@ -201,12 +200,12 @@ class FileIO(CloseProtocol):
             raise
 
     def _check_admitted(self, nbytes: int) -> None:
-        """Raise NoSpace if so much may not be begun, for the sake of what the kernel has accepted already."""
+        """Raise NoSpace if `nbytes` may not be begun: the rest is for writes that the kernel has accepted already."""
         if nbytes > self._cache.writable_bytes():
             raise NoSpace(_FULL)
 
     def create(self, node: Node) -> None:
-        """Give a new file its first, empty generation."""
+        """Give a new file its first, empty version."""
         version = self._new_version(node)
         self._journal.submit_lazily(PutFile(version.record))
 
@@ -220,11 +219,11 @@ class FileIO(CloseProtocol):
             self.enospc_log.record(self._tree.path(node), stop, exc)
             raise
         if handle.is_flushed and is_killed(handle):
-            # Pages of a mapping, whose end says nothing but RELEASE: the process may be gone by then.
+            # Late pages of a mapping. Only a RELEASE follows them, and the process may be gone by then: check now.
             version.killed_writer = handle
         try:
             with writing(version):
-                version.on_changed(offset, stop)  # before it, and after it: a part may be read meanwhile
+                version.on_changed(offset, stop)  # before and after the write: a part may be read during it
                 await self._write_staging(version.file, offset, data)
                 has_grown = version.on_written(offset, stop)
         except FusecacheError as exc:
@@ -234,13 +233,13 @@ class FileIO(CloseProtocol):
             raise
         if has_grown and not self.is_local(node):
             self.on_part_ready(version)
-        await self._on_change(version)  # another process may have closed the file meanwhile
+        await self._on_change(version)  # another process may have closed the file during the write
         return len(data)
 
     async def _writable_to(self, node: Node, stop: int) -> FileVersion:
-        """Return content that may be written up to `stop` until the caller's next checkpoint, and say that it changes.
+        """Return a version that may be written up to `stop` until the caller's next checkpoint, marked as changed.
 
-        What fails here loses the bytes that were to be written: nothing written after them may be published.
+        A failure here loses the bytes that were to be written, so nothing written after them may be published.
         """
         while True:
             if node.write_error is not None:
@@ -261,15 +260,15 @@ class FileIO(CloseProtocol):
             except FusecacheError as exc:
                 if version.is_mutable:
                     self._fail(version, exc)
-                else:  # published as it was, meanwhile: that is whole without these bytes
+                else:  # published as a snapshot in the meantime: that is whole without these bytes
                     node.write_error = exc
                 raise
             if version.is_mutable and stop <= version.reserved:
                 return version
-            # Else it was closed, or published as it is, meanwhile: what comes now is newer.
+            # Else it was closed, or published as a snapshot, in the meantime: these bytes go to a newer version.
 
     async def truncate(self, node: Node, size: int) -> None:
-        """Cut or extend with zeros. Raises NoSpace before anything is changed, TooLarge."""
+        """Cut the file, or extend it with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._check_size(node, size)
         if size > node.size:
             with self._record_enospc(lambda: self._tree.path(node), size):
@@ -289,20 +288,21 @@ class FileIO(CloseProtocol):
         version.on_changed(min(size, version.size), max(size, version.size))
         version.size = size
         if node.writers == 0:
-            # truncate(2) without an open file: nobody will flush or release it.
+            # truncate(2) without an open file: no flush and no release will follow.
             await self._journal_close(node, version)
             self._seal_closed(node, version)
 
     def set_attributes(self, node: Node, attributes: PosixAttributes) -> None:
-        """Change mode, owner and times; published with the next content, else kept here."""
+        """Change mode, owner and times. They are published with the next content; until then this node keeps them."""
         node.mode, node.uid, node.gid = attributes.mode, attributes.uid, attributes.gid
         node.mtime_ns = attributes.mtime_ns
         version = node.version
         if version is not None:
             version.record = replace(version.record, attributes=attributes)
-            is_promised = not (version.is_mutable and version.changed_since_flush)
-            # The kernel sets the time of what was written just before it tells of the close, whose row has it too.
-            submit = self._journal.submit if is_promised else self._journal.submit_lazily
+            is_acknowledged = not (version.is_mutable and version.changed_since_flush)
+            # The kernel sets the mtime of written content just before it sends the close, whose row has it too: that
+            # row need not be synced by itself.
+            submit = self._journal.submit if is_acknowledged else self._journal.submit_lazily
             submit(*self._row(version))
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
@@ -327,7 +327,7 @@ class FileIO(CloseProtocol):
         return version
 
     async def _make_mutable(self, node: Node, keep_bytes: int | None) -> FileVersion:
-        """Return content that may be changed in place, holding the first `keep_bytes` of what is there (None: all)."""
+        """Return a version that may be changed in place, with the first `keep_bytes` of the content (None: all)."""
         self._journal.check_writable()
         async with node.lock:
             old = node.version
@@ -337,13 +337,13 @@ class FileIO(CloseProtocol):
             keep = node.size if keep_bytes is None else min(keep_bytes, node.size)
             version = self._new_version(node)
             try:
-                # Until the bytes are there, readers see the old ones.
+                # Until the bytes are copied, readers see the old version.
                 node.version = old
                 if keep:
                     await self._fill(node, version, old, keep)
                     version.size = keep
                 if not self._tree.is_linked(node) and not node.handles:
-                    raise NotFound(f"{node.name}: it was removed meanwhile")
+                    raise NotFound(f"{node.name}: was removed while it was opened for writing")
             except BaseException:
                 self._abandon(version)
                 raise
@@ -365,31 +365,31 @@ class FileIO(CloseProtocol):
             return version
 
     async def _fill(self, node: Node, version: FileVersion, old: FileVersion | None, size: int) -> None:
-        """Copy the first `size` bytes of what is there."""
+        """Copy the first `size` bytes of the current content into a new version."""
         if old is None:
             await self._reserve(node, version, size)
             await self._copy_object(node, version.file, size)
             return
-        with reading(old):  # from here on: it may be published while we wait for room
+        with reading(old):  # keeps its bytes: it may be published while this waits for space
             await self._reserve(node, version, size)
             await self._offload.disk(version.file.copy_from, old.file, size)
 
     async def _copy_object(self, node: Node, file: StagingFile, size: int) -> None:
-        """Fetch the first `size` bytes of the published version: a part of them is about to be changed."""
-        while (version := node.object) is not None:
+        """Fetch the first `size` bytes of the published object, as a part of it is about to be changed."""
+        while (remote := node.object) is not None:
             try:
-                await self._copy_version(version, file, size)
+                await self._copy_from_cache(remote, file, size)
             except (ObjectChanged, ObjectMissing):
-                # Our own publishing may have put it under another key meanwhile: from there again.
+                # Our own publisher may have renamed the object in the meantime: then read it again from its new key.
                 await self._wait_moved(node)
-                if node.object is None or node.object.key == version.key or node.object.size != version.size:
+                if node.object is None or node.object.key == remote.key or node.object.size != remote.size:
                     node.verified = float("-inf")
                     raise
             else:
                 return
 
-    async def _copy_version(self, version: ObjectInfo, file: StagingFile, size: int) -> None:
-        reader = self._cache.open(version.object_id, version.size)
+    async def _copy_from_cache(self, remote: ObjectInfo, file: StagingFile, size: int) -> None:
+        reader = self._cache.open(remote.object_id, remote.size)
         try:
             offset = 0
             while offset < size:
@@ -401,13 +401,13 @@ class FileIO(CloseProtocol):
             self._cache.close(reader)
 
     async def _write_staging(self, file: StagingFile, offset: int, data: bytes | memoryview) -> None:
-        """Write into a staging file: at once while the disk takes it at memory speed, else in a thread."""
+        """Write into a staging file: on the loop while the disk takes it at memory speed, else in a thread."""
         if self._inline_gate.is_quick():
             began = time.perf_counter()
             file.write(offset, data)
             self._inline_gate.record(time.perf_counter() - began)
         else:
-            # A view is valid until this checkpoint only.
+            # A memoryview is valid only until this checkpoint.
             await self._offload.disk(file.write, offset, bytes(data))
 
     def _abandon(self, version: FileVersion) -> None:
@@ -421,11 +421,11 @@ class FileIO(CloseProtocol):
     def _check_size(self, node: Node, size: int) -> None:
         if size > OBJECT_BYTES_MAX:
             raise TooLarge(
-                f"{self._tree.path(node)}: larger than the largest object, {OBJECT_BYTES_MAX} bytes"
+                f"{self._tree.path(node)}: larger than the largest object, {OBJECT_BYTES_MAX} bytes; split the file"
             )
 
     async def _reserve(self, node: Node, version: FileVersion, size: int) -> None:
-        """Reserve so that the generation may grow to `size`."""
+        """Reserve staging space, so that the version may grow to `size`."""
         self._check_size(node, size)
         need = size - version.reserved
         smallest, largest = _RESERVE_STEPS
@@ -441,4 +441,4 @@ class FileIO(CloseProtocol):
             if version.is_mutable:
                 version.reserved += need
             else:
-                self._cache.release_staging(need)  # closed, published or removed meanwhile
+                self._cache.release_staging(need)  # closed, published or removed while this waited

@@ -1,6 +1,6 @@
-"""Publishes files that are never closed: what they hold now, at intervals, as if it had been closed.
+"""Publishes open files at intervals, as if they had been closed, for programs that never close them.
 
-Not every open file: `policy/writeback/snapshots.py` says which.
+Not every open file: `policy/writeback/snapshots.py` decides which ones, and how often.
 """
 
 import logging
@@ -17,12 +17,12 @@ from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot
 
 log = logging.getLogger(__name__)
 
-# So often open files are looked at, while there are any that were changed.
-_LOOK_SECONDS = 1.0
+# While any open file has changes, all of them are checked this often.
+_CHECK_SECONDS = 1.0
 
 
 class OpenFileSnapshots:
-    """Watches files that are being written."""
+    """Watches files that are being written, and publishes each one when it is due."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class OpenFileSnapshots:
         self._cache = cache
         self._snapshot_seconds = snapshot_seconds
         self._wake = trio.Event()
-        # By inode: the last snapshot while it is owed, since when it is being sent, and how long the last one took.
+        # By inode: the last snapshot while it is queued, since when it is being sent, and how long the last one took.
         self._queued: dict[int, FileVersion] = {}
         self._sent_since: dict[int, float] = {}
         self._upload_seconds: dict[int, float] = {}
@@ -49,22 +49,22 @@ class OpenFileSnapshots:
         self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish what is due until cancelled."""
+        """Publish open files that are due, until cancelled."""
         task_status.started()
         while True:
             self._wake = trio.Event()
             now = trio.current_time()
-            self._measure(now)
-            unsettled = self._file_io.dirty_versions()
-            for version in unsettled:
-                await self._look_at(version, now)
-            if unsettled or self._queued:
-                await trio.sleep(_LOOK_SECONDS)
+            self._measure_uploads(now)
+            dirty = self._file_io.dirty_versions()
+            for version in dirty:
+                await self._snapshot_if_due(version, now)
+            if dirty or self._queued:
+                await trio.sleep(_CHECK_SECONDS)
             else:
                 await self._wake.wait()
 
-    def _measure(self, now: float) -> None:
-        """Note how long it took to send snapshots that are no longer owed; their time in the queue is not counted."""
+    def _measure_uploads(self, now: float) -> None:
+        """Record how long sending took for snapshots that left the queue. Time before the first byte does not count."""
         for number, version in list(self._queued.items()):
             if version not in self._queue:
                 del self._queued[number]
@@ -74,23 +74,23 @@ class OpenFileSnapshots:
         for number in self._upload_seconds.keys() - self._tree.nodes.keys():
             del self._upload_seconds[number]
 
-    async def _look_at(self, version: FileVersion, now: float) -> None:
+    async def _snapshot_if_due(self, version: FileVersion, now: float) -> None:
         node = version.node
         if node is None or node.version is not version or not self._is_due(node, version, now):
             return
         if version.size > self._cache.writable_bytes():
-            return  # the next write copies it: that must not be what fails
+            return  # the next write has to copy it, and that must not end with ENOSPC
         snapshot = None
         try:
-            with trio.move_on_after(_LOOK_SECONDS):  # else it is written without a pause: it is asked again
+            with trio.move_on_after(_CHECK_SECONDS):  # written without a pause: try again at the next check
                 snapshot = await self._file_io.snapshot(node, rested_seconds=0.0)
         except FusecacheError as exc:
-            log.warning("an open file was not published path=%s error=%s", self._tree.path(node), exc)
+            log.warning("open file not published path=%s error=%s", self._tree.path(node), exc)
             return
         if snapshot is not None:
             self._queued[node.number] = snapshot
             log.info(
-                "publishing an open file as it is path=%s bytes=%d", self._tree.path(node), snapshot.size
+                "publishing snapshot of open file path=%s bytes=%d", self._tree.path(node), snapshot.size
             )
 
     def _is_due(self, node: Node, version: FileVersion, now: float) -> bool:

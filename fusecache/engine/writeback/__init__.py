@@ -1,1 +1,1 @@
-"""The durable queue of changes that the bucket does not have yet."""
+"""The write-back queue: the changes that the bucket does not have yet, and their order."""

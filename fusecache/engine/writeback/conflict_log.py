@@ -1,9 +1,11 @@
-"""Changes of this node that another client was quicker with: what became of ours, until a person has looked.
+"""Remembers conflicts: names that another client changed before this node published its own change of them.
+
+Not the detection, which is in `engine/publish/results.py`. A conflict stays here until a user has dealt with it.
 
 Invariants:
-1. What is known here has a row in the journal, so that a restart forgets none.
-2. A conflict is open until its name is published from here again, or our copy is removed or renamed; one without
-a copy ends with the first.
+1. Every conflict here has a row in the journal, so a restart forgets none.
+2. A conflict ends when our copy is removed or renamed. If its name is published from here again, it is settled: with a
+   copy it stays listed, without one it ends.
 """
 
 import time
@@ -16,7 +18,7 @@ from fusecache.model.records import ConflictRecord
 
 
 class ConflictLog:
-    """The conflicts of this node, by number, by key, and by the key of the copy."""
+    """The conflicts of this node, by number, by key, and by the key of our copy."""
 
     def __init__(self, journal: JournalWriter) -> None:
         self._journal = journal
@@ -27,35 +29,35 @@ class ConflictLog:
         return len(self._records)
 
     def restore(self, records: Iterable[ConflictRecord]) -> None:
-        """Take over what the journal says at start."""
+        """Load the journal's conflicts at start."""
         for record in records:
             self._enter(record)
 
     def all(self) -> list[ConflictRecord]:
-        """Return all that nobody has dealt with, oldest first."""
+        """Return all conflicts that were not dealt with, oldest first."""
         return [self._records[number] for number in sorted(self._records)]
 
     def open(self) -> Iterator[ConflictRecord]:
-        """Yield those whose name does not show what this node wrote last."""
+        """Yield the conflicts whose name does not show what this node wrote last."""
         return (record for record in self._records.values() if not record.settled)
 
     def get(self, number: int) -> ConflictRecord | None:
-        """Return one, or None."""
+        """Return the conflict of a number, or None."""
         return self._records.get(number)
 
     def record(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
-        """Another client changed `key` first; kept_as: where our version of `size` bytes is, "" if nowhere.
+        """Record that another client changed `key` first. kept_as: the key of our version of `size` bytes, "" if none.
 
         number: the one in the copy's name, 0 if it has none.
         """
-        if not number or number in self._records:  # the copy's own name may be taken, too
+        if not number or number in self._records:  # the copy's own name may get into a conflict, too
             number = self._journal.next_number()
         record = ConflictRecord(number, key, kept_as, size, time.time(), error)
         self._journal.submit(PutConflict(record))
         self._enter(record)
 
     def published(self, key: str) -> None:
-        """The bucket shows under `key` what this node wrote last."""
+        """Record that the bucket shows under `key` what this node wrote last."""
         for record in self._of(key):
             if record.key != key or record.settled:
                 continue
@@ -65,13 +67,17 @@ class ConflictLog:
                 self.drop(record.number)
 
     def removed(self, key: str) -> None:
-        """Somebody here removed `key`: a copy needs no more looking after."""
+        """Record that a program here removed `key`: if it was a copy, its conflict is dealt with."""
         for record in self._of(key):
             if record.kept_as == key:
                 self.drop(record.number)
 
     def moved(self, before: str, now: str) -> None:
-        """Somebody here renamed `before`: a copy under another name is dealt with, in another directory it is not."""
+        """Record that a program here renamed `before`.
+
+        A copy with another file name is dealt with. With the same file name, in another directory, it is not: then the
+        conflict follows the copy, or the name that is in conflict.
+        """
         for record in self._of(before):
             same_name = before.rpartition("/")[2] == now.rpartition("/")[2]
             if record.kept_as == before and not same_name:
@@ -82,7 +88,7 @@ class ConflictLog:
                 self._replace(record, replace(record, key=now))
 
     def drop(self, number: int) -> None:
-        """It is dealt with."""
+        """End a conflict: it was dealt with."""
         self._leave(self._records[number])
         self._journal.submit(DropConflict(number))
 

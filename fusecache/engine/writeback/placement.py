@@ -1,9 +1,10 @@
-"""Where content comes in the publish order: behind what is queued of its key, or in the place of that.
+"""Gives closed content its sequence in the publish order: behind what is queued of its key, or in place of that.
 
-Decided without awaiting; what is returned is to be journaled in one transaction with what asked for it.
+It also defers deletes that depend on rejected content. When newer content of a name was renamed and the bucket then
+rejected it, the old object under the old name stays. Its delete is deferred until something is published under the new
+name. The row of the delete stays in the journal, and this node does not show the old name.
 
-Also which removals wait for content that the bucket refused: the old object stays until something is published under
-the name that its newer content was moved to. Their rows stay, and this node does not show the old name.
+Invariant: nothing here awaits. The caller journals the returned rows in one transaction with the cause.
 """
 
 import logging
@@ -20,16 +21,16 @@ from fusecache.index.journal import Change, DropOperation, PutOperation
 from fusecache.model.objects import MIB
 
 log = logging.getLogger(__name__)
-# Files up to this size are taken for ones that speak of others.
+# A file up to this size may name others that were written before it, as a manifest does.
 _SMALL_BYTES = MIB
-# So many versions of a file that speaks of others are queued at most, during an outage say.
-_POINTER_VERSIONS = 1000
-# A queued file whose rewriting has put its upload off for so long is published as it is.
+# At most this many versions of a commit marker are queued, for example during an outage.
+_MARKER_VERSIONS_MAX = 1000
+# A queued file that keeps being rewritten is published as it is once its upload has waited this long.
 _REWRITE_SECONDS = 10.0
 
 
 class QueuePlacement:
-    """Gives promised content its place in the queue. drop: ends content that is not needed any more."""
+    """Places closed content in the queue. drop: ends a version; dequeue: takes a version out of the queue."""
 
     def __init__(
         self,
@@ -37,16 +38,19 @@ class QueuePlacement:
         queue: WritebackQueue,
         journal: JournalWriter,
         drop: Callable[[FileVersion], list[Change]],
-        take_out: Callable[[FileVersion], list[Change]],
+        dequeue: Callable[[FileVersion], list[Change]],
     ) -> None:
         self._tree = tree
         self._queue = queue
         self._journal = journal
         self._drop = drop
-        self._dequeue = take_out
+        self._dequeue = dequeue
 
     def assign(self, node: Node, version: FileVersion, key: str) -> tuple[int, str | None]:
-        """Return sequence and base for new content of `key`, behind what is queued of it."""
+        """Return a new sequence, and the base, for new content of `key`: it comes behind what is queued of the key.
+
+        Also record in the version whether the version before it is the last of the queue: nothing was queued between.
+        """
         sequence = self._journal.next_number()
         queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
@@ -54,10 +58,10 @@ class QueuePlacement:
         return sequence, self._queue.base_for(key, node.published_etag(key))
 
     def supersede(self, version: FileVersion) -> list[Change]:
-        """Give sealed content the place of the queued version that it makes needless; return what is to be journaled.
+        """Let sealed content supersede the queued version, or the queued delete, before it; return the rows.
 
-        Or have it take the place of a removed object. Not before: a promise that is taken back must leave the closed
-        version before it, or its removal, in the queue.
+        Only sealed content does that. A close that is revoked must leave the version closed before it, or the delete
+        before it, in the queue.
         """
         key = version.record.key
         if ended := self.cancel_deferred_delete(key):
@@ -77,29 +81,30 @@ class QueuePlacement:
             and not last.in_flight
             and not self._is_commit_marker(last, before=version.sequence)
         ):
-            self._queue.remove(last)  # what it knew of the bucket passes on
+            self._queue.remove(last)  # the version inherits its base
             self._tree.clear_tombstone(key, gone=False)
             return [DropOperation(last.sequence)]
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
             return []
-        # A small file may speak of what was written since: the newer content comes after that, and the oldest stays
-        # where it is, for those that rely on it. Of one that is known to speak of others (`latest`) each version
-        # stays: what came between, a removed checkpoint say, relies on the one before it.
+        # A small file may name what was written since its last version. Then the newer version must come after that,
+        # and the oldest version keeps its sequence for the changes that depend on it. Of a commit marker (`latest`)
+        # each version stays: a change in between, such as the delete of a checkpoint, depends on the version before it.
+        # With `has_dependent_write` nothing was queued in between, so there is nothing new that it could name.
         versions = sum(isinstance(item, FileVersion) and item.node is last.node for item in queued)
-        most = _POINTER_VERSIONS if self._queue.is_commit_marker(key) else 2
-        if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < most:
+        versions_max = _MARKER_VERSIONS_MAX if self._queue.is_commit_marker(key) else 2
+        if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < versions_max:
             return []
-        # A file rewritten again and again must not keep everything behind it waiting for ever: its oldest version goes.
+        # A file that is rewritten again and again must not hold back the changes behind it for ever: when its upload is
+        # overdue, or has begun, its oldest version is published as it is.
         is_overdue = (
             trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id != ""
         )
         if is_overdue and versions == 1:
             return []
-        # Who waits for this very content in the bucket must not be told of later content that may never come.
+        # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
         if last.awaited:
             return []
-        # The newer content takes the oldest unpublished place of its key: whatever was written after the old one may
-        # rely on it.
+        # The newer content takes over the sequence of the old one: whatever was written after that may depend on it.
         sequence, version.waiting_since = last.sequence, last.waiting_since
         self._queue.remove(version)
         last.successor = version
@@ -112,9 +117,9 @@ class QueuePlacement:
     def collapse_delete(
         self, key: str, changes: list[Change], moved: Iterable[QueuedChange] = ()
     ) -> str | None:
-        """New content takes the place of a queued DELETE of its key; return what the bucket shows there, or None.
+        """Let new content of `key` supersede a queued or deferred delete of it; return the base of that, or None.
 
-        moved: the items that bring it.
+        Appends to `changes`. moved: the items that bring the new content.
         """
         base = self._queue.base_for(key, None)
         if ended := self.cancel_deferred_delete(key):
@@ -133,7 +138,10 @@ class QueuePlacement:
     def _is_commit_marker(
         self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
     ) -> bool:
-        """Say whether a removal is to be seen in the bucket: its name said that what was written since is there."""
+        """Return whether a delete must be published: it is of a commit marker, and files beside it were written since.
+
+        Those files count that lie right in its directory, come before `before`, are not deferred, and not in `but`.
+        """
         key = removal.record.key
         if not self._queue.is_commit_marker(key):
             return False
@@ -141,19 +149,22 @@ class QueuePlacement:
         written = [self._queue.get(sequence) for sequence in between if sequence not in but]
         return any(item is not None and not self._queue.is_deferred(item) for item in written)
 
-    # ---- removals that wait for what the bucket refused
+    # ---- deferred deletes: they wait until something is published where rejected content is now
 
     def deferred_deletes(self, key: str, key_now: str) -> list[Change]:
-        """The bucket refused what was moved to `key`, and is at `key_now` by now: keep what it has of older content."""
+        """Defer the deletes that wait for rejected content, so that the bucket keeps the older content.
+
+        key: the name of that content when its request was sent; key_now: the name that it has by now.
+        """
         changes: list[Change] = []
         for removal in self._queue.deletes_waiting_for(key):
             if removal.in_flight:
                 continue
             old = removal.record.key
-            log.warning("the bucket keeps key=%s, as its newer content was refused under key=%s", old, key)
+            log.warning("delete deferred, as the newer content was rejected key=%s rejected_key=%s", old, key)
             self._queue.remove(removal)
             if self._queue.for_key(old):
-                # Somebody writes that name again: what it knew of the bucket passed on.
+                # That name is being written again, and the next item inherited the base: no delete is needed.
                 self._tree.clear_tombstone(old, gone=False)
                 changes.append(DropOperation(removal.sequence))
                 continue
@@ -163,16 +174,16 @@ class QueuePlacement:
         return changes
 
     def defer(self, removal: Operation, key: str) -> list[Change]:
-        """Have a queued removal, the last change of its name, wait until something is published under `key`."""
+        """Defer a queued delete, the last change of its name, until something is published under `key`."""
         self._queue.remove(removal)
         removal.record = replace(removal.record, target=key)
         self._queue.defer(removal)
         return [PutOperation(removal.record)]
 
     def retarget(self, key_before: str, key_now: str) -> list[Change]:
-        """What was refused has another name: what waits for it waits for that."""
+        """Let deferred deletes wait for the new name of rejected content that was renamed."""
         changes: list[Change] = []
-        for removal in self._queue.defer_behind(key_before):
+        for removal in self._queue.deletes_deferred_for(key_before):
             self._queue.undefer(removal.record.key)
             removal.record = replace(removal.record, target=key_now)
             self._queue.defer(removal)
@@ -180,9 +191,9 @@ class QueuePlacement:
         return changes
 
     def queue_deletes(self, key: str) -> list[Change]:
-        """Something was published under `key`, or it was removed: queue what waited for that."""
+        """Queue the deletes that wait for `key`, as something was published under it, or it was removed."""
         changes: list[Change] = []
-        for removal in self._queue.defer_behind(key):
+        for removal in self._queue.deletes_deferred_for(key):
             if self._queue.for_key(removal.record.key):
                 continue  # that name is being written again
             self._queue.undefer(removal.record.key)
@@ -193,12 +204,12 @@ class QueuePlacement:
         return changes
 
     def forget_deletes(self, key: str) -> list[Change]:
-        """What was refused under `key` is let go: what the bucket has under the old names shows again."""
-        keys = [removal.record.key for removal in self._queue.defer_behind(key)]
+        """Cancel the deletes that wait for rejected content of `key`, which is discarded: the old names show again."""
+        keys = [removal.record.key for removal in self._queue.deletes_deferred_for(key)]
         return [change for old in keys for change in self.cancel_deferred_delete(old)]
 
     def cancel_deferred_delete(self, key: str) -> list[Change]:
-        """New content of `key` is queued: its removal, if one is put off, is not wanted any more."""
+        """Cancel the deferred delete of `key`, if there is one: new content of `key` supersedes it."""
         removal = self._queue.undefer(key)
         if removal is None:
             return []

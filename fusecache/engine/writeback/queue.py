@@ -1,10 +1,16 @@
-"""What the bucket is owed, and in which order it may be published.
+"""The write-back queue: the changes that the bucket does not have yet, in publish order.
+
+Not the journal, which is its durable shadow, and not the schedule (`engine/publish/schedule.py`), which knows times.
+
+Two things are called deferred here. A *deferred item* is in the queue, but is not published for now: its name is
+temporary, or it is a delete that waits for `delete_delay` or for readers (`is_deferred`). A *deferred delete* is not in
+the queue: it waits until something is published under the name that its rejected newer content has (`defer`).
 
 Invariants:
-1. Items are ordered by sequence, no two have the same; for one key that is also the order of its changes.
-2. Only the first item of a key knows what the bucket shows under it (its base); when it is published or
-dropped, the next one learns it.
-3. While an item is here neither its sequence nor its keys change.
+1. Items are ordered by sequence, and no two have the same. For one key this is also the order of its changes.
+2. Only the first item of a key knows what the bucket shows under it (its base ETag). When that item is published or
+   dropped, the next one inherits the base.
+3. While an item is queued, neither its sequence nor its keys change.
 """
 
 from bisect import insort
@@ -33,14 +39,14 @@ _ROLES = {
 
 
 class WritebackQueue:
-    """The queue of unpublished items. Each call costs the same however many there are, `items` apart.
+    """The queue of unpublished items. Only `items` and `unordered` cost more the more items there are.
 
-    on_change is called whenever an item came or went, on_added and on_removed with the item; is_aside says of a new
-    item whether it is not to be published for now.
+    on_change is called after an item came or went, on_added and on_removed with that item, on_rebased with an item that
+    inherited a base. is_deferred says whether a new item is deferred.
     """
 
     def __init__(self, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
-        """prefix: of all keys. order_last: names of files that say that all the rest is there."""
+        """prefix: of all keys. order_last: name patterns of commit markers."""
         self.order = PublishOrder(prefix)
         self.rotation = Rotation()
         self.on_change: Callable[[], None] = lambda: None
@@ -51,20 +57,20 @@ class WritebackQueue:
         self._order_last = order_last
         self._changed = trio.Event()
         self._items: dict[int, QueuedChange] = {}
-        # In order, until the next change.
+        # The items in order; None after a change, until `items` sorts them again.
         self._sorted: list[QueuedChange] | None = []
         self._by_key: dict[str, list[QueuedChange]] = {}
-        # Keys that tell of others, and of which several items are queued, by directory.
+        # By directory: keys of commit markers with several queued items.
         self._rewritten: dict[str, dict[str, None]] = {}
-        # Removals of names whose newer content went to a key, by that.
+        # By the key to which newer content of their name moved: queued deletes.
         self._deletes_by_target: dict[str, list[Operation]] = {}
-        # Removals that are put off, by the removed key.
-        self._deferred: dict[str, Operation] = {}
-        # The same, by the key that something is to be published under first.
-        self._waiting_for: dict[str, dict[Operation, None]] = {}
-        # Of negative sequences: its lowest is that of the newest item.
+        # Deferred deletes, by the deleted key.
+        self._deferred_deletes: dict[str, Operation] = {}
+        # The same, by the key under which something must be published first.
+        self._deferred_by_target: dict[str, dict[Operation, None]] = {}
+        # Holds negated sequences: its `lowest` is that of the newest item.
         self._newest = SequenceBarrier()
-        # How many items are files with their bytes.
+        # How many items are file versions.
         self.contents = 0
 
     def __len__(self) -> int:
@@ -74,23 +80,23 @@ class WritebackQueue:
         return self._items.get(item.sequence) is item
 
     def get(self, sequence: int) -> QueuedChange | None:
-        """Return the item of a sequence, or None."""
+        """Return the item with a sequence, or None."""
         return self._items.get(sequence)
 
     def unordered(self) -> list[QueuedChange]:
-        """Return all items, in no particular order: a copy, for who only counts them."""
+        """Return a copy of all items, in no particular order: cheaper than `items` for callers that only count."""
         return list(self._items.values())
 
     def items(self) -> list[QueuedChange]:
-        """Return all items in order (a copy: the queue may change while they are looked at)."""
+        """Return a copy of all items, in order: the queue may change while the caller iterates."""
         if self._sorted is None:
             self._sorted = sorted(self._items.values(), key=_sequence)
         return list(self._sorted)
 
     def add(self, item: QueuedChange) -> None:
-        """Enter an item at the place that its sequence and keys say."""
+        """Queue an item under its sequence and keys."""
         change = self._change_of(item)
-        self.order.add(change, aside=self.is_deferred(item))
+        self.order.add(change, deferred=self.is_deferred(item))
         self._items[item.sequence] = item
         self.contents += isinstance(item, FileVersion)
         self._newest.add(-item.sequence)
@@ -109,7 +115,10 @@ class WritebackQueue:
         self._notify()
 
     def remove(self, item: QueuedChange, *, published: bool = False) -> None:
-        """Take an item out. Unless it was published, what it knew of the bucket passes to the next of its keys."""
+        """Take an item out of the queue. Unless it was published, the next item of each key inherits its base.
+
+        After a publication the publisher calls `rebase` with the new ETag instead.
+        """
         del self._items[item.sequence]
         self.contents -= isinstance(item, FileVersion)
         self._newest.discard(-item.sequence)
@@ -137,12 +146,12 @@ class WritebackQueue:
         self._notify()
 
     async def wait_gone(self, item: QueuedChange) -> None:
-        """Return when the item is no longer owed."""
+        """Return when the item is no longer queued."""
         while item in self:
             await self._changed.wait()
 
     def discard(self, item: QueuedChange) -> None:
-        """Take an item out if it is in."""
+        """Take an item out of the queue, if it is queued."""
         if item in self:
             self.remove(item)
 
@@ -151,22 +160,22 @@ class WritebackQueue:
         return list(self._by_key.get(key, ()))
 
     def rewritten_in(self, folder: str) -> list[str]:
-        """Return the keys right in a directory that tell of others, and of which several changes are queued."""
+        """Return the keys of commit markers right in a directory that have several queued changes."""
         return list(self._rewritten.get(folder, ()))
 
     def deletes_waiting_for(self, key: str) -> list[Operation]:
-        """Return the queued removals of names whose newer, unpublished content went to `key`."""
+        """Return the queued deletes of names whose newer, unpublished content moved to `key`."""
         return list(self._deletes_by_target.get(key, ()))
 
     def ends_with(self, item: QueuedChange) -> bool:
-        """Return whether nothing is queued behind the item."""
+        """Return whether the item is the last of the queue."""
         return item in self and self._newest.lowest == -item.sequence
 
     def exists_after(self, key: str, base_etag: str | None) -> bool:
-        """Return whether the bucket will show `key` after all that is queued; `base_etag`: what it shows now."""
+        """Return whether the bucket will show `key` once all is published. base_etag: what it shows there now."""
         queued = self._by_key.get(key)
         if not queued:
-            return base_etag is not None and key not in self._deferred
+            return base_etag is not None and key not in self._deferred_deletes
         return leaves_object(queued[-1], key)
 
     def exists_before(self, item: QueuedChange, key: str, base_etag: str | None) -> bool:
@@ -176,18 +185,19 @@ class WritebackQueue:
         return leaves_object(same_key[index - 1], key) if index else base_etag is not None
 
     def base_for(self, key: str, base_etag: str | None, sequence: int = 0) -> str | None:
-        """Return the base of a new item of `key`: `base_etag` if it is the first, else not known yet (None).
+        """Return the base of a new item of `key`: `base_etag` if it is the first of the key, else None (not known yet).
 
-        sequence: the older place that it gets; before all others it has the base that the first of them was passed.
+        If the delete of `key` is deferred, its base counts. sequence: an older sequence that the item takes over (0:
+        none). If that comes before all other items of the key, the item gets the base of the first of them.
         """
         queued = self._by_key.get(key)
         if queued:
             return base_of(queued[0], key) if 0 < sequence < queued[0].sequence else None
-        removal = self._deferred.get(key)
+        removal = self._deferred_deletes.get(key)
         return base_etag if removal is None else removal.record.base_etag
 
     def rebase(self, key: str, etag: str | None) -> QueuedChange | None:
-        """Tell the first item of `key` what the bucket shows under it; return it, to be journaled, or None."""
+        """Give the first item of `key` its base: what the bucket shows. Return it, to be journaled, or None."""
         queued = self._by_key.get(key)
         if not queued:
             return None
@@ -200,41 +210,41 @@ class WritebackQueue:
             item.record = replace(item.record, base_etag=etag)
         return item
 
-    # ---- removals that wait for what the bucket refused
+    # ---- deferred deletes: they wait until something is published where rejected content is now
 
     def defer(self, removal: Operation) -> None:
-        """Nothing of the removed key is queued: the bucket is not to be asked for this before `take_up`."""
-        self._deferred[removal.record.key] = removal
-        self._waiting_for.setdefault(removal.record.target, {})[removal] = None
+        """Keep a delete outside the queue until `undefer`. Nothing else of its key may be queued."""
+        self._deferred_deletes[removal.record.key] = removal
+        self._deferred_by_target.setdefault(removal.record.target, {})[removal] = None
 
-    def defer_behind(self, key: str) -> list[Operation]:
-        """Return the removals that are put off until something is published under `key`."""
-        return list(self._waiting_for.get(key, ()))
+    def deletes_deferred_for(self, key: str) -> list[Operation]:
+        """Return the deletes that are deferred until something is published under `key`."""
+        return list(self._deferred_by_target.get(key, ()))
 
     def undefer(self, key: str) -> Operation | None:
-        """Return the removal of `key` that is put off, if there is one; it is no longer."""
-        removal = self._deferred.pop(key, None)
+        """Forget and return the deferred delete of `key`, or None if there is none."""
+        removal = self._deferred_deletes.pop(key, None)
         if removal is not None:
-            waiting = self._waiting_for[removal.record.target]
+            waiting = self._deferred_by_target[removal.record.target]
             del waiting[removal]
             if not waiting:
-                del self._waiting_for[removal.record.target]
+                del self._deferred_by_target[removal.record.target]
         return removal
 
     def is_commit_marker(self, key: str) -> bool:
-        """Return whether the file of a key says that others are there, by its name."""
+        """Return whether the file name of a key matches `order_last`: it says that other files are there."""
         return matches_any(key.rpartition("/")[2], self._order_last)
 
     def _change_of(self, item: QueuedChange) -> OrderedChange:
-        """Return what the publish order needs to know of an item that is about to be entered."""
+        """Return what the publish order needs to know of an item that is about to be queued."""
         keys = item.changed_keys()
-        tells = self.is_commit_marker(keys[-1])
+        is_marker = self.is_commit_marker(keys[-1])
         if isinstance(item, Operation):
             role, moved_to = _ROLES[item.record.kind], _moved_to(item)
-            return OrderedChange(item.sequence, keys, role, is_commit_marker=tells, moved_to=moved_to)
+            return OrderedChange(item.sequence, keys, role, is_commit_marker=is_marker, moved_to=moved_to)
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
-        role = Role.ORDERED if replaces or tells else Role.NEW
-        return OrderedChange(item.sequence, keys, role, item.size, tells)
+        role = Role.ORDERED if replaces or is_marker else Role.NEW
+        return OrderedChange(item.sequence, keys, role, item.size, is_marker)
 
     def _notify(self) -> None:
         self._sorted = None
@@ -259,7 +269,7 @@ def leaves_object(item: QueuedChange, key: str) -> bool:
 
 
 def base_of(item: QueuedChange, key: str) -> str | None:
-    """Return what the bucket shows under `key` before the item, as far as the item knows."""
+    """Return the base ETag of an item for `key`: what the bucket shows there before the item, if known."""
     if isinstance(item, Operation) and item.record.kind is OperationKind.RENAME and key == item.record.key:
         return item.record.source_etag or None
     return item.record.base_etag

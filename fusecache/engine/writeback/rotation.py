@@ -1,7 +1,10 @@
-"""Old files are removed because newer ones are there: what becomes of that when the newer ones go from the queue.
+"""Checkpoint rotation: keeps deletes of old files safe when the newer files they wait for leave the queue.
 
-Decided without awaiting; what is returned is to be journaled in one transaction with what asked for it. Which removals
-rely on what: `policy/writeback/rotation.py`.
+Programs delete an old checkpoint because a newer one was closed. If the newer one is then removed, or moved, before it
+was published, the old one must not be deleted first. `policy/writeback/rotation.py` decides which deletes depend on
+which writes.
+
+Invariant: nothing here awaits. The caller journals the returned rows in one transaction with the cause.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,61 +16,68 @@ from fusecache.index.journal import Change
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
-# So often the oldest removal is put off: it comes at last, whatever goes on beside it.
-_DELAYS_MOST = 16
+# The oldest delete moves to the end of the queue at most this often, so it comes at last, whatever else is written.
+_DELAYS_MAX = 16
 
 
 class CheckpointRotation:
-    """Keeps the order true when content goes, or moves, before it was published.
+    """Keeps the publish order valid when content is removed, or moved, before it was published.
 
-    take_out: has content published no more. requeue: gives an operation the last place of the queue.
+    dequeue: takes a version out of the queue. requeue: moves an operation to the end of the queue.
     """
 
     def __init__(
         self,
         queue: WritebackQueue,
-        take_out: Callable[[FileVersion], list[Change]],
+        dequeue: Callable[[FileVersion], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
         self._queue = queue
-        self._dequeue = take_out
+        self._dequeue = dequeue
         self._requeue = requeue
 
     def blocks_a_delete(self, item: QueuedChange) -> bool:
-        """Return whether an item that is removed is to be published all the same: the bucket is to get on."""
+        """Return whether an item that is removed must be published regardless: the oldest delete waits for it."""
         is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else _is_symlink(item)
         if not is_whole or not self._queue.rotation.blocks_a_delete(item.sequence):
             return False
         return not self._queue.is_deferred(item)
 
     def on_gone(self, sequence: int, key: str) -> list[Change]:
-        """What was queued for a key is dropped: have nobody believe that it was published."""
+        """After an item was dropped, drop queued commit markers that may name it, and move deletes that waited for it.
+
+        The commit markers are those in the key's directory and in all directories above that were written since.
+        """
         changes: list[Change] = []
         folder = key.rpartition("/")[0]
         while True:
-            for told in self._queue.rewritten_in(folder):
-                changes += self._drop_superseded_markers(told, sequence)
+            for marker in self._queue.rewritten_in(folder):
+                changes += self._drop_superseded_markers(marker, sequence)
             if not folder:
                 break
             folder = folder.rpartition("/")[0]
         return [*changes, *self.on_removed(sequence)]
 
     def on_removed(self, sequence: int) -> list[Change]:
-        """What was queued has its place no longer: removals that waited for it wait for what came since."""
+        """After an item left its sequence, move the deletes that waited for it behind all that was written since."""
         changes: list[Change] = []
-        ends: dict[Operation, None] = {}
+        marker_deletes: dict[Operation, None] = {}
         for number in self._queue.rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
-            if isinstance(removal, Operation) and self._may_wait(removal):
+            if isinstance(removal, Operation) and self._may_move_back(removal):
                 removal.delays += self._queue.rotation.is_oldest_removal(number)
-                ends |= dict.fromkeys(self._ends_behind(removal))
+                marker_deletes |= dict.fromkeys(self._marker_deletes_behind(removal))
                 self._requeue(removal, changes)
-        for end in sorted(ends, key=lambda each: each.sequence):
-            self._requeue(end, changes)  # or the directory shows again, as long as anything is in it
+        for each in sorted(marker_deletes, key=lambda item: item.sequence):
+            self._requeue(each, changes)  # else the directory would show again while it has objects in it
         return changes
 
     def _drop_superseded_markers(self, key: str, sequence: int) -> list[Change]:
-        """Versions of a file that were written since may speak of what left: the newest shows instead of them."""
+        """Drop versions of a commit marker that may name the dropped item: only the newest version is published.
+
+        These are versions after `sequence`, apart from the newest one. If the next version is not sealed yet, its close
+        may still be revoked: then the version is marked, and dropped when the next one is sealed.
+        """
         changes: list[Change] = []
         queued = self._queue.for_key(key)
         for item, next_one in pairwise(queued):
@@ -87,24 +97,25 @@ class CheckpointRotation:
                 item.is_superseded_marker = True
         return changes
 
-    def _may_wait(self, removal: Operation) -> bool:
-        """Say whether a removal may come later than it was asked for: nothing is mixed up by that."""
+    def _may_move_back(self, removal: Operation) -> bool:
+        """Return whether a delete may move to the end of the queue without breaking the order of other changes."""
         key = removal.record.key
-        if removal.in_flight or removal.delays >= _DELAYS_MOST:
+        if removal.in_flight or removal.delays >= _DELAYS_MAX:
             return False
         if self._queue.for_key(key)[-1] is not removal or self._queue.for_key(key + "/"):
-            return False  # something else has, or gets, that name
+            return False  # another queued change has that name, as a file or as a directory
         if any(
-            end.in_flight or self._queue.for_key(end.record.key[:-1]) for end in self._ends_behind(removal)
+            each.in_flight or self._queue.for_key(each.record.key[:-1])
+            for each in self._marker_deletes_behind(removal)
         ):
-            return False  # or that of a directory that is removed with it
-        # What says that all the rest is there must go before the rest is written anew.
+            return False  # or the name of a directory above, which is removed with it
+        # A commit marker must be deleted before the files that it names are written again.
         return not (
             self._queue.is_commit_marker(key) and self._queue.rotation.is_written_since(removal.sequence, key)
         )
 
-    def _ends_behind(self, removal: Operation) -> Iterator[Operation]:
-        """Yield the removals of the directories above that are to come after a removal."""
+    def _marker_deletes_behind(self, removal: Operation) -> Iterator[Operation]:
+        """Yield the queued deletes of the directory markers above that come after a delete."""
         folder = removal.record.key
         while folder := folder.rpartition("/")[0]:
             last = next(reversed(self._queue.for_key(folder + "/")), None)

@@ -1,41 +1,41 @@
-"""Where a write to a local file is done: at once, or in a thread.
+"""Decides whether a write to a staging file runs on the event loop or in a thread. Pure.
 
-The page cache takes 1 MiB in 0.2 ms, where a thread costs as much again, and half the throughput of a mount. But once
-too many pages are dirty the kernel holds every writer up (balance_dirty_pages: for 200 ms a call), and with it all
-whose requests would be next.
+The page cache takes 1 MiB in 0.2 ms. A thread costs as much again, and halves the throughput of a mount. But once too
+many pages are dirty, the kernel throttles every writer (balance_dirty_pages: 200 ms a call). On the loop, such a write
+also delays every request behind it.
 """
 
-# Far above what the page cache takes, far below what anybody notices.
+# Far above the 0.2 ms that the page cache takes, far below what a user notices.
 _SLOW_SECONDS = 0.010
-# After a slow write so many go to threads before the next is tried at once; each time twice as many as before.
-_FIRST_DETOUR = 16
-_LONGEST_DETOUR = 4096
-# So many quick ones in a row, and the disk is well again.
-_WELL = 256
+# After a slow write, this many writes go to threads before the next one runs inline. Each slow write doubles it.
+_FIRST_OFFLOAD_COUNT = 16
+_OFFLOAD_COUNT_MAX = 4096
+# After this many quick inline writes in a row the disk counts as recovered, and the doubling starts again.
+_QUICK_WRITES_TO_RECOVER = 256
 
 
 class InlineWriteGate:
-    """Tells by the duration of earlier writes whether the next one may be done at once."""
+    """Decides by the duration of earlier inline writes whether the next one may run inline."""
 
     def __init__(self) -> None:
-        self._offload_count = _FIRST_DETOUR
-        self._left = 0
-        self._quick = 0
+        self._offload_count = _FIRST_OFFLOAD_COUNT
+        self._offloads_left = 0
+        self._quick_writes = 0
 
     def is_quick(self) -> bool:
-        """Decide on one write. Of one that is done at once, the duration is to be told."""
-        if self._left:
-            self._left -= 1
+        """Return whether the next write may run inline. The caller then passes its duration to `record`."""
+        if self._offloads_left:
+            self._offloads_left -= 1
             return False
         return True
 
     def record(self, seconds: float) -> None:
-        """A write at once took so long."""
+        """Record the duration of an inline write."""
         if seconds > _SLOW_SECONDS:
-            self._left = self._offload_count
-            self._offload_count = min(_LONGEST_DETOUR, 2 * self._offload_count)
-            self._quick = 0
+            self._offloads_left = self._offload_count
+            self._offload_count = min(_OFFLOAD_COUNT_MAX, 2 * self._offload_count)
+            self._quick_writes = 0
         else:
-            self._quick += 1
-            if self._quick >= _WELL:
-                self._offload_count = _FIRST_DETOUR
+            self._quick_writes += 1
+            if self._quick_writes >= _QUICK_WRITES_TO_RECOVER:
+                self._offload_count = _FIRST_OFFLOAD_COUNT

@@ -1,22 +1,32 @@
-"""Which queued changes may be published now, and what each of the others waits for.
+"""Decides which queued changes may be published now, and what each of the others waits for. Pure.
 
-Only changes with smaller sequence numbers are ever waited for, so no two wait for each other, and the oldest that is
-not set aside, nor waits as an END for what is, is always free. Each event costs the depth of a path and a logarithm,
-however long the queue is.
+Not a schedule: times (settle delay, retry pauses, `delete_delay`) are in `engine/publish/schedule.py`.
 
-Rules, for a change that lies in the directories of its keys:
+A change waits only for changes with smaller sequence numbers, so no two changes wait for each other. The oldest change
+is always free, apart from changes that are deferred or wait, directly or through others, for a deferred one. The cost
+of an event grows with the depth of a path and the logarithm of the queue's length.
+
+A change lies in the directories of its keys; a rename has two. A write is a NEW or ORDERED change. A commit marker is a
+file whose name says that the rest is there (`order_last`: `_SUCCESS`, `.metadata`, `latest`). "Younger" means a larger
+sequence number. The rules:
+
 1. Changes of one name are published in order; `d` and `d/` are one name.
-2. A POINT waits for everything older in its directories' subtrees, and everything younger there waits for it.
-3. A REMOVAL is a POINT that waits for every older write of the whole mount as well.
-4. An END (of a directory's marker) waits like a POINT, and for the older REMOVALs, even those that are aside or put
-   off, and ENDs below its own directory, by which that would still show, unless something else is to have its name;
-   nobody else waits for it.
-5. A small new file behind many unpublished bytes waits for the large files older than it beside its directory.
-6. What is aside is not published, and holds nobody back but its own name; a REMOVAL whose name is one of those that
-   say that all the rest is there also what is written, or moved, right into its directory after it.
-7. While the oldest write of the mount is stuck, and nothing in its own directory holds it, a REMOVAL is put off: it
-   holds back no other than its name, and what is younger in its own directory if its name is one of those that say that
-   all the rest is there.
+2. An ORDERED change waits for everything older in the subtrees of its directories. Everything younger there waits for
+   it.
+3. A REMOVAL is ordered like that, and also waits for every older write of the whole mount.
+4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
+   MARKER_DELETEs below its own directory, as that would still show with them unpublished. This includes REMOVALs that
+   are deferred (rule 6) or delayed (rule 7). It does not wait for these if a younger change is queued for its name.
+   Other changes, of other names, do not wait for a MARKER_DELETE.
+5. A small new file waits for older large files if many bytes are unpublished around it (`SMALL_BYTES`,
+   `BEHIND_BYTES`). What counts is the subtree of its directory's parent. If its directory is the root or lies in it,
+   the subtree of the directory itself counts.
+6. A deferred change is not published, and holds back only other changes of its name. There are two exceptions besides
+   rule 4. A REMOVAL waits for older deferred writes in its directory, and in the one of its `moved_to`. And a deferred
+   REMOVAL of a commit marker holds back younger files that are written, or moved, right into its directory.
+7. A REMOVAL is delayed if it waits for rule 3 alone and the oldest write of the mount is failing. It still waits, but
+   holds back only other changes of its name. A delayed REMOVAL of a commit marker also goes on holding back what is
+   younger in the subtree of its own directory.
 """
 
 from dataclasses import dataclass
@@ -29,32 +39,32 @@ from fusecache.model.objects import MIB
 if TYPE_CHECKING:
     from collections.abc import Container
 
-# A file up to this size may speak of others.
+# A new file up to this size may name others, as a manifest does.
 SMALL_BYTES = MIB
-# So much must be unpublished beside it before it is taken for one that does.
+# It is taken for a manifest if at least this much is unpublished around it (rule 5).
 BEHIND_BYTES = 8 * MIB
 _NEVER = float("inf")
 
 
 class Role(Enum):
-    """What a change is to the others."""
+    """How a change is ordered relative to the others."""
 
-    NEW = "new"  # a new file, or a directory's marker: in any order between two points
-    ORDERED = "point"  # replaces, moves, or speaks of what was there before
-    REMOVAL = "removal"  # of a published object
-    MARKER_DELETE = "end"  # of a directory's marker
+    NEW = "new"  # a new file or a directory marker: in any order among others that are NEW
+    ORDERED = "ordered"  # replaces or moves older content, or names it: a commit marker, a symlink
+    REMOVAL = "removal"  # deletes a published object
+    MARKER_DELETE = "marker-delete"  # deletes a directory marker
 
 
 _WRITES = frozenset({Role.NEW, Role.ORDERED})
-_LEAVE = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
+_DELETES = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedChange:
-    """One queued change. keys: those that it changes. size: bytes of a file's content, else 0.
+    """One queued change. keys: the keys that it changes. size: bytes of a file's content, else 0.
 
-    tells: whether its name is one that says that all the rest is there. moved_to: of a REMOVAL, the key that newer
-    content of its name went to before it was published; empty: there is none.
+    is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
+    of its name was renamed before that was published; "" if there is none.
     """
 
     sequence: int
@@ -66,13 +76,13 @@ class OrderedChange:
 
 
 class SequenceBarrier:
-    """A set of sequence numbers, and those who wait until none of it is smaller than theirs."""
+    """A set of sequence numbers, and waiters, each until no member is smaller than its own number."""
 
     __slots__ = ("_heap", "_members", "_waiting")
 
     def __init__(self) -> None:
         self._members: set[int] = set()
-        # Of members, and of some that are none any more.
+        # Members, and some former members that are not removed from the heap yet.
         self._heap: list[int] = []
         self._waiting: list[int] = []
 
@@ -98,7 +108,7 @@ class SequenceBarrier:
             heapify(self._heap)
 
     def holds(self, sequence: int) -> bool:
-        """Return whether a smaller member is there."""
+        """Return whether a member is smaller than `sequence`."""
         return self.lowest < sequence
 
     def below(self, sequence: int) -> list[int]:
@@ -106,13 +116,16 @@ class SequenceBarrier:
         return [each for each in self._members if each < sequence]
 
     def wait(self, sequence: int, present: "Container[int]", most: int) -> None:
-        """Have `freed` tell when nothing smaller is there any more. present: of whom no more than `most` can wait."""
+        """Register a waiter; `on_freed` returns it once no smaller member is left.
+
+        present: the sequences that may still wait, at most `most`. A list that grows much longer is cut to these.
+        """
         heappush(self._waiting, sequence)
         if len(self._waiting) > 2 * most + 32:
             self._waiting = sorted({each for each in self._waiting if each in present})
 
     def on_freed(self) -> list[int]:
-        """Return those who wait no longer."""
+        """Remove and return the waiters for which no smaller member is left."""
         found: list[int] = []
         lowest = self.lowest
         while self._waiting and self._waiting[0] <= lowest:
@@ -121,17 +134,24 @@ class SequenceBarrier:
 
 
 class _Folder:
-    """What is queued at and below one directory. line: the directories from the root to this one.
+    """What is queued at and below one directory.
 
-    holders: of POINTs and ENDs here. points: with this directory, for all below. large: files that small ones wait for.
-    aside: writes of names right here that are set aside, kept: removals of such that tell. ends: ENDs and REMOVALs here
-    and below. entries: right here, and directories below with any.
+    ancestors: the directories from the root to this one, itself included. entries: how many changes lie right here,
+    plus how many child directories have any. unpublished_bytes: at and below, deferred changes apart.
+
+    Each barrier holds back younger changes:
+    holders: what lies at and below; for all that lies right here and is not NEW. MARKER_DELETEs are not in it.
+    ordered: ORDERED changes and REMOVALs right here; for everything at and below.
+    large: files above SMALL_BYTES at and below; for small new files (rule 5).
+    deferred: deferred writes right here; for REMOVALs (rule 6).
+    held: deferred REMOVALs of commit markers right here; for files right here (rule 6).
+    deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
     """
 
     __slots__ = (
         "ancestors",
         "deferred",
-        "ends",
+        "deletes",
         "entries",
         "held",
         "holders",
@@ -153,7 +173,7 @@ class _Folder:
         self.large: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
         self.held: SequenceBarrier | None = None
-        self.ends: SequenceBarrier | None = None
+        self.deletes: SequenceBarrier | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -168,12 +188,12 @@ class _Entry:
 
     @property
     def names_directory(self) -> bool:
-        """Whether it is of a directory's marker."""
+        """Whether it changes a directory marker."""
         return self.change.keys[-1].endswith("/")
 
 
 class PublishOrder:
-    """The waiting changes of one mount. prefix: of all its keys, empty or ending in '/'."""
+    """The queued changes of one mount. prefix: of all its keys, empty or ending in '/'."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
@@ -183,9 +203,9 @@ class PublishOrder:
         self._folders: dict[str, _Folder] = {"": self._root}
         self._writes = SequenceBarrier()
         self._failing: set[int] = set()
-        # Removals that wait for older writes, and hold others back.
+        # REMOVALs that wait for an older write (rule 3) and are not delayed: they hold others back.
         self._holding: list[int] = []
-        # May be free: to be looked at.
+        # Changes that may be free; `next_free` checks them.
         self._candidates: list[int] = []
 
     def __len__(self) -> int:
@@ -193,15 +213,15 @@ class PublishOrder:
 
     # ---- what happens
 
-    def add(self, change: OrderedChange, *, aside: bool = False) -> None:
-        """A change is queued. Raises ValueError if one of that sequence is."""
+    def add(self, change: OrderedChange, *, deferred: bool = False) -> None:
+        """Queue a change; deferred: until `undefer`. Raises ValueError if its sequence is queued already."""
         if change.sequence in self._entries:
             raise ValueError(f"sequence {change.sequence} is queued twice: {change}")
         folders = tuple(
             {path: self._enter_folder(path) for path in map(self._folder_path, change.keys)}.values()
         )
         names = tuple({key.rstrip("/"): None for key in change.keys})
-        entry = _Entry(change, names, folders, is_deferred=aside)
+        entry = _Entry(change, names, folders, is_deferred=deferred)
         self._entries[change.sequence] = entry
         for name in names:
             queued = self._names.setdefault(name, [])
@@ -209,19 +229,20 @@ class PublishOrder:
             if len(queued) > 1:
                 if queued[-2] > change.sequence:
                     queued.sort()
-                heappush(self._candidates, queued[0])  # an END may wait for less now
-        if change.role in _LEAVE:
+                # A MARKER_DELETE waits for less once a younger change has its name (rule 4).
+                heappush(self._candidates, queued[0])
+        if change.role in _DELETES:
             for above in self._ancestors(entry):
-                above.ends = above.ends or SequenceBarrier()
-                above.ends.add(change.sequence)
-        if aside:
+                above.deletes = above.deletes or SequenceBarrier()
+                above.deletes.add(change.sequence)
+        if deferred:
             self._defer(entry)
         else:
             self._join(entry)
         heappush(self._candidates, change.sequence)
 
     def remove(self, sequence: int) -> None:
-        """It is published, or no longer wanted."""
+        """Remove a change that was published, or is no longer wanted."""
         entry = self._entries.pop(sequence)
         self._leave(entry)
         for name in entry.names:
@@ -234,13 +255,13 @@ class PublishOrder:
         if entry.is_deferred:
             self._undefer(entry)
         for above in self._ancestors(entry):
-            if above.ends is not None:
-                self._release(above.ends, sequence)
+            if above.deletes is not None:
+                self._release(above.deletes, sequence)
         for folder in entry.folders:
             self._leave_folder(folder)
 
     def undefer(self, sequence: int) -> None:
-        """What was aside is a change as any other now."""
+        """End the deferral of a change: from now on it is ordered as any other."""
         entry = self._entries[sequence]
         if entry.is_deferred:
             entry.is_deferred = False
@@ -249,77 +270,67 @@ class PublishOrder:
             heappush(self._candidates, sequence)
 
     def on_failing(self, sequence: int) -> None:
-        """It fails while others succeed: removals elsewhere wait for it, but hold nobody back meanwhile."""
+        """Record that a write fails while others succeed: REMOVALs go on waiting for it, but are delayed (rule 7)."""
         entry = self._entries.get(sequence)
         if entry is not None and entry.change.role in _WRITES:
             self._failing.add(sequence)
-            self._look_at_oldest()
+            self._recheck_if_oldest_fails()
 
     def on_success(self, sequence: int) -> None:
-        """What was stuck goes on."""
+        """Record that a change that was failing makes progress again."""
         self._failing.discard(sequence)
 
     # ---- what may be done
 
     def next_free(self) -> int | None:
-        """Return a change that may be published now, each once; None: there is no other."""
+        """Return a change that may be published now, or None. Each is given out once, unless it is given back."""
         while self._candidates:
             sequence = heappop(self._candidates)
             entry = self._entries.get(sequence)
             if entry is None or entry.is_handed_out or entry.is_deferred:
                 continue
-            gate = self._gate_before(entry)
-            if gate is not None:
-                self._wait(entry, gate)
+            barrier = self._barrier_before(entry)
+            if barrier is not None:
+                self._wait(entry, barrier)
             elif self._is_first(entry):
                 entry.is_handed_out = True
                 return sequence
         return None
 
     def is_free(self, sequence: int) -> bool:
-        """Return whether a change may still be published now."""
+        """Return whether a change may be published at this moment."""
         entry = self._entries.get(sequence)
         return (
             entry is not None
             and not entry.is_deferred
             and self._is_first(entry)
-            and self._gate_before(entry) is None
+            and self._barrier_before(entry) is None
         )
 
     def give_back(self, sequence: int) -> None:
-        """It was given, but is not published: it will be given again when it is free."""
+        """Take back a change that was given out and not published: it is given out again when it is free."""
         entry = self._entries.get(sequence)
         if entry is not None:
             entry.is_handed_out = False
             heappush(self._candidates, sequence)
 
-    def waits_for(self, sequence: int) -> int | None:
-        """Return the oldest change that stands before one; None: it is free, or aside."""
-        entry = self._entries[sequence]
-        if entry.is_deferred:
-            return None
-        if not self._is_first(entry):
-            return min(self._names[name][0] for name in entry.names)
-        gate = self._gate_before(entry)
-        return None if gate is None else int(gate.lowest)
-
     def left_below(self, sequence: int) -> list[int]:
-        """Return the REMOVALs and ENDs below its own directory for which an END waits; of others, none."""
+        """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
         entry = self._entries.get(sequence)
-        gate = (
-            self._gate_before_end(entry)
+        barrier = (
+            self._barrier_before_marker_delete(entry)
             if entry is not None and entry.change.role is Role.MARKER_DELETE
             else None
         )
-        return [] if gate is None else gate.below(sequence)
+        return [] if barrier is None else barrier.below(sequence)
 
     # ---- the rules
 
     def _is_first(self, entry: _Entry) -> bool:
         return all(self._names[name][0] == entry.change.sequence for name in entry.names)
 
-    def _gate_before(self, entry: _Entry) -> SequenceBarrier | None:
-        """Return what holds an entry back, its names apart."""
+    def _barrier_before(self, entry: _Entry) -> SequenceBarrier | None:
+        """Return the barrier that holds an entry back, or None. Other changes of its names are not looked at."""
         sequence, role = entry.change.sequence, entry.change.role
         for folder in entry.folders:
             if role is not Role.NEW and folder.holders.holds(sequence):
@@ -333,12 +344,12 @@ class PublishOrder:
         if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
             return entry.behind.large
         if role is Role.REMOVAL:
-            return self._gate_before_removal(entry)
-        return self._gate_before_end(entry) if role is Role.MARKER_DELETE else None
+            return self._barrier_before_removal(entry)
+        return self._barrier_before_marker_delete(entry) if role is Role.MARKER_DELETE else None
 
-    def _gate_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
+    def _barrier_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
         sequence, moved_to = entry.change.sequence, entry.change.moved_to
-        folders = [entry.folders[0]]  # a file under a temporary name may be about to take its place
+        folders = [entry.folders[0]]  # a deferred file, under a temporary name, may be about to replace it
         if moved_to:
             folders += filter(None, [self._folders.get(self._folder_path(moved_to))])
         for folder in folders:
@@ -346,24 +357,24 @@ class PublishOrder:
                 return folder.deferred
         return self._writes if self._writes.holds(sequence) else None
 
-    def _gate_before_end(self, entry: _Entry) -> SequenceBarrier | None:
+    def _barrier_before_marker_delete(self, entry: _Entry) -> SequenceBarrier | None:
         name = entry.names[0]
         if self._names[name][-1] != entry.change.sequence:
             return None
         own = self._folders.get(name.removeprefix(self._prefix))
-        ends = own.ends if own is not None else None
-        return ends if ends is not None and ends.holds(entry.change.sequence) else None
+        deletes = own.deletes if own is not None else None
+        return deletes if deletes is not None and deletes.holds(entry.change.sequence) else None
 
-    def _wait(self, entry: _Entry, gate: SequenceBarrier) -> None:
-        if gate is self._writes and not entry.is_delayed:
-            if gate.lowest in self._failing:
+    def _wait(self, entry: _Entry, barrier: SequenceBarrier) -> None:
+        if barrier is self._writes and not entry.is_delayed:
+            if barrier.lowest in self._failing:
                 self._delay(entry)
             else:
                 self._holding.append(entry.change.sequence)
-        gate.wait(entry.change.sequence, self._entries, len(self._entries))
+        barrier.wait(entry.change.sequence, self._entries, len(self._entries))
 
     def _join(self, entry: _Entry) -> None:
-        """Let it hold back what the rules say."""
+        """Enter a change into the barriers by which it holds others back."""
         change, sequence = entry.change, entry.change.sequence
         if change.role in _WRITES:
             self._writes.add(sequence)
@@ -382,12 +393,12 @@ class PublishOrder:
                 folder.ordered.add(sequence)
 
     def _leave(self, entry: _Entry) -> None:
-        """Undo `_join`; what it held back may be free."""
+        """Undo `_join`, and have what the change held back checked again."""
         change, sequence = entry.change, entry.change.sequence
         if change.role in _WRITES:
             self._failing.discard(sequence)
             self._release(self._writes, sequence)
-            self._look_at_oldest()
+            self._recheck_if_oldest_fails()
         if change.role is Role.MARKER_DELETE:
             return
         for above in self._ancestors(entry):
@@ -401,18 +412,18 @@ class PublishOrder:
                 self._release(folder.ordered, sequence)
 
     def _find_behind(self, entry: _Entry) -> None:
-        """A small new file may speak of what is unpublished in its directory, or beside that."""
+        """Find the directory for whose large files a small new file waits: it may name what is unpublished there."""
         change = entry.change
         if change.role is not Role.NEW or change.keys[0].endswith("/") or change.size > SMALL_BYTES:
             return
         folder = entry.folders[0]
-        # What is beside a directory of the root is the whole mount: one stuck file must not hold that.
+        # The parent of a directory in the root is the whole mount: one failing file must not hold all of that back.
         beside = folder.parent if folder.parent is not None and folder.parent is not self._root else folder
         if beside.unpublished_bytes - change.size >= BEHIND_BYTES:
             entry.behind = beside
 
     def _delay(self, entry: _Entry) -> None:
-        """Only what is stuck elsewhere holds it: let those go on that wait for it."""
+        """Release what a REMOVAL holds back (rule 7), as it waits only for a failing write elsewhere."""
         entry.is_delayed = True
         sequence = entry.change.sequence
         own = set(entry.folders) if entry.change.is_commit_marker else set()
@@ -423,8 +434,8 @@ class PublishOrder:
             if folder not in own and folder.ordered is not None:
                 self._release(folder.ordered, sequence)
 
-    def _look_at_oldest(self) -> None:
-        """If the oldest write is stuck, removals behind it are to be put off."""
+    def _recheck_if_oldest_fails(self) -> None:
+        """If the oldest write is failing, have the REMOVALs that wait for it checked again: they are delayed then."""
         if self._holding and self._writes.lowest in self._failing:
             for sequence in self._holding:
                 heappush(self._candidates, sequence)
@@ -432,9 +443,9 @@ class PublishOrder:
 
     # ---- inside
 
-    def _release(self, gate: SequenceBarrier, sequence: int) -> None:
-        gate.discard(sequence)
-        for freed in gate.on_freed():
+    def _release(self, barrier: SequenceBarrier, sequence: int) -> None:
+        barrier.discard(sequence)
+        for freed in barrier.on_freed():
             heappush(self._candidates, freed)
 
     def _ancestors(self, entry: _Entry) -> "tuple[_Folder, ...]":
@@ -452,9 +463,9 @@ class PublishOrder:
             folder.held.add(change.sequence)
 
     def _undefer(self, entry: _Entry) -> None:
-        for gate in (entry.folders[0].deferred, entry.folders[0].held):
-            if gate is not None:
-                self._release(gate, entry.change.sequence)
+        for barrier in (entry.folders[0].deferred, entry.folders[0].held):
+            if barrier is not None:
+                self._release(barrier, entry.change.sequence)
 
     def _folder_path(self, key: str) -> str:
         return key.removeprefix(self._prefix).rstrip("/").rpartition("/")[0]

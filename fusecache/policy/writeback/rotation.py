@@ -1,11 +1,16 @@
-"""What is removed because something newer is there: which queued writes such removals rely on. Pure.
+"""Finds the queued writes that queued deletes depend on (checkpoint rotation). Pure.
 
-A run that keeps its last checkpoints removes an old one as soon as a newer one is closed. Where that is faster than the
-uplink, the newer one is removed, too, before it is in the bucket. If it was just dropped, the removal of the old one
-would have nothing to wait for any more, and the bucket would hold neither; and if each was dropped, none would ever
-arrive. So what the oldest such removal waits for is published although it was removed, and the other removals come
-after all that was written by then. Once nothing newer was written since, all of it is simply to go. Nobody tells which
-files belong together, nor how deep they lie: as a removal waits for every older write of the mount, all of them count.
+A training run that keeps its last N checkpoints deletes an old one as soon as a newer one is closed. If the run is
+faster than the uplink, it deletes the newer one too, before that is in the bucket. Dropping the newer one from the
+queue would be wrong twice. The delete of the old one would have nothing left to wait for, and the bucket would hold
+neither. And if every checkpoint was dropped like this, none would ever arrive. So:
+
+1. The write that the oldest such delete waits for is published, although it was removed on the mount.
+2. The other deletes move behind everything that was written by then.
+3. If nothing newer was written since, nothing is protected: all of it goes.
+
+The daemon does not know which files belong together, or how deep they lie. A delete waits for every older write of
+the mount, so all of these count.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -17,28 +22,28 @@ _NEVER = float("inf")
 
 
 class Rotation:
-    """The queued writes of files and removals of published ones, of the whole mount."""
+    """The sequences of queued file writes, and of queued deletes of published objects, of the whole mount."""
 
     def __init__(self) -> None:
-        # Its lowest is the oldest write; of the other one, of negative sequences, the newest.
+        # `lowest` of the first is the oldest write. The others hold negated sequences: their `lowest` is the newest.
         self._oldest_first = SequenceBarrier()
         self._writes = SequenceBarrier()
-        # The same of what was written right in a directory.
+        # The same for the writes right in each directory, not below it.
         self._writes_in: dict[str, SequenceBarrier] = {}
         self._removals: list[int] = []
 
     def add_write(self, sequence: int, key: str) -> None:
-        """A write of `key` is queued."""
+        """Record that a write of `key` was queued."""
         self._writes.add(-sequence)
         self._oldest_first.add(sequence)
         self._writes_in.setdefault(parent_path(key), SequenceBarrier()).add(-sequence)
 
     def add_removal(self, sequence: int) -> None:
-        """A removal is queued."""
+        """Record that a delete was queued."""
         insort(self._removals, sequence)
 
     def remove(self, sequence: int, key: str) -> None:
-        """It is queued no longer. Nothing happens to what is neither a write nor a removal."""
+        """Record that a change left the queue. A change that is neither a write nor a delete is ignored."""
         index = bisect_left(self._removals, sequence)
         if self._removals[index : index + 1] == [sequence]:
             del self._removals[index]
@@ -53,29 +58,29 @@ class Rotation:
                 del self._writes_in[folder]
 
     def blocks_a_delete(self, sequence: int) -> bool:
-        """Return whether the oldest removal that waits at all waits for a write, and something was written since.
+        """Return whether the oldest waiting delete waits for a write, and something was written after that delete.
 
-        Those before it go now, or are put off on purpose.
+        Deletes that are older than every write do not wait for any: they go now, or are deferred on purpose.
         """
         index = bisect_right(self._removals, self._oldest_first.lowest)
         oldest = self._removals[index] if index < len(self._removals) else None
         return oldest is not None and sequence < oldest < -self._writes.lowest
 
     def deletes_blocked_by(self, sequence: int) -> list[int]:
-        """Return the removals that wait for a write, unless all of them wait for all that came since."""
+        """Return the deletes that wait for a write; none if they already wait for every write since then."""
         removals = self._removals[bisect_right(self._removals, sequence) :]
         return removals if removals and removals[0] < -self._writes.lowest else []
 
     def is_oldest_removal(self, sequence: int) -> bool:
-        """Return whether a removal is the oldest of all."""
+        """Return whether a delete is the oldest of all."""
         return self._removals[0] == sequence
 
     def is_written_since(self, sequence: int, key: str) -> bool:
-        """Return whether something right in the directory of `key` was written after a change of it."""
+        """Return whether a file right in the directory of `key` was written after `sequence`."""
         writes = self._writes_in.get(parent_path(key))
         return writes is not None and sequence < -writes.lowest
 
     def written_between(self, first: int, last: float, key: str) -> list[int]:
-        """Return the writes right in the directory of `key` between two places, in no particular order."""
+        """Return the writes right in the directory of `key` after `first` and before `last`, in no particular order."""
         writes = self._writes_in.get(parent_path(key))
         return [] if writes is None else [-each for each in writes.below(-first) if -each < last]

@@ -329,7 +329,7 @@ async def test_after_a_power_cut_nothing_says_that_what_is_lost_is_there_and_wha
         tree = await user.tree("run/1")
         assert set(tree) == {"run/1/a", "run/1/b", "run/1/.metadata"}
         cause = (await user.fs.status.path_status("run/latest"))["failed"][0]["cause"]
-        assert "run/2/b was closed before it, and is lost or damaged" in cause
+        assert "may name run/2/b, which was closed before it, and is lost or damaged" in cause
         await user.unlink("run/2/a")
         await user.unlink("run/2/.metadata")
         await user.drained()

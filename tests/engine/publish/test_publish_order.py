@@ -412,14 +412,14 @@ async def test_each_of_many_queued_files_is_looked_at_a_few_times_only(
     from fusecache.policy.writeback.publish_order import PublishOrder
 
     files, looks = 400, 0
-    look: Callable[..., object] = PublishOrder._gate_before
+    look: Callable[..., object] = PublishOrder._barrier_before
 
     def counted(self: PublishOrder, entry: object) -> object:
         nonlocal looks
         looks += 1
         return look(self, entry)
 
-    monkeypatch.setattr(PublishOrder, "_gate_before", counted)
+    monkeypatch.setattr(PublishOrder, "_barrier_before", counted)
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         for number in range(files):

@@ -1,4 +1,4 @@
-"""What was set aside is listed until somebody deals with it, comes back whole, and goes only when it is told to."""
+"""Quarantined content is listed until a user deals with it, is restored whole, and is deleted only on request."""
 
 import os
 import shutil

@@ -479,7 +479,7 @@ async def test_a_file_that_is_removed_while_it_is_cut_is_gone(
         async with trio.open_nursery() as nursery:
 
             async def cut() -> None:
-                with pytest.raises(NotFound, match="removed meanwhile"):
+                with pytest.raises(NotFound, match="was removed while it was opened"):
                     await user.fs.file_io.truncate(node, 3)
 
             nursery.start_soon(cut)

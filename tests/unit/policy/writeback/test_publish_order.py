@@ -1,4 +1,4 @@
-"""Whatever is queued, replaced, stuck or set aside: nothing overtakes what it must not, and everything is published."""
+"""Whatever is queued, replaced, failing or deferred: nothing overtakes what it must not, and all is published."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Queued:
     """One change as the reference knows it. behind: the directory whose large files it waits for."""
 
     change: OrderedChange
-    aside: bool = False
+    deferred: bool = False
     behind: str | None = None
 
 
@@ -45,7 +45,7 @@ class Reference:
         if {key.rstrip("/") for key in first.keys} & {key.rstrip("/") for key in second.keys}:
             return True
         if second.role is Role.REMOVAL and first.role in {Role.NEW, Role.ORDERED}:
-            if not older.aside:
+            if not older.deferred:
                 return True
             if _folders(second) & _folders(first)[:1]:
                 return True
@@ -53,8 +53,8 @@ class Reference:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
                 return True
-        if older.aside or first.role is Role.MARKER_DELETE:
-            return older.aside and self._must_go_before(first, second)
+        if older.deferred or first.role is Role.MARKER_DELETE:
+            return older.deferred and self._must_go_before(first, second)
         if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
             return True
         if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
@@ -71,7 +71,7 @@ class Reference:
         return is_told and is_file and _folders(second)[-1] == _folders(first)[0]
 
     def _is_wanted_after(self, end: OrderedChange) -> bool:
-        """Return whether something else is to have the name that an END gives up."""
+        """Return whether something else is to have the name that a MARKER_DELETE gives up."""
         name = end.keys[0].rstrip("/")
         return any(
             number > end.sequence and name in {key.rstrip("/") for key in each.change.keys}
@@ -93,7 +93,7 @@ class Reference:
     def free(self) -> set[int]:
         """Return what may be published."""
         return {
-            number for number, each in self.queued.items() if not each.aside and not self.blockers(number)
+            number for number, each in self.queued.items() if not each.deferred and not self.blockers(number)
         }
 
 
@@ -137,6 +137,17 @@ def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
     return OrderedChange(sequence, (key,), role, size)
 
 
+def _waits_for(order: PublishOrder, sequence: int) -> int | None:
+    """Return the oldest change that stands before one; None: it is free, or deferred."""
+    entry = order._entries[sequence]
+    if entry.is_deferred:
+        return None
+    if not order._is_first(entry):
+        return min(order._names[name][0] for name in entry.names)
+    barrier = order._barrier_before(entry)
+    return None if barrier is None else int(barrier.lowest)
+
+
 class Queue(RuleBasedStateMachine):
     """Random life of a queue; after each step what is free is what the reference says."""
 
@@ -151,20 +162,20 @@ class Queue(RuleBasedStateMachine):
     def begin(self) -> None:
         self.next = 0
 
-    @rule(data=st.data(), aside=st.sampled_from([False, False, False, True]))
-    def add(self, data: st.DataObject, *, aside: bool) -> None:
+    @rule(data=st.data(), deferred=st.sampled_from([False, False, False, True]))
+    def add(self, data: st.DataObject, *, deferred: bool) -> None:
         self.next += 1
-        self._add(data.draw(changes(self.next)), aside=aside)
+        self._add(data.draw(changes(self.next)), deferred=deferred)
 
-    def _add(self, change: OrderedChange, *, aside: bool) -> None:
+    def _add(self, change: OrderedChange, *, deferred: bool) -> None:
         keys = tuple("p/" + key for key in change.keys)
-        queued = Queued(change, aside=aside)
+        queued = Queued(change, deferred=deferred)
         self.reference.queued[change.sequence] = queued
-        if not aside:
+        if not deferred:
             self._find_behind(queued)
         self.order.add(
             OrderedChange(change.sequence, keys, change.role, change.size, change.is_commit_marker),
-            aside=aside,
+            deferred=deferred,
         )
 
     def _find_behind(self, queued: Queued) -> None:
@@ -174,7 +185,7 @@ class Queue(RuleBasedStateMachine):
         folder = _folders(change)[0]
         parent = folder.rpartition("/")[0]
         beside = parent if parent else folder
-        others = (each for each in self.reference.queued.values() if each is not queued and not each.aside)
+        others = (each for each in self.reference.queued.values() if each is not queued and not each.deferred)
         lying = (each.change.size for each in others if any(_is_in(f, beside) for f in _folders(each.change)))
         if sum(lying) >= BEHIND_BYTES:
             queued.behind = beside
@@ -200,19 +211,19 @@ class Queue(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(sorted(self.reference.queued)))
         change = data.draw(changes(sequence))
         self._remove(sequence)
-        self._add(change, aside=False)
+        self._add(change, deferred=False)
 
     def _remove(self, sequence: int) -> None:
         del self.reference.queued[sequence]
         self.given.discard(sequence)
         self.order.remove(sequence)
 
-    @precondition(lambda self: any(each.aside for each in self.reference.queued.values()))
+    @precondition(lambda self: any(each.deferred for each in self.reference.queued.values()))
     @rule(data=st.data())
     def bring_back(self, data: st.DataObject) -> None:
-        aside = [number for number, each in self.reference.queued.items() if each.aside]
-        sequence = data.draw(st.sampled_from(sorted(aside)))
-        self.reference.queued[sequence].aside = False
+        deferred = [number for number, each in self.reference.queued.items() if each.deferred]
+        sequence = data.draw(st.sampled_from(sorted(deferred)))
+        self.reference.queued[sequence].deferred = False
         self._find_behind(self.reference.queued[sequence])
         self.order.undefer(sequence)
 
@@ -238,16 +249,16 @@ class Queue(RuleBasedStateMachine):
     def what_stands_before_a_change_is_older(self) -> None:
         for sequence, queued in self.reference.queued.items():
             blockers = self.reference.blockers(sequence)
-            assert self.order.is_free(sequence) == (not blockers and not queued.aside)
-            first = self.order.waits_for(sequence)
+            assert self.order.is_free(sequence) == (not blockers and not queued.deferred)
+            first = _waits_for(self.order, sequence)
             assert first is None or first in blockers
-            assert (first is None) == (not blockers or queued.aside)
+            assert (first is None) == (not blockers or queued.deferred)
 
     def teardown(self) -> None:
         """All is published in the end."""
         for sequence in sorted(self.reference.queued):
-            if self.reference.queued[sequence].aside:
-                self.reference.queued[sequence].aside = False
+            if self.reference.queued[sequence].deferred:
+                self.reference.queued[sequence].deferred = False
                 self.order.undefer(sequence)
         for _ in range(len(self.reference.queued)):
             while self.order.next_free() is not None:
@@ -291,7 +302,7 @@ def test_a_stuck_write_elsewhere_holds_a_removal_but_nobody_behind_it() -> None:
     order.remove(3)
     assert _published(order) == [4]
     order.remove(4)
-    assert order.waits_for(2) == 1
+    assert _waits_for(order, 2) == 1
     order.remove(1)
     assert _published(order) == [2]
 
@@ -324,8 +335,8 @@ def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
         1,
         3,
     ]
-    assert order.waits_for(2) == 1
-    assert order.waits_for(4) == 2
+    assert _waits_for(order, 2) == 1
+    assert _waits_for(order, 4) == 2
 
 
 def test_a_small_file_waits_for_large_ones_beside_its_directory_and_no_other_for_it() -> None:
@@ -363,14 +374,14 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch, role: Role, behind: int
 ) -> None:
     looks = 0
-    look = PublishOrder._gate_before
+    look = PublishOrder._barrier_before
 
     def counted(self: PublishOrder, entry: object) -> SequenceBarrier | None:
         nonlocal looks
         looks += 1
         return look(self, entry)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PublishOrder, "_gate_before", counted)
+    monkeypatch.setattr(PublishOrder, "_barrier_before", counted)
     number = 3000
     order = PublishOrder()
     if behind:
@@ -391,18 +402,18 @@ def test_each_event_looks_at_few_changes_however_many_there_are(
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "wait"]), st.integers(0, 20)), max_size=200))
 def test_a_gate_frees_each_waiter_when_nothing_smaller_is_left(events: list[tuple[str, int]]) -> None:
-    gate, members, waiting = SequenceBarrier(), set[int](), list[int]()
+    barrier, members, waiting = SequenceBarrier(), set[int](), list[int]()
     for word, number in events:
         if word == "add":
-            gate.add(number)
+            barrier.add(number)
             members.add(number)
         elif word == "discard":
-            gate.discard(number)
+            barrier.discard(number)
             members.discard(number)
         else:
-            gate.wait(number, range(21), 1000)
+            barrier.wait(number, range(21), 1000)
             waiting.append(number)
-        assert gate.lowest == min(members, default=float("inf"))
+        assert barrier.lowest == min(members, default=float("inf"))
         freed = [each for each in waiting if each <= min(members, default=float("inf"))]
-        assert sorted(gate.on_freed()) == sorted(freed)
+        assert sorted(barrier.on_freed()) == sorted(freed)
         waiting = [each for each in waiting if each not in freed]
