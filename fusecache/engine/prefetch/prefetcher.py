@@ -1,12 +1,12 @@
-"""Fetches what jobs have said they will read: what is needed soonest first, as far ahead as the room is worth it.
+"""Prefetches the planned reads of jobs: the soonest needed first, as far ahead as disk space allows.
 
-A walk goes through a job's extents in the order of their steps and stops at the first piece that is not here: one
-walk a job for exact plans, one for the others. `policy.horizon` says which of these pieces comes next, and whether
-others may go for it. Used on the loop.
+A cursor walks the extents of a job's plans in the order of their steps. It stops at the first piece that is missing.
+Each job has one cursor for exact plans and one for the others. `policy.cache.prefetch_horizon` decides which piece
+comes next, and whether cached bytes may be evicted for it. Used on the trio loop.
 
 Invariants:
-1. What is fetched goes behind what readers wait for, and takes at most a quarter of the large buffers.
-2. Nothing is evicted that is read as soon as what comes; what would find no room is not fetched.
+1. Prefetches start after the fetches that readers wait for, and take at most a quarter of the large buffers.
+2. A prefetch never evicts bytes that are read as soon as its own. Bytes that would find no space are not fetched.
 3. No error of a hint reaches a reader.
 """
 
@@ -33,30 +33,30 @@ from fusecache.policy.rate_meter import RateMeter
 
 log = logging.getLogger(__name__)
 
-# As many small pieces as a node has connections; large ones are bounded by the buffers too.
+# Fewer small pieces than a node has connections (64); large ones are bounded by the buffers too.
 _SMALL_AT_ONCE = 48
 _SMALL_BYTES = 128 * 1024
-# Whole files come more slowly while the exact bytes of the next steps are on their way: somebody is about to wait for
-# those, and the loop, or the link, does only so much.
+# At most 2 large pieces of whole files while exact bytes are in flight: a reader will wait for the exact bytes of the
+# next steps soon, and both share the loop and the link.
 _LARGE_BESIDE_EXACT = 2
-# So many extents and chunks that need nothing are looked at, some 10 µs each, before all others have a turn.
+# After 32 extents and chunks without a missing piece, some 10 µs each, the loop runs the other tasks.
 _LOOKS_AT_ONCE = 32
-# Room comes with time too, and silent jobs go with it: look again.
+# Disk space becomes free, and silent jobs are forgotten, without an event: poll every second.
 _LOOK_SECONDS = 1.0
-# A directory that was found is not looked up again for so long; its files are checked when they are opened.
+# A directory is looked up again after 30 s. Its files are checked when they are opened.
 _DIRECTORY_SECONDS = 30.0
 _DIRECTORIES = 256
-# Exact bytes that a job begins with are read at once, or not before a model is loaded.
+# A job reads the first exact bytes of its plan at once, or only after it has loaded a model. Do not hold others longer.
 _HOLD_SECONDS = 2.0
-# What was read is unpacked and handed out a moment later: so long whole files leave the node and the line to that.
+# The job unpacks and distributes its first bytes right after reading them. Whole files leave it CPU and link so long.
 _HAND_OUT_SECONDS = 0.25
-# A use of now is not as sacred as what is pinned.
+# Next use 0.0 means pinned. A planned read that is due now must rank below that.
 _NOW = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPiece:
-    """What is fetched at once: granules of a chunk, or the exact bytes of an extent (mask 0)."""
+    """One unit of prefetch: granules of a chunk, or the exact bytes of an extent (mask 0)."""
 
     index: int
     mask: int
@@ -66,10 +66,10 @@ class FetchPiece:
 
 @dataclass(eq=False, slots=True)
 class PlanCursor:
-    """How far a job's hints, exact ones or others, were looked at.
+    """A job's position in its plans, exact ones or others.
 
-    pieces: of the use it stands at, as the hint has them; piece: the first that is not here. Until rests_until there is
-    no room for it.
+    use: the planned read at the position; pieces: its chunk ranges that were not checked yet; piece: its first missing
+    piece. Before rests_until, there is no disk space for the piece, or the file was not found.
     """
 
     job: Job
@@ -81,14 +81,14 @@ class PlanCursor:
     rests_until: float = -math.inf
 
     def is_current(self) -> bool:
-        """Say whether the use it stands at is still ahead of its job."""
+        """Return whether its planned read is still the front of a plan of its job."""
         use = self.use
         return use is not None and use.plan in self.job.plans and use.row == use.plan.front
 
 
 @dataclass(eq=False, slots=True)
 class _Fetch:
-    """A piece of a use on its way. deadline: of the loop's clock; is_urgent: the job cannot begin without it."""
+    """A piece in flight. deadline: in seconds of the loop's clock; is_urgent: the job cannot begin without it."""
 
     use: PlannedRead
     deadline: float
@@ -97,7 +97,7 @@ class _Fetch:
 
 
 class Prefetcher:
-    """Runs the fetches of all jobs of a timeline."""
+    """Runs the prefetches of all jobs of a timeline."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class Prefetcher:
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
         self._directories: dict[str, tuple[Node, float]] = {}
         self._fetches: set[_Fetch] = set()
-        # Exact bytes that are here: whose, and the step of their last read.
+        # Exact ranges in memory, each with its job and the step of its last read.
         self._snippets: list[tuple[Job, int, CachedRange]] = []
-        # What jobs begin with, that was fetched and not read yet, and until when others wait for that.
+        # First ranges of jobs, fetched and not read yet, each with the time until which other prefetches wait for it.
         self._unread: deque[tuple[CachedRange, float]] = deque()
         self._handed_out_at = -math.inf
         self._large = self._small = self._looks = 0
@@ -127,7 +127,7 @@ class Prefetcher:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Fetch until cancelled."""
+        """Prefetch until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -142,7 +142,7 @@ class Prefetcher:
                         await self._woken.wait()
 
     def wake(self) -> None:
-        """Jobs have said something, or have moved."""
+        """A job sent a hint, moved, or was forgotten."""
         self._woken.set()
         done = [entry for entry in self._snippets if not self._is_wanted(*entry[:2])]
         if done:
@@ -156,18 +156,18 @@ class Prefetcher:
                 del self._cursors[which]
 
     def lead_bytes(self, job: Job) -> int:
-        """Return how much may lie ahead of a job at the cost of others."""
+        """Return how many prefetched bytes a job may have ahead by evicting other bytes."""
         room = self._cache.maintenance.free_space_bytes()
         return lead_bytes(room, job.bytes_per_second, len(self._timeline.running()))
 
     def predicted_stalls(self) -> int:
-        """Return how many of the pieces on their way will come after their step has begun."""
+        """Return how many of the pieces in flight will arrive after their step has begun."""
         now = trio.current_time()
         deadlines = sorted((fetch.deadline - now, fetch.nbytes) for fetch in self._fetches)
         return stalls(deadlines, self._rate.per_second())
 
     def fetched(self, plan: PlanIndex) -> int:
-        """Return how many extents of a window, counted from its first, were fetched, or were here when looked at."""
+        """Return how many extents of a plan, counted from its first, were fetched, or were cached when checked."""
         under_way = (fetch.use.row for fetch in self._fetches if fetch.use.plan is plan)
         return min(under_way, default=plan.front)
 
@@ -180,7 +180,7 @@ class Prefetcher:
     # ---- choosing
 
     async def _start_one(self) -> bool:
-        """Start the fetch that comes next; False if nothing can be started before something changes."""
+        """Start the next fetch; False if none can be started before something changes."""
         now = trio.current_time()
         for cursor in self._all_cursors():
             if now >= cursor.rests_until and self._is_live(cursor):
@@ -196,9 +196,10 @@ class Prefetcher:
         return chosen is not None and await self._evict_and_start(chosen, free, running)
 
     def _whole_file_share(self, cursors: list[PlanCursor], free: int) -> list[PlanCursor]:
-        """Return those whose large piece of a whole file comes before exact bytes, of which there may always be more.
+        """Return the cursors whose large piece of a whole file may start before exact bytes.
 
-        These are needed only until the files are here; those that a job begins with come first all the same.
+        Without this share, exact bytes could delay whole files for ever, and they are needed only until the files are
+        cached. The first exact bytes of a job still go first.
         """
         most = min(_LARGE_BESIDE_EXACT, self._cache.maintenance.large_at_once // 2)
         if self._whole_under_way() >= most or any(_begins(cursor) for cursor in cursors):
@@ -210,7 +211,7 @@ class Prefetcher:
         ]
 
     def _choose(self, cursors: list[PlanCursor], free: int) -> PlanCursor | None:
-        """Return the walk whose piece is to be fetched now, None if none is. free: bytes of room."""
+        """Return the cursor whose piece to fetch now, None if none may start. free: bytes of free disk space."""
         lead = min((self.lead_bytes(cursor.job) for cursor in cursors), default=0)
         cursors = [*cursors]
         while cursors:
@@ -223,7 +224,7 @@ class Prefetcher:
         return None
 
     def _all_cursors(self) -> list[PlanCursor]:
-        """Return two walks for each job."""
+        """Return all cursors, two for each running job."""
         for job in self._timeline.running():
             for is_exact in (True, False):
                 cursor = self._cursors.get((job.name, is_exact))
@@ -232,17 +233,17 @@ class Prefetcher:
         return list(self._cursors.values())
 
     def _may_start(self, cursor: PlanCursor) -> bool:
-        """Say whether there are buffers for a walk's piece, and no job begins just now.
+        """Return whether there are buffers for a cursor's piece, and no job is beginning.
 
-        Whole files would take its first bytes' place on the line: these take a round trip or two, and a moment to be
-        read, and then the first batch is there.
+        Whole files would compete with a job's first bytes for the link. These take one or two round trips and a short
+        time to be read; then the first batch is ready.
         """
         assert cursor.piece is not None
         assert cursor.use is not None
         if not self._has_buffers(cursor.piece, is_exact=cursor.is_exact):
             return False
         if cursor.use.plan.plan.is_exact:
-            # Half a batch ahead, so that the second is not late: it is on its way when the first is read.
+            # Half a batch beyond the first, so that the second is not late: it is in flight when the first is read.
             window = cursor.use.plan
             later = window.later_bytes + cursor.piece.nbytes
             return cursor.use.begins_its_plan or 2 * later <= window.first_bytes or not self._is_beginning()
@@ -257,7 +258,7 @@ class Prefetcher:
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
     def fetch_range(self, job: Job, last: int, cached_range: CachedRange) -> None:
-        """Fetch a snippet for somebody who waits for it, and hold it until the job has come past a step."""
+        """Fetch an exact range that a reader waits for, and hold it until the job is past a step."""
         if self._nursery is None:
             self._cache.range_cache.drop(cached_range)
             cached_range.ended.set()
@@ -269,7 +270,7 @@ class Prefetcher:
             await self._cache.range_cache.fetch(cached_range)
         except RemoteError as exc:
             log.debug(
-                "exact bytes did not come, the cache asks again object=%s error=%s",
+                "exact range not fetched, the cache retries object=%s error=%s",
                 cached_range.object_id,
                 exc,
             )
@@ -280,15 +281,15 @@ class Prefetcher:
         if self._is_wanted(job, last):
             self._snippets.append((job, last, cached_range))
         else:
-            self._cache.range_cache.drop(cached_range)  # its job went while it came
+            self._cache.range_cache.drop(cached_range)  # its job ended or moved past it during the fetch
 
     def on_read(self) -> None:
-        """Somebody has read something that was hinted."""
+        """A reader read bytes while there are hints: a job's first bytes may be among them."""
         if self._unread:
             self._woken.set()
 
     async def _evict_and_start(self, cursor: PlanCursor, free: int, running: int) -> bool:
-        """Start a walk's piece, unless it finds no room: then others may."""
+        """Start a cursor's piece. If it finds no disk space, the cursor rests, so that others may start."""
         piece, use = cursor.piece, cursor.use
         assert piece is not None
         assert use is not None
@@ -304,7 +305,7 @@ class Prefetcher:
         if there is None:
             self._start(cursor, use, piece)
             return True
-        cursor.piece = None  # who reads it was quicker
+        cursor.piece = None  # a reader or another job has requested it already
         if use.begins_its_plan:
             self._unread.append((there, trio.current_time() + _HOLD_SECONDS))
         return True
@@ -319,19 +320,19 @@ class Prefetcher:
         return self._whole_under_way() < _LARGE_BESIDE_EXACT
 
     def _whole_under_way(self) -> int:
-        """Return how many large pieces of whole files are on their way; exact bytes may be large, too."""
+        """Return how many large pieces of whole files are in flight. Exact bytes may be large, too."""
         return sum(
             fetch.nbytes > _SMALL_BYTES and not fetch.use.plan.plan.is_exact for fetch in self._fetches
         )
 
-    # ---- looking
+    # ---- looking for the next missing piece
 
     async def _look(self, cursor: PlanCursor) -> None:
-        """Go on to the first piece that is not here."""
+        """Move the cursor to its next missing piece."""
         while True:
             await self._take_turns()
             if not self._is_live(cursor):
-                self._leave(cursor)  # forgotten while it was looked at
+                self._leave(cursor)  # the job was forgotten, or ended, at a checkpoint
                 return
             if not cursor.is_current():
                 self._leave(cursor)
@@ -352,14 +353,14 @@ class Prefetcher:
                 self._advance(cursor)
 
     async def _take_turns(self) -> None:
-        """Let others run now and then: what is looked at may all be answered from memory, and be very much."""
+        """Let other tasks run now and then: checks answered from memory never wait, and there may be very many."""
         self._looks += 1
         if self._looks >= _LOOKS_AT_ONCE:
             self._looks = 0
             await trio.lowlevel.checkpoint()
 
     def _advance(self, cursor: PlanCursor) -> None:
-        """All of the use is here, or cannot be."""
+        """All of the planned read is cached, or cannot be: move to the next."""
         if cursor.is_current():
             assert cursor.use is not None
             cursor.use.plan.front += 1
@@ -372,14 +373,14 @@ class Prefetcher:
         cursor.pieces.clear()
 
     async def _enter(self, cursor: PlanCursor, use: PlannedRead) -> bool:
-        """Find the object of a use; False if there is nothing to fetch of it."""
+        """Find the object of a planned read; False if it has nothing to fetch."""
         try:
             found = await self._find(use.path)
         except NotFound as exc:
             self._skip(cursor.job, use.path, exc)
             return False
         except FusecacheError as exc:
-            log.debug("a hinted file is not found now path=%s error=%s", use.path, exc)
+            log.debug("lookup of a hinted file failed, retrying path=%s error=%s", use.path, exc)
             cursor.rests_until = trio.current_time() + _LOOK_SECONDS
             return False
         if found is None or not cursor.is_current():
@@ -390,12 +391,12 @@ class Prefetcher:
         try:
             cursor.handle = self._cache.open(object_id, size)
         except ValueError:
-            return False  # an open file of that version has another size: it is the one to be believed
+            return False  # an open file of that version has another size; trust the open file
         cursor.pieces.extend(split_by_chunk(Extent(use.start, min(size, use.start + use.length))))
         return True
 
     async def _find(self, path: str) -> tuple[ObjectId, int] | None:
-        """Return the version and the size of a file; None if the bucket has nothing of it. Raises NotFound."""
+        """Return a file's version and size; None if there is nothing to fetch. Raises NotFound."""
         folder, _, name = path.rpartition("/")
         now = trio.current_time()
         parent, until = self._directories.get(folder, (None, -math.inf))
@@ -405,10 +406,10 @@ class Prefetcher:
                 del self._directories[next(iter(self._directories))]
             self._directories[folder] = parent, now + _DIRECTORY_SECONDS
         if parent.kind is not Kind.DIRECTORY:
-            raise NotFound(f"{path}: {folder} is no directory")
+            raise NotFound(f"{path}: {folder} is not a directory")
         child = parent.children.get(name)
         if child is None:
-            # However old the listing: a wrong guess is refused by the bucket, and costs one request.
+            # The listing may be old: the bucket refuses a GET of a replaced version, which costs one request.
             row = self._lookup.cached_row(parent, name)
             if row is not None:
                 return (ObjectId(self._tree.key_of_path(path), row.etag), row.size) if row.size else None
@@ -416,11 +417,11 @@ class Prefetcher:
         if child.kind is Kind.DIRECTORY:
             raise NotFound(f"{path}: it is a directory")
         if child.version is not None or child.object is None or not child.object.size:
-            return None  # it is here as it was written, or empty, or a link
+            return None  # it has local content, or is empty, or is a symbolic link
         return child.object.object_id, child.object.size
 
     async def _first_missing(self, cursor: PlanCursor, use: PlannedRead) -> FetchPiece | None:
-        """Return the first piece of a use that is not here, None if there is none; those before it are forgotten."""
+        """Return the first missing piece of a planned read, None if there is none; drops the pieces before it."""
         handle = cursor.handle
         assert handle is not None
         stop = min(handle.size, use.start + use.length)
@@ -454,12 +455,12 @@ class Prefetcher:
         return None
 
     def _skip(self, job: Job, path: str, error: Exception) -> None:
-        """Count a file that hints name for nothing; say so once a job."""
+        """Count a hinted file that cannot be fetched. Logs the first one of a plan."""
         job.skipped += 1
         if not job.is_told:
             job.is_told = True
             log.info(
-                "hints name what cannot be fetched: skipped job=%s path=%s error=%s", job.name, path, error
+                "skipped a hinted file that cannot be fetched job=%s path=%s error=%s", job.name, path, error
             )
 
     # ---- fetching
@@ -500,7 +501,7 @@ class Prefetcher:
             self._fetched_bytes += piece.nbytes
             job.late += job.step > use.first
         except NoSpace as exc:
-            log.debug("what hints brought was not kept path=%s error=%s", use.path, exc)
+            log.debug("prefetched bytes were not cached path=%s error=%s", use.path, exc)
         except RemoteError as exc:
             self._skip(job, use.path, exc)
         finally:
@@ -535,12 +536,12 @@ class Prefetcher:
 
 
 def _begins(cursor: PlanCursor) -> bool:
-    """Say whether a walk stands at what its job begins with."""
+    """Return whether a cursor is at the first exact bytes of a plan."""
     return cursor.is_exact and cursor.use is not None and cursor.use.begins_its_plan
 
 
 def _front(cursor: PlanCursor) -> JobFront:
-    """Return a walk's piece as policy sees it; exact bytes take no room on the disk."""
+    """Return a cursor's piece as input of the policy. Exact bytes take no disk space."""
     assert cursor.piece is not None
     assert cursor.use is not None
     nbytes = cursor.piece.nbytes if cursor.piece.mask else 0
