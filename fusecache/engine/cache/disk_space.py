@@ -1,10 +1,10 @@
-"""Room on the local disk: the ledger, and eviction when it is short.
+"""Disk space of the cache: reserves it on the ledger, and evicts cached blocks when it is short.
 
-Used on the loop; calls that may block go through `offload`.
+Used on the trio loop; calls that may block go through `offload`.
 
 Invariants:
-1. Room is reserved on the ledger, and made by eviction, before anything is written.
-2. Eviction takes a block out of memory's table and out of the index before its bytes go.
+1. Space is reserved on the ledger, if needed after an eviction, before any byte is written.
+2. Eviction removes a block from the table in memory and from the index before it removes its bytes.
 """
 
 import math
@@ -31,26 +31,25 @@ from fusecache.policy.cache.eviction import (
 from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, runs
 from fusecache.policy.cache.space_ledger import SpaceLedger
 
-# One eviction frees this much, or this part of a small cache, so that sampling and punching are paid once for many
-# blocks …
+# One eviction frees 64 MiB, or 1/16 of a small cache: sampling and hole punching are then paid once for many blocks …
 _EVICT_BATCH_BYTES = 64 * MIB
 _EVICT_SHARE = 16
-# … from this many random places, a few neighbours each: neighbours are one hole to punch.
+# … sampled at 128 random places of the index, 8 neighbours each: neighbours are one hole to punch.
 _SAMPLE_SEEKS = 128
 _SAMPLE_RUN = 8
-# With hints, what is freed and not filled yet would have answered somebody: less at a time, of fewer places.
+# With hints, space that is freed and not filled yet costs hits: evict less at a time, from fewer places.
 _EVICT_SHARE_HINTED = 128
 _SAMPLE_SEEKS_LEAST = 16
-# Extents and folders of the file system: 16 bytes for each 64 KiB at worst, in leaves that are half full.
+# The file system's own extents and directories: at worst 16 bytes per 64 KiB, in leaves that are half full.
 _BOOKKEEPING_SHARE = 1024
-# What may evict nothing that is needed as soon as itself looks so often for something else.
+# An incoming block with a known next use takes up to 32 samples to find blocks that are read later.
 _SEARCHES = 32
-# … and if it is in vain, nobody who is needed later does so for this long, unless jobs have moved.
+# … If it finds none, the search is futile for blocks read as late or later. They skip it for 1 s, or until hints move.
 _FUTILE_SECONDS = 1.0
 
 
 class DiskSpace:
-    """Grants room to cache blocks and staging files. Cache blocks ask whether they are worth evicting others."""
+    """Reserves space for cache blocks and staging files. A cache block must be worth the eviction of others."""
 
     def __init__(
         self,
@@ -72,32 +71,32 @@ class DiskSpace:
         self._free_bytes = files.free_bytes()
         self._lock = trio.Lock()
         self._random = random.Random()
-        # Blocks whose hole is being punched: a write there now would be lost. At most one eviction's victims.
+        # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
         self._punching: set[tuple[int, int]] = set()
         self.ledger = ledger
-        # Whether an object is pinned; None: none is.
+        # Returns whether an object is pinned; None: no object is.
         self.is_pinned: Callable[[ObjectId], bool] | None = None
         self._pinned: set[int] = set()
-        # What warm-ups say; nothing until somebody sets it.
+        # The next use of blocks that warm-ups fetched; set by `CacheMaintenance`.
         self.next_use: Callable[[CachedObject | None, EvictionCandidate], float | None] = (
             lambda entry, candidate: None
         )
-        # In how many seconds hints say that bytes [start, stop) of an object are read; None: there are no hints.
+        # Returns in how many seconds bytes [start, stop) of an object are read, by hints; None: there are no hints.
         self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
         self._sampled: dict[int, ObjectId] = {}
-        # Until when nothing is looked for that is read later than in so many seconds: there was nothing.
+        # (time, seconds): until this time, a search for blocks read later than in so many seconds is futile.
         self._futile_until: tuple[float, float] = -math.inf, math.inf
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
-        """Keep what is read soonest, by hints that are new or have moved; None: there are none any more."""
+        """Keep the blocks that are read soonest by hints, which are new or have moved; None: no hints any more."""
         self.hinted_use = hinted_use
         self._futile_until = -math.inf, math.inf
 
     async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
-        """Reserve room for cache blocks, evicting others if needed.
+        """Reserve space for cache blocks, evicting others if needed. False if they are not admitted or find none.
 
-        incoming_use: when they will be read, if somebody said so: they evict nothing that is needed as soon. If nobody
-        did, they evict nothing of which somebody did.
+        incoming_use: the next use of the incoming blocks, None if unknown. Blocks with a known use evict only blocks
+        that are read later or have no known use. Blocks without a known use evict only blocks without one.
         """
         if self._floor_shortage(nbytes) <= 0 and self.ledger.reserve_cache(nbytes):
             return True
@@ -114,15 +113,18 @@ class DiskSpace:
         if await self._evict_for_staging(nbytes, reserve, give_back, spare):
             return True
         if incoming_use:
-            self._counters.not_admitted += 1  # all that is here is read sooner
+            self._counters.not_admitted += 1  # no sampled block is read later
             self._futile_until = trio.current_time() + _FUTILE_SECONDS, incoming_use
             return False
         self._counters.uncached += 1
-        self._table.warn_once("room", "no room in the cache: reads go on, uncached")
+        self._table.warn_once(
+            "space",
+            "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
+        )
         return False
 
     async def _is_admitted(self) -> bool:
-        """Ask policy whether new blocks are worth the eviction of others."""
+        """Return whether the policy lets new blocks evict others."""
         try:
             async with self._table.rows_lock:
                 sample = await self._offload.rows(self._index.sample, self._random, CANDIDATES_PER_VICTIM, 1)
@@ -140,7 +142,7 @@ class DiskSpace:
         )
 
     async def _look_at_objects(self, candidates: list[EvictionCandidate]) -> None:
-        """Learn what the files in a sample are, if anybody pins or hints, and which of them are pinned."""
+        """If there are pins or hints, look up the objects of a sample and which of them are pinned."""
         if self.is_pinned is None and self.hinted_use is None:
             return
         numbers = {candidate.file_number for candidate in candidates}
@@ -151,7 +153,7 @@ class DiskSpace:
             }
 
     def _next_use(self, candidate: EvictionCandidate) -> float | None:
-        """Return when a block is read next: now, if it is pinned or warmed; as hints say; None if nobody said."""
+        """Return when a block is read next: 0.0 if pinned or warmed, else by hints; None if unknown."""
         number = candidate.file_number
         if number in self._pinned:
             return 0.0
@@ -166,7 +168,7 @@ class DiskSpace:
         return self.hinted_use(object_id, start, start + BLOCK_BYTES)
 
     def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
-        """Return when granules of a chunk that are about to be written are read: as for those that are there."""
+        """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
         if chunk.owner.warming:
             return 0.0
         if self.hinted_use is None:
@@ -177,44 +179,49 @@ class DiskSpace:
         return self.hinted_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
 
     def free_bytes(self) -> int:
-        """Return how much may be cached without anything going for it."""
+        """Return how many bytes may be cached without an eviction."""
         ledger = self.ledger
         on_disk = self._free_bytes - self.floor_bytes - ledger.reserved_bytes
         return max(0, min(ledger.limit_bytes - ledger.total_bytes, on_disk))
 
     async def evict_for(self, nbytes: int, incoming_use: float) -> bool:
-        """Evict what is read later than so many bytes that will come soon; False if they would find no room."""
+        """Evict blocks read later than `nbytes` that will come soon; False if those would find no space."""
         if not await self.reserve_cache(nbytes, incoming_use=incoming_use):
             return False
         self.ledger.cancel_cache(nbytes)
         return True
 
     async def reserve_staging(self, nbytes: int) -> None:
-        """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
+        """Reserve space for staging files, evicting clean blocks if needed. Raises NoSpace."""
         if self.reserve_staging_nowait(nbytes):
             return
         ledger = self.ledger
         if not ledger.staging_fits(nbytes):
             raise NoSpace(
-                f"files not yet in the bucket would take {ledger.staging_bytes + nbytes} of the "
-                f"{ledger.staging_limit_bytes} bytes they may: wait for uploads, or raise the limit"
+                f"files waiting to upload would take {ledger.staging_bytes + nbytes} bytes of at most "
+                f"{ledger.staging_limit_bytes}: wait for uploads, or raise --cache-size"
             )
         reserve, give_back = (
             partial(self.reserve_staging_nowait, nbytes),
             partial(ledger.release_staging, nbytes),
         )
         if not await self._evict_for_staging(nbytes, reserve, give_back):
-            raise NoSpace(f"the disk has no room for {nbytes} more bytes, and nothing clean is left to evict")
+            raise NoSpace(
+                f"the cache has no space for {nbytes} more bytes, and nothing clean is left to evict: "
+                "wait for uploads, free disk space, or raise --cache-size"
+            )
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
-        """Reserve room for staging files if there is enough right now."""
+        """Reserve space for staging files if there is enough now; evicts nothing."""
         if self._floor_shortage(nbytes) > 0 or not self.ledger.reserve_staging(nbytes):
             return False
-        self._free_bytes -= nbytes  # nobody says when they are written: until it is measured again, they are
+        self._free_bytes -= (
+            nbytes  # no event tells when they are written: count them now, until the next measurement
+        )
         return True
 
     def _floor_shortage(self, nbytes: int) -> int:
-        """Return how many bytes the file system lacks for `nbytes` more above the floor; reserved ones count."""
+        """Return how many bytes the file system lacks for `nbytes` and all reserved bytes, above the floor."""
         return self.floor_bytes + self.ledger.reserved_bytes + nbytes - self._free_bytes
 
     async def _evict_for_staging(
@@ -224,7 +231,7 @@ class DiskSpace:
         give_back: Callable[[], None],
         spare: float | None = None,
     ) -> bool:
-        """Evict until `reserve` succeeds; False if eviction frees too little. Who is cancelled gets nothing."""
+        """Evict until `reserve` succeeds; False if eviction frees too little. A cancelled caller reserves nothing."""
         is_wanted, is_granted = True, False
 
         def reserve_if_wanted() -> bool:
@@ -263,26 +270,26 @@ class DiskSpace:
             return False
 
     async def shrink(self) -> None:
-        """Evict what the run before cached beyond the limit, which was lowered since."""
-        # Before the overhead is measured: what that alone is above the limit is no reason to evict at every start.
+        """Evict blocks of an earlier run that exceed the limit, if the limit was lowered since."""
+        # Checked before the overhead is measured: an excess by overhead alone must not evict blocks at every start.
         if self.ledger.shortage_bytes(0):
             await self._evict_for_staging(0, lambda: not self.ledger.shortage_bytes(0), lambda: None)
 
     def clean_limit_bytes(self) -> int:
-        """Return how many bytes of cache could lie here now if everything clean were evicted."""
+        """Return how many bytes the cache could hold now if everything clean were evicted."""
         ledger = self.ledger
         on_disk = ledger.cache_bytes + ledger.reserved_bytes + self._free_bytes - self.floor_bytes
         return max(0, min(ledger.limit_bytes - ledger.staging_bytes - ledger.overhead_bytes, on_disk))
 
     def usable_bytes(self) -> int:
-        """Return how much of the limit may be used, with what is here already, above the file system's floor."""
+        """Return how many bytes of the limit may be used, bytes in use included, above the file system's floor."""
         ledger = self.ledger
         return max(0, min(ledger.limit_bytes, ledger.total_bytes + self._free_bytes - self.floor_bytes))
 
     async def measure_free_space(self) -> None:
-        """Ask how much is free, and what the index takes; between two calls it is estimated.
+        """Measure free disk space and the size of the index. Between two calls, free space is estimated.
 
-        A disk that does not say has no room.
+        If the disk fails to answer, it counts as full.
         """
         try:
             self._free_bytes, self.ledger.overhead_bytes = await self._offload.disk(self._measure)
@@ -296,11 +303,11 @@ class DiskSpace:
         return self._files.free_bytes(), self._index.size_bytes() + own
 
     def on_disk_full(self) -> None:
-        """The file system was found at its floor: nothing is promised before it is measured again."""
+        """The file system is at its floor: reserve nothing until the next measurement."""
         self._free_bytes = 0
 
     async def _evict(self, need_bytes: int, spare: float | None) -> int:
-        """Evict about `need_bytes` of clean blocks; return how much it was. spare: what is read so soon stays."""
+        """Evict about `need_bytes` of clean blocks; return the bytes freed. spare: blocks read as soon stay."""
         try:
             return await self._evict_rows(need_bytes, spare)
         except LocalDiskError as exc:
@@ -322,7 +329,7 @@ class DiskSpace:
     async def _find_victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
         tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
         if spare is None and self.is_pinned is not None:
-            # What is pinned goes too if nothing else is left, as files that are written must have room.
+            # Pinned blocks go too if nothing else is left: files that are written must get space.
             tries = [*[0.0] * _SEARCHES, None]
         for each in tries:
             victims = await self._victims(need_bytes, each)
@@ -351,14 +358,14 @@ class DiskSpace:
         )
 
     async def drop(self, blocks: list[tuple[int, int]]) -> int:
-        """Evict (file number, block) pairs, but those in use just now or gone; return the bytes freed."""
+        """Evict (file number, block) pairs, except those in use or already gone; return the bytes freed."""
         return await self._table.run_to_completion(self._drop, blocks, name="cache-drop")
 
     async def _drop(self, blocks: list[tuple[int, int]]) -> int:
         async with self._lock:
             async with self._table.rows_lock:
                 await self._table.write_rows()
-                # Somebody else may have evicted some since they were listed.
+                # Some may have been evicted since they were listed.
                 there = await self._offload.rows(self._index.sizes, blocks)
                 victims = [
                     EvictionCandidate(number, block, size, 0)
@@ -372,14 +379,14 @@ class DiskSpace:
         return gone.size
 
     async def _remove_row(self, victims: list[EvictionCandidate]) -> tuple[Evicted, set[int]]:
-        """Take victims out of memory and index, under the rows' lock; return what goes, and files to delete."""
+        """Remove victims from memory and index, under the rows' lock. Return what was removed, and files to delete."""
         hidden = [self._hide(victim) for victim in victims]
         self._punching = {(victim.file_number, victim.block) for victim in victims}
         try:
             gone = await self._offload.rows(
                 self._index.evict, [(victim.file_number, victim.block) for victim in victims]
             )
-        except BaseException:  # or cancelled before it began: the rows are still there
+        except BaseException:  # also if cancelled before it began: the rows are still there
             for victim, mask in zip(victims, hidden, strict=True):
                 self._show(victim, mask)
             self._punching = set()
@@ -387,11 +394,11 @@ class DiskSpace:
         return gone, self._forget_emptied(gone)
 
     async def _free(self, victims: list[EvictionCandidate], gone: Evicted, deletable: set[int]) -> None:
-        """Give the bytes of victims back to the disk."""
+        """Delete or punch the bytes of victims on disk."""
         try:
             await self._offload.disk(self._free_files, victims, deletable)
         except trio.Cancelled:
-            # Stopping: no row names these bytes any more, so that nobody would free them later.
+            # The daemon stops: no row names these bytes any more, so they would never be freed later.
             self._free_files(victims, deletable)
             raise
         finally:
@@ -399,7 +406,7 @@ class DiskSpace:
             self.ledger.release_cache(gone.size)
 
     def _may_evict(self, number: int, block: int) -> bool:
-        """Say whether a sampled block is not being read, written, or changed."""
+        """Return whether a sampled block is not being read, written, or changed."""
         chunk = self._chunk_in_memory(number, block)
         if chunk is None:
             return True
@@ -421,7 +428,7 @@ class DiskSpace:
         return mask
 
     def _hide(self, victim: EvictionCandidate) -> int | None:
-        """Take a victim out of memory's table; return which granules of its chunk that were, None if unknown."""
+        """Remove a victim from the table in memory. Return its granules, None if its chunk is not loaded."""
         entry = self._table.by_number.get(victim.file_number)
         if entry is None:
             return None
@@ -433,11 +440,11 @@ class DiskSpace:
         mask = chunk.present & BLOCK_MASK << (local * GRANULES_PER_BLOCK)
         dirty = chunk.dirty
         chunk.drop_present(mask)
-        chunk.dirty = dirty  # the index is told by the eviction itself
+        chunk.dirty = dirty  # the eviction removes the rows from the index itself
         return mask
 
     def _show(self, victim: EvictionCandidate, mask: int | None) -> None:
-        """Take `_hide` back."""
+        """Undo `_hide`."""
         entry = self._table.by_number.get(victim.file_number)
         if entry is None:
             return
@@ -450,7 +457,7 @@ class DiskSpace:
             chunk.dirty = dirty
 
     def _forget_emptied(self, gone: Evicted) -> set[int]:
-        """Return files without a block and without a writer; their objects lose their number."""
+        """Return the files without a block and without a writer. Their objects lose their file number."""
         deletable = set()
         for number in gone.emptied:
             entry = self._table.by_number.get(number)
@@ -463,7 +470,7 @@ class DiskSpace:
         return deletable
 
     def _free_files(self, victims: Iterable[EvictionCandidate], deletable: set[int]) -> None:
-        """Run in a thread: delete emptied files, punch the others. A failure leaves bytes behind."""
+        """Run in a thread: delete emptied files and punch holes in the others. A failure leaves bytes on disk."""
         holes: dict[int, list[tuple[int, int]]] = {}
         for victim in sorted(victims, key=lambda victim: (victim.file_number, victim.block)):
             if victim.file_number in deletable:
@@ -483,5 +490,5 @@ class DiskSpace:
             self._offload.call_soon(self._table.count_disk_error, exc)
 
     def count_written(self, nbytes: int) -> None:
-        """Bytes were written: the estimate of free space follows until it is measured again."""
+        """Lower the estimate of free space by bytes written, until the next measurement."""
         self._free_bytes -= nbytes

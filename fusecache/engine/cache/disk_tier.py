@@ -1,9 +1,9 @@
-"""Keeps granules on the local disk: writes, loads, whole files that come and go.
+"""Stores granules in cache files, loads them, adopts uploaded staging files, and forgets objects.
 
-Used on the loop; calls that may block go through `offload`.
+Used on the trio loop; calls that may block go through `offload`.
 
 Invariants:
-1. Want of room and errors of the disk never fail a read: the bytes are served and not kept.
+1. A lack of disk space or a disk error never fails a read: the bytes are served and not stored.
 2. While a thread reads or writes a chunk's part of the file, the chunk is not evicted (`disk_operations`).
 """
 
@@ -42,7 +42,7 @@ _ROWS_PER_COMMIT = 16384
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """A staging file whose bytes the bucket has. granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB."""
+    """An uploaded staging file. granule_checksums: xxh3_64 of each 64 KiB, 8 bytes little-endian."""
 
     object_id: ObjectId
     size: int
@@ -50,20 +50,20 @@ class StagedObject:
     granule_checksums: bytes
 
     def is_whole(self) -> bool:
-        """Ask the disk whether it has as many bytes as it must have; that many had checksums. Raises LocalDiskError."""
+        """Return whether its checksums and its file on disk have the expected size. Raises LocalDiskError."""
         if len(self.granule_checksums) != -(-self.size // GRANULE_BYTES) * _CHECKSUM_BYTES:
             return False
         try:
             return self.path.stat().st_size == self.size
         except OSError as exc:
-            raise LocalDiskError(f"{self.path} cannot be found: {exc}") from exc
+            raise LocalDiskError(f"{self.path}: cannot find the staging file: {exc}") from exc
 
 
 @dataclass(eq=False, slots=True)
 class _Adopted:
     """A staging file that becomes cache file `number`.
 
-    padding: bytes to the end of its last page. rows: how many of its blocks the index knows.
+    padding: bytes to the end of its last page. rows: how many of its blocks have a row in the index.
     """
 
     entry: CachedObject
@@ -82,7 +82,7 @@ class _Adopted:
 
 
 class DiskTier:
-    """Moves bytes between frames and cache files."""
+    """Moves bytes between buffers and cache files."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class DiskTier:
         self._counters = counters
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
-        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        """Fill granules of a buffer from the cache file; return the mask of those that are intact."""
         entry = chunk.owner
         wanted = mask_between(first, stop)
         if entry.number is None or wanted & ~chunk.present:
-            return 0  # evicted since it was asked for
+            return 0  # evicted since the load was queued
         start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
-        # Each time: it costs a twentieth of the read (0.4 of 8 ms for 8 MiB, 2 cores), and disks and people
-        # change files under a running daemon too.
+        # Verified at each load: it costs a twentieth of the read (0.4 of 8 ms for 8 MiB, 2 cores), and disk faults or
+        # other programs may change the files while the daemon runs.
         checksums = chunk.checksums_of(first, stop)
         number = entry.number
         chunk.disk_operations += 1
@@ -127,7 +127,7 @@ class DiskTier:
         damaged = 0
         for granule in bad:
             damaged |= 1 << (first + granule)
-        if damaged and entry.number == number:  # else it was forgotten meanwhile
+        if damaged and entry.number == number:  # else it was forgotten during the load
             self._table.count_damaged(entry.object_id.key, damaged.bit_count())
             self._ledger.release_cache(disk_bytes(damaged & chunk.present, chunk.size))
             chunk.drop_present(damaged)
@@ -136,25 +136,25 @@ class DiskTier:
     async def _load(
         self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes
     ) -> list[int]:
-        """Read as `CacheFiles.load` does: a little without a thread, if nothing is wrong with it."""
+        """Read as `CacheFiles.load` does. A small read without an error takes no thread."""
         path = self._files.path_for_direct_reads(number) if size <= LARGEST_BYTES else None
         if path is not None:
             padded = -(-size // PAGE_BYTES) * PAGE_BYTES
             got = await self._offload.read_disk(path, offset, memory[:padded])
-            # A short read is for a thread, which asks for the rest: it may not be the end of the file.
+            # After a short read, a thread reads again for the rest: it may not be the end of the file.
             if got is not None and got >= size:
                 return bad_granules(memory, size, got, checksums)
         return await self._offload.disk(self._files.load, number, offset, memory, size, checksums)
 
     async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
-        """Write granules of a frame to the cache file if there is room."""
+        """Write granules of a buffer to the cache file if there is space. Never raises NoSpace or LocalDiskError."""
         entry = chunk.owner
         mask = mask_between(first, stop) & buffer.valid & ~chunk.present
         nbytes = disk_bytes(mask, chunk.size)
         self._table.traffic_bytes += nbytes
         if not nbytes or not self._table.accepts_blocks:
             return
-        chunk.disk_operations += 1  # no eviction of this chunk, no forgetting it, from here on
+        chunk.disk_operations += 1  # from here on, the chunk is neither evicted nor dropped from memory
         entry.disk_operations += 1
         try:
             if not await self._disk_space.reserve_cache(
@@ -165,7 +165,10 @@ class DiskTier:
         except NoSpace:
             self._disk_space.on_disk_full()
             self._counters.uncached += 1
-            self._table.warn_once("room", "no room in the cache: reads go on, uncached")
+            self._table.warn_once(
+                "space",
+                "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
+            )
         except LocalDiskError as exc:
             self._counters.uncached += 1
             self._table.count_disk_error(exc)
@@ -174,20 +177,20 @@ class DiskTier:
             entry.disk_operations -= 1
 
     def count_dropped(self) -> None:
-        """Count granules that were not kept as the disk is too slow, and say so once."""
+        """Count fetched granules that were not stored because the disk is too slow. Warns once."""
         self._counters.uncached += 1
         self._table.warn_once(
-            "slow", "disk is slower than the bucket: what it cannot take in time is served and not kept"
+            "slow", "cache disk is slower than the bucket, some fetched blocks are served but not cached"
         )
 
     async def _write(self, chunk: Chunk, buffer: Buffer, mask: int, reserved_bytes: int) -> None:
-        """Write reserved granules. Gives back what was reserved and not written."""
+        """Write reserved granules. Releases the reservation of those not written."""
         entry = chunk.owner
         done = 0
         try:
             if entry.number is None:
                 number = await self._table.new_number()
-                if entry.number is None:  # somebody else may have come first
+                if entry.number is None:  # another fetch may have come first
                     entry.number = number
                     self._table.by_number[number] = entry
             number = entry.number
@@ -202,7 +205,7 @@ class DiskTier:
                     self._disk_space.floor_bytes,
                 )
                 self._disk_space.count_written(end - start)
-                if entry.number != number:  # forgotten meanwhile: nobody will look at this file again
+                if entry.number != number:  # forgotten during the write: nothing refers to this file any more
                     with trio.CancelScope(shield=True):
                         await self._offload.disk(self._files.delete, number)
                     return
@@ -217,9 +220,9 @@ class DiskTier:
             self._ledger.cancel_cache(reserved_bytes - done)
 
     async def adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
-        """Make each staging file the cache file of its object; its reservation moves with it."""
+        """Turn each staging file into the cache file of its object. Its reservation moves with it."""
         for entry, _ in files:
-            entry.handles += 1  # it stays in memory
+            entry.handles += 1  # keeps it in memory
         await self._table.run_to_completion(self._adopt_held, files, name="cache-adopt")
 
     async def _adopt_held(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
@@ -244,7 +247,7 @@ class DiskTier:
                 if file.entry.number is None:
                     file.entry.number, self._table.by_number[file.number] = file.number, file.entry
                     adopted.append(file)
-                else:  # a read of it was cached while the file was renamed
+                else:  # a read cached a part of the object while the file was renamed
                     self._ledger.release_cache(file.disk_bytes)
                     needless.append(file.number)
             needless += await self._write_adopted_rows(adopted)
@@ -255,9 +258,9 @@ class DiskTier:
             await self._offload.disk(self._files.delete, number)
 
     async def _take_over(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> "list[_Adopted]":
-        """Rename staging files to cache files, the last page of each reserved as a whole; return those that are.
+        """Rename staging files to cache files and return the renamed ones. Reserves the rest of each last page.
 
-        The others are removed: the object has a cache file already, or is empty, or there is no room for it.
+        The others are removed: the object has a cache file already, or is empty, or finds no space or no index.
         """
         moves: list[_Adopted] = []
         taken: set[CachedObject] = set()
@@ -283,7 +286,7 @@ class DiskTier:
         return [file for file in moves if file.number in done]
 
     async def _number_for(self, entry: CachedObject, staged: StagedObject) -> int | None:
-        """Return the number of the cache file that a staging file may become; None: it may not."""
+        """Return a file number for the new cache file, None if the staging file may not become one."""
         if entry.number is not None or not entry.size or entry.size != staged.size:
             return None
         try:
@@ -293,7 +296,7 @@ class DiskTier:
             return None
 
     def _rename_all(self, moves: Sequence[tuple[StagedObject, int | None]]) -> set[int]:
-        """Run in a thread: make files cache files, or remove those without a number; return the numbers that are."""
+        """Run in a thread: rename files that have a number, remove the others. Return the numbers of renamed files."""
         done: set[int] = set()
         for staged, number in moves:
             if number is not None:
@@ -303,23 +306,23 @@ class DiskTier:
                         done.add(number)
                     else:
                         log.warning(
-                            "a staging file was cut or lengthened by somebody else: it is in the bucket as it "
-                            "was written, and not kept here path=%s key=%s bytes=%d",
+                            "staging file not cached: another program changed its size; the bucket has it "
+                            "as it was written path=%s key=%s bytes=%d",
                             staged.path, staged.object_id.key, staged.size,
                         )  # fmt: skip
                 except LocalDiskError as exc:
-                    log.debug("staging file not adopted path=%s reason=%s", staged.path, exc)
+                    log.debug("staging file not adopted path=%s error=%s", staged.path, exc)
             if number not in done:
                 try:
                     _unlink(staged.path)
                 except LocalDiskError as exc:
-                    log.warning("a file that is in the bucket cannot be removed error=%s", exc)
+                    log.warning("uploaded staging file not removed; check the cache directory error=%s", exc)
         return done
 
     async def _write_adopted_rows(self, files: "list[_Adopted]") -> list[int]:
-        """Write the rows of whole files, a bounded number of them in one transaction.
+        """Write the rows of whole files, a bounded number of rows per transaction.
 
-        Return the numbers of those that the index does not take: they are no cache files any more.
+        Return the numbers of the files whose rows the index does not take: these are no cache files any more.
         """
         doomed: list[int] = []
         async with self._table.rows_lock:
@@ -345,25 +348,25 @@ class DiskTier:
         return doomed
 
     async def _is_known(self, file: "_Adopted") -> bool:
-        """Say whether the index has the rows of a whole file; those of a part of it are taken back."""
+        """Return whether the index has all rows of a file. Rows of only a part of it are removed."""
         if not file.rows or file.rows == file.blocks:
             return file.rows > 0
         try:
             await self._offload.rows(self._index.remove_object, file.entry.object_id)
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
-            return True  # what has no row stays counted until the next start
+            return True  # blocks without a row stay counted on the ledger until the next start
         return False
 
     def _uncount_chunks(self, entry: CachedObject) -> None:
-        """Forget what chunks know that were made, and written, before the whole file was known: it is counted twice."""
+        """Reset chunks that stored granules before the whole file was known: their bytes are counted twice."""
         for chunk in entry.chunks.values():
             self._ledger.release_cache(disk_bytes(chunk.present, chunk.size))
             chunk.present = chunk.dirty = 0
         entry.blocks = 0
 
     def _fill_chunks(self, file: "_Adopted") -> None:
-        """Have the chunks of a file know that it is there as a whole. Without its rows: reading those may fail."""
+        """Mark the chunks of a file as present as a whole. Without reading its rows, as that may fail."""
         file.entry.blocks = file.blocks
         chunk_sums = GRANULES_PER_CHUNK * _CHECKSUM_BYTES
         for chunk in file.entry.chunks.values():
@@ -374,7 +377,7 @@ class DiskTier:
             chunk.loaded = True
 
     async def forget(self, object_id: ObjectId) -> None:
-        """Drop all blocks of an object version; where the index does not take it, they stay, and do no harm."""
+        """Drop all blocks of an object version. If the index fails, they stay and do no harm."""
         try:
             await self._table.run_to_completion(self._forget, object_id, name="cache-forget")
         except LocalDiskError as exc:
@@ -383,17 +386,19 @@ class DiskTier:
     async def _forget(self, object_id: ObjectId) -> None:
         async with self._table.rows_lock:
             entry = self._table.objects.get(object_id)
-            chunks = entry.chunks.values() if entry is not None else ()  # as they are at each look
+            chunks = (
+                entry.chunks.values() if entry is not None else ()
+            )  # a live view: checked again after each await
             while any(chunk.dirty for chunk in chunks):
                 await self._table.write_rows()
             before = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks)
             gone = await self._offload.rows(self._index.remove_object, object_id)
             number, changed = None, 0
             if entry is not None and entry.number is not None:
-                # What was written, or found damaged, while the rows went is in none of them.
+                # Granules written, or found damaged, while the rows were removed are not in `gone.size`.
                 changed = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks) - before
                 number, entry.number, entry.blocks = entry.number, None, 0
-                # Writes that are under way see by the number that their file is not wanted.
+                # Writes in progress see by the number that their file is forgotten.
                 self._table.by_number.pop(number, None)
                 for chunk in chunks:
                     chunk.present = chunk.dirty = 0
@@ -404,7 +409,7 @@ class DiskTier:
             await self._offload.disk(self._files.delete, doomed)
 
     async def delete_unindexed_files(self) -> None:
-        """Delete files of earlier runs that no row knows: written just before a kill. In the background, in pieces."""
+        """Delete files of earlier runs without a row, which were written just before a kill. One folder at a time."""
         try:
             for folder in range(FOLDERS):
                 found = await self._offload.disk(self._files.numbers_in, folder)
@@ -418,7 +423,7 @@ class DiskTier:
 
 
 def _commits(files: Sequence[_Adopted], clock: int) -> Iterator[list[tuple[_Adopted, ObjectChange]]]:
-    """Divide the rows of whole files into transactions of a bounded number of them."""
+    """Divide the rows of whole files into transactions of at most _ROWS_PER_COMMIT rows."""
     step = _ROWS_PER_COMMIT * BLOCK_BYTES
     group: list[tuple[_Adopted, ObjectChange]] = []
     room = _ROWS_PER_COMMIT
@@ -436,7 +441,7 @@ def _commits(files: Sequence[_Adopted], clock: int) -> Iterator[list[tuple[_Adop
 
 
 def _whole_rows(size: int, checksums: bytes, start: int, stop: int, stamp: int) -> dict[int, BlockRow | None]:
-    """Return the rows of blocks that begin in [start, stop) of a file that is there as a whole."""
+    """Return the rows of the blocks that begin in [start, stop) of a whole file."""
     rows: dict[int, BlockRow | None] = {}
     row_bytes = GRANULES_PER_BLOCK * _CHECKSUM_BYTES
     for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
@@ -452,4 +457,4 @@ def _unlink(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as exc:
-        raise LocalDiskError(f"{path} cannot be removed: {exc}") from exc
+        raise LocalDiskError(f"{path}: cannot remove the staging file: {exc}") from exc

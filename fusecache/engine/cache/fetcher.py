@@ -1,14 +1,14 @@
-"""Brings granules into frames: from the bucket by ranged GETs, from the cache file by direct I/O.
+"""Fetches granules into buffers: from the bucket by ranged GETs, from the cache file by direct I/O.
 
-Requests wait in queues ordered by cause; `pump` starts as many as connections and frames allow. Each runs
-as a task of the cache's own nursery, so that a reader that goes away breaks nothing for the others. Readers
-wait on their chunk and are woken as soon as *their* granules are there.
+Fetches wait in queues ordered by cause. `pump` starts as many as connections and buffers allow. Each runs as a task of
+the cache's own nursery, so a cancelled reader breaks nothing for the others. Readers wait on their chunk and wake as
+soon as *their* granules are in memory.
 
 Invariants:
-1. At most one request is in flight for a granule (`Chunk.pending`).
-2. A request takes a frame before it starts and holds it (`busy`) until its bytes are on disk or given up.
-3. Only errors of requests that a reader waits for reach readers.
-4. One thread at a time fills a granule: a request that is given up is begun again when its thread has ended.
+1. At most one fetch is in flight for a granule (`Chunk.pending`).
+2. A fetch takes a buffer before it starts. It holds the buffer (`busy`) until its bytes are on disk or dropped.
+3. A reader gets only the errors of fetches that a reader waits for.
+4. One thread at a time fills a granule: an aborted attempt is retried only after its thread has ended.
 """
 
 import logging
@@ -44,20 +44,20 @@ from fusecache.remote.store import Interruption
 
 log = logging.getLogger(__name__)
 
-# Permissions of new tokens take a while to spread; credentials that are really wrong should say so soon.
+# New tokens take a while until all servers accept them, but wrong credentials should fail soon.
 ACCESS_DENIED_RETRIES = 3
-# One wrong 404, 412 or 416 must not end a reader's file: the version is gone when so many more GETs say so too.
+# One wrong 404, 412 or 416 must not fail a reader's file. The version counts as gone when 2 more GETs say so too.
 DENIALS_CHECKED = 2
-# 8 in flight saturate a local disk by direct I/O.
+# 8 loads in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
-# So many more of a granule or two, for readers who wait for no turn: they take no thread.
+# Besides, 16 loads of one or two granules in readers' own tasks: they do not queue and take no thread.
 SMALL_LOADS = 16
-# A reader who goes on makes no longer pause between two GETs.
+# A reader that continues makes no longer pause between two GETs.
 IDLE_GAP_SECONDS = 1.0
 
 
 class RangeReader(Protocol):
-    """The part of a store that reads need."""
+    """The part of a store that the read path uses."""
 
     def get_into(
         self,
@@ -72,23 +72,23 @@ class RangeReader(Protocol):
 
 
 class DiskTierProtocol(Protocol):
-    """The part of the cache that reads and keeps granules on disk."""
+    """The part of the cache that loads and stores granules on disk."""
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
-        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        """Fill granules of a buffer from the cache file; return the mask of those that are intact."""
         ...
 
     async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
-        """Write granules of a frame to the cache file if there is room. Never raises for want of it."""
+        """Write granules of a buffer to the cache file if there is space. Never raises NoSpace."""
         ...
 
     def count_dropped(self) -> None:
-        """Granules that came are not kept: their frame is wanted, and the disk too slow."""
+        """Fetched granules are not stored: a fetch needs their buffer, and the disk is too slow."""
         ...
 
 
 class RangeTicket:
-    """A GET that fills no frame and waits for its turn among the requests that do. depth: as of theirs."""
+    """A GET that fills no pool buffer, queued by cause and depth among the fetches that do."""
 
     def __init__(self, depth: int) -> None:
         self.cause = Cause.HINT
@@ -97,7 +97,7 @@ class RangeTicket:
 
 
 class Fetcher:
-    """Owns the queues, the bounds and the tasks of all fetches and loads."""
+    """Owns the queues, the limits and the tasks of all fetches and loads."""
 
     def __init__(
         self,
@@ -119,19 +119,19 @@ class Fetcher:
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
         self._small_loads = 0
         self._last_get = float("-inf")
-        # One queue a source and size of buffer: large buffers running out must not stop small reads.
+        # One queue per source and buffer size: a lack of large buffers must not stop small reads.
         self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
             (source, small): FetchQueue() for source in FetchSource for small in (False, True)
         }
-        # Requests whose chunk has a frame for them wait for none. Behind one that does they would wait for ever: the
-        # frame that it needs may be held by the reader who waits for them.
+        # Fetches whose chunk has a buffer for them need no other. Queued behind one that needs a buffer, they could
+        # deadlock: the reader that waits for them may hold that buffer.
         self._buffered: dict[FetchSource, FetchQueue[Fetch]] = {
             source: FetchQueue() for source in FetchSource
         }
         self._turns: FetchQueue[RangeTicket] = FetchQueue()
         self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._buffered.values(), self._turns)
         self._random = random.Random()
-        # Called with the handle of read-ahead for which there is no buffer now.
+        # Called with the handle of a read-ahead that finds no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
         self.disk: DiskTierProtocol
         self.nursery: trio.Nursery
@@ -146,9 +146,9 @@ class Fetcher:
         handle: object = None,
         most_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """See to it that granules are in memory or asked for. Never waits; call `pump` after it.
+        """Queue fetches for granules that are neither in memory nor pending. Never waits; call `pump` after it.
 
-        most_bytes: of one GET; several GETs side by side bring a chunk sooner than one does.
+        most_bytes: of one GET. Several parallel GETs fetch a chunk sooner than one does.
         """
         now = trio.current_time()
         for request in chunk.fetches:
@@ -168,13 +168,13 @@ class Fetcher:
                 self._push(request)
 
     def is_fetching(self) -> bool:
-        """Say whether GETs are under way, or were a moment ago."""
+        """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
         return (
             self._running[FetchSource.NETWORK] > 0 or trio.current_time() < self._last_get + IDLE_GAP_SECONDS
         )
 
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
-        """Give up what only this handle's read-ahead wanted and no thread works on yet."""
+        """Cancel queued fetches that only this handle's read-ahead wanted."""
         for chunk in chunks:
             for request in list(chunk.fetches):
                 if (
@@ -187,9 +187,9 @@ class Fetcher:
                     self._end(request)
 
     async def wait_for(self, chunk: Chunk, need: int) -> None:
-        """Wait until the granules are in memory or nothing will bring them. Raises the fetch's error.
+        """Wait until the granules are in memory, or until no fetch will deliver them. Raises the fetch's error.
 
-        The caller pins the chunk, and looks again: what came may be only a part.
+        The caller keeps `chunk.readers` above zero and checks again: perhaps only some granules have come.
         """
         waiter = ChunkWaiter(need)
         chunk.waiters.append(waiter)
@@ -202,13 +202,13 @@ class Fetcher:
         finally:
             chunk.waiters.remove(waiter)
         if waiter.error is not None:
-            # Its own instance for each reader: a shared one would collect all their tracebacks.
+            # Each reader gets its own instance: a shared one would collect all their tracebacks.
             raise type(waiter.error)(*waiter.error.args) from waiter.error
 
     def pump(self) -> None:
-        """Start requests while connections and frames allow."""
+        """Start fetches while connections and buffers allow."""
         if not any(map(len, self._all_queues)):
-            return  # as most often: whoever ends a request asks
+            return  # the usual case: every end of a fetch calls this
         for source in FetchSource:
             seated = self._buffered[source]
             queues = (seated, self._queues[source, True], self._queues[source, False])
@@ -225,7 +225,7 @@ class Fetcher:
                         queue.pop()
                         self._start(head)
                         break
-                    if queue is seated:  # its frame went to others meanwhile
+                    if queue is seated:  # the buffer was recycled since it was queued
                         self._push(queue.pop())
                         break
                     if head.cause is not Cause.HINT:
@@ -236,9 +236,10 @@ class Fetcher:
                     break
 
     async def load_at_once(self, chunk: Chunk, first: int, stop: int, handle: object) -> None:
-        """Bring a few granules from the disk in the reader's own task, if that can begin now; else do nothing.
+        """Load a few granules from disk in the reader's own task if it can start now; else do nothing.
 
-        None of them may be in memory or asked for. What is damaged does not come. The caller pins the chunk.
+        None of them may be in memory or pending. Damaged granules do not come. The caller keeps `chunk.readers` above
+        zero.
         """
         if self._small_loads >= SMALL_LOADS:
             return
@@ -254,7 +255,7 @@ class Fetcher:
         self._small_loads += 1
         try:
             found = await self.disk.load(chunk, buffer, first, stop)
-            buffer.valid |= found  # what came meanwhile counts, too
+            buffer.valid |= found  # |=: another fetch may have filled other granules during the load
         finally:
             self._small_loads -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
@@ -263,7 +264,7 @@ class Fetcher:
     async def get_exactly(
         self, object_id: ObjectId, extent: Extent, buffer: memoryview, ticket: RangeTicket
     ) -> None:
-        """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""
+        """Fill `buffer[:extent.size]` by one GET without retries, queued by its ticket. Raises RemoteError."""
         self._turns.push(ticket, ticket.cause, ticket.depth)
         self.pump()
         try:
@@ -287,14 +288,14 @@ class Fetcher:
             self.pump()
 
     def expedite(self, ticket: RangeTicket) -> None:
-        """A reader waits for it now."""
+        """A reader waits for this GET now: move it forward."""
         if ticket in self._turns:
             ticket.cause, ticket.depth = Cause.DEMAND, 0
             self._turns.push(ticket, Cause.DEMAND)
             self.pump()
 
     def _give_ticket(self, others: list[Fetch | None]) -> bool:
-        """Let a GET that needs no frame go if it comes before all requests that wait; return whether it went."""
+        """Start the first ticket's GET if it comes before all queued fetches; return whether it started."""
         turn = self._turns.peek()
         if turn is None or any(
             (head.cause, head.depth) < (turn.cause, turn.depth) for head in others if head is not None
@@ -323,7 +324,7 @@ class Fetcher:
         request.queue.push(request, request.cause, request.depth)
 
     def _assign_buffer(self, chunk: Chunk, but: Fetch) -> None:
-        """The chunk has a frame now: its other requests need not wait for one."""
+        """The chunk has a buffer now: its other queued fetches need not wait for one."""
         for request in chunk.fetches:
             queue = request.queue
             if request is not but and queue is not None and request in queue:
@@ -331,7 +332,7 @@ class Fetcher:
                 self._push(request)
 
     def _promote(self, request: Fetch, cause: Cause, now: float) -> None:
-        """Let a more urgent cause take over a request."""
+        """Move a fetch forward if the cause is more urgent than its own."""
         if cause is Cause.DEMAND and request.demanded_at is None:
             request.demanded_at = now
         if cause >= request.cause:
@@ -341,7 +342,7 @@ class Fetcher:
             request.queue.push(request, cause)
 
     def _give_buffer(self, request: Fetch) -> bool:
-        """Find the request a frame: one that its chunk has, or an empty one. False if there is none now."""
+        """Give the fetch a buffer: one of its chunk, or an empty one. False if there is none now."""
         request.buffer = self._buffer_for(request)
         if request.buffer is None:
             return False
@@ -353,7 +354,7 @@ class Fetcher:
         buffer = chunk.buffer_for(request.first, request.stop)
         if buffer is not None:
             return buffer
-        chunk.readers += 1  # making room must not take this chunk's own frames
+        chunk.readers += 1  # recycling must not take this chunk's own buffers
         try:
             if _is_small(request):
                 buffer = self._buffer_pool.acquire(small=True, cause=request.cause, now=now)
@@ -372,7 +373,7 @@ class Fetcher:
         return buffer
 
     def _merge_small_buffers(self, chunk: Chunk, large: Buffer) -> None:
-        """Copy what the chunk's small frames hold into its new large one, so that a read meets one frame."""
+        """Copy the chunk's small buffers into its new large one, so that one buffer answers a read."""
         for buffer in [buffer for buffer in chunk.buffers if buffer.small and not buffer.busy]:
             for first, stop in runs(buffer.valid):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
@@ -387,14 +388,14 @@ class Fetcher:
         if request.started_at is None:
             request.started_at = now
         if request.cause is Cause.HINT and request.demanded_at is None:
-            request.demanded_at = now  # somebody asked for it by name: worth as many attempts as a reader's
+            request.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
         run = self._fetch if request.source is FetchSource.NETWORK else self._load
         self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
 
     # ---- the network
 
     async def _fetch(self, request: Fetch) -> None:
-        """Run one GET; then keep what came, and ask again for the rest while a reader waits for it."""
+        """Run one GET, queue a retry of the rest while it is worth it, then store on disk what came."""
         chunk, buffer = request.chunk, request.buffer
         assert buffer is not None
         offset, length = request.first * GRANULE_BYTES, request.size
@@ -441,14 +442,14 @@ class Fetcher:
             request.kept.set()
 
     def _get(self, request: Fetch, extent: Extent, buffer: memoryview) -> None:
-        """Run in a thread: the GET, with word to the loop only when a reader waits for what came."""
+        """Run in a thread: the GET. It calls the loop only when a reader waits for bytes that came."""
 
         last = time.perf_counter()
         request.is_underway = True
 
         def progress(received: int) -> None:
             nonlocal last
-            request.received = received  # before looking at wake_at: see _ask_to_be_woken
+            request.received = received  # before the check of wake_at: see _register_wake_up
             now = time.perf_counter()
             if request.first_byte_seconds is None:
                 request.first_byte_seconds = now - last
@@ -463,10 +464,10 @@ class Fetcher:
         self._store.get_into(object_id, extent, buffer, progress, request.interruption)
 
     def _register_wake_up(self, request: Fetch) -> None:
-        """Have the thread call when the next waiter's last granule is whole.
+        """Let the thread call the loop when the last granule of the next waiter is complete.
 
-        wake_at is set before `received` is looked at, the thread does it the other way round: one of them
-        sees it.
+        The loop sets `wake_at` before it reads `received`. The thread sets `received` before it reads `wake_at`. So at
+        least one of them sees the other's value.
         """
         chunk = request.chunk
         lowest = 1 << 62
@@ -480,13 +481,13 @@ class Fetcher:
             self._wake(chunk)
 
     def _on_progress(self, request: Fetch) -> None:
-        """Some reader's bytes are there."""
+        """The thread has received bytes that a reader waits for."""
         if request.state is FetchState.RUNNING:
             self._wake(request.chunk)
             self._register_wake_up(request)
 
     def _wake(self, chunk: Chunk) -> None:
-        """Wake the readers of a chunk that have all they need, or for whom nothing is on its way."""
+        """Wake readers of a chunk that have all their granules, or miss one that no fetch will deliver."""
         if not chunk.waiters:
             return
         valid = chunk.in_memory()
@@ -497,18 +498,18 @@ class Fetcher:
                 waiter.event.set()
 
     def _has_time(self, request: Fetch) -> bool:
-        """Return whether no reader has waited for the request as long as readers wait."""
+        """Return whether no reader has waited for the fetch for DEMAND_SECONDS."""
         return not request.is_overdue(trio.current_time())
 
     def _retry_early(self, request: Fetch) -> None:
-        """Ask for the rest at once: the connection failed, not the bucket."""
+        """Queue the rest without a pause: the connection failed, not the bucket."""
         self._counters.errors += 1
         request.early_retries += 1
         self._wake(request.chunk)
         self._repush(request)
 
     def _retry_or_give_up(self, request: Fetch, error: RemoteError) -> None:
-        """Queue the rest again after a pause while a reader waits and its time is not over; else end it."""
+        """Queue the rest again after a pause if the error may pass and its reader has time; else end the fetch."""
         now = trio.current_time()
         self._counters.errors += 1
         if error.asks_to_slow_down:
@@ -528,12 +529,12 @@ class Fetcher:
         self._wake(request.chunk)
         pause = min(left, backoff_seconds(request.attempts, self._random.random()))
         if request.denials:
-            pause = 0.0  # an answer, not an outage: asking again costs a round trip
+            pause = 0.0  # the bucket answered, so it is up: a retry costs one round trip
         self.nursery.start_soon(self._requeue, request, pause, name="fetch-pause")
         self.pump()
 
     def _slow_down(self, error: RemoteError, now: float) -> None:
-        """Have fewer requests in flight; none for a while, if the bucket said for how long."""
+        """Lower the limit of requests in flight. Pause all if the bucket sent Retry-After."""
         self.limit.on_throttled(now, error.retry_after_seconds)
         if self.limit.silent_until > now:
             self.nursery.start_soon(self._pump_after, self.limit.silent_until - now, name="fetch-silence")
@@ -555,7 +556,7 @@ class Fetcher:
     async def _store_on_disk(
         self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, is_asked_for: bool
     ) -> None:
-        """Keep granules on disk, unless it is too slow for that; then let the frame go."""
+        """Write granules to disk unless it is too slow for that; then release the buffer."""
         try:
             if first < stop:
                 async with self._write_queue.slot(buffer, is_asked_for=is_asked_for) as may_write:
@@ -568,9 +569,9 @@ class Fetcher:
         self.pump()
 
     def _drop_one_unwritten(self, request: Fetch) -> None:
-        """No frame is left for a reader's request: if all wait for the disk, one waits no longer.
+        """A fetch found no buffer: drop one buffer from the disk write queue.
 
-        Who may go changes with time, and with what readers do, of which nobody tells: look again.
+        Eligibility depends on time and on reader activity, which sends no event, so poll.
         """
         self._write_queue.drop_oldest(small=_is_small(request), cause=request.cause)
         if not self._retries and (request.cause is Cause.DEMAND or self._write_queue):
@@ -583,7 +584,7 @@ class Fetcher:
         self.pump()
 
     def _end(self, request: Fetch, error: RemoteError | None = None) -> None:
-        """Nothing more will arrive by this request: tell the readers."""
+        """End a fetch: nothing more will arrive by it. Wake its readers, with the error if a reader waited for it."""
         request.state = FetchState.DONE
         request.error = error
         chunk = request.chunk
@@ -599,12 +600,12 @@ class Fetcher:
     # ---- the disk
 
     async def _load(self, request: Fetch) -> None:
-        """Read granules from the cache file; bad ones are simply not there afterwards, and are fetched."""
+        """Load granules from the cache file. Damaged ones stay missing and are fetched from the bucket."""
         buffer = request.buffer
         assert buffer is not None
         try:
             found = await self.disk.load(request.chunk, buffer, request.first, request.stop)
-            buffer.valid |= found  # what came meanwhile counts, too
+            buffer.valid |= found  # |=: another fetch may have filled other granules during the load
         finally:
             self._running[FetchSource.DISK] -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
@@ -612,5 +613,5 @@ class Fetcher:
 
 
 def _is_small(request: Fetch) -> bool:
-    """Say whether a small buffer holds all of it."""
+    """Return whether the fetch fits a small buffer."""
     return request.stop - request.first <= SMALL_GRANULES

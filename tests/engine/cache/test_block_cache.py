@@ -257,7 +257,7 @@ async def test_when_nothing_can_be_cached_reads_are_served_uncached(
         assert await read_all(cache, object_id, len(data)) == data
         await until(lambda: cache.statistics().uncached > 0)
         assert cache.statistics().used_bytes == 0
-    assert caplog.text.count("no room") == 1
+    assert caplog.text.count("no disk space") == 1
 
 
 async def test_a_failing_disk_does_not_fail_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

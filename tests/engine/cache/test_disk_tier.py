@@ -139,7 +139,7 @@ async def test_somebody_else_fills_the_disk_meanwhile(
         other.unlink()
         await until(lambda: cache.statistics().used_bytes > 0)
         assert await read_all(cache, *_sized(objects[3])) == objects[3][1]
-    assert caplog.text.count("no room") <= 1
+    assert caplog.text.count("no disk space") <= 1
 
 
 async def test_a_disk_without_a_single_byte_left_serves_reads_and_keeps_running(small_disk: Path) -> None:
