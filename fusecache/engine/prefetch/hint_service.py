@@ -19,8 +19,9 @@ from fusecache.engine.cache.range_cache import is_worth_it
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.prefetch.plan_index import PlanIndex, index_plan
 from fusecache.engine.prefetch.prefetcher import Prefetcher
-from fusecache.engine.prefetch.timeline import Job, PlanIndex, Timeline, index_plan
+from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import Process, process_of
 from fusecache.model.errors import NotFound

@@ -24,7 +24,8 @@ from fusecache.engine.cache.range_cache import CachedRange, is_worth_it
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.prefetch.timeline import Job, PlanIndex, PlannedRead, Timeline
+from fusecache.engine.prefetch.plan_index import PlanIndex, PlannedRead
+from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.model.errors import FusecacheError, NoSpace, NotFound, RemoteError
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_bytes, mask_of_bytes, split_by_chunk

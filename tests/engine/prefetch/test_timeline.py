@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fusecache.engine.prefetch import timeline as module
-from fusecache.engine.prefetch.timeline import Timeline, index_plan
+from fusecache.engine.prefetch.plan_index import index_plan
+from fusecache.engine.prefetch.timeline import Timeline
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hints import TO_THE_END, decode_plan, encode_plan
 from fusecache.model.objects import MIB
