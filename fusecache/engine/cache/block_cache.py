@@ -19,11 +19,12 @@ import trio
 
 from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.disk.cache_files import CacheFiles, delete_tree
+from fusecache.engine.cache.adoption import Adoption, StagedObject
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
-from fusecache.engine.cache.disk_tier import DiskTier, StagedObject
+from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.fetcher import Fetcher, RangeReader
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
@@ -144,6 +145,7 @@ class BlockCache:
         self._disk_tier = DiskTier(
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
+        self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
         self._pool = AlignedBuffers(options.buffer_bytes)
         self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
         self._fetcher = Fetcher(
@@ -353,7 +355,7 @@ class BlockCache:
         A file that cannot become a cache file is removed.
         """
         objects = self._table.objects
-        await self._disk_tier.adopt(
+        await self._adoption.adopt(
             [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]
         )
         if not self.is_staging_high:

@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from fusecache.disk.cache_files import granule_checksums
+from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId

@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from fusecache.disk.cache_files import CacheFiles, granule_checksums
-from fusecache.engine.cache import disk_tier
+from fusecache.engine.cache import adoption
+from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import KIB, MIB, ObjectId
@@ -426,7 +426,7 @@ async def test_when_the_index_fails_once_no_staging_file_stays_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     # Each file has a transaction of its own; the middle one two.
-    monkeypatch.setattr(disk_tier, "_ROWS_PER_COMMIT", 4)
+    monkeypatch.setattr(adoption, "_ROWS_PER_COMMIT", 4)
     bucket = new_bucket()
     contents = [some_bytes(size) for size in (99, 5 * MIB, 70 * KIB)]
     objects = [(bucket.put(f"o{len(data)}", data), data) for data in contents]
