@@ -367,7 +367,7 @@ class BlockCache:
 
     def pin(self, is_pinned: Callable[[ObjectId], bool]) -> None:
         """Evict blocks of pinned objects only for writes, and only if nothing else is left to evict."""
-        self._disk_space.is_pinned = is_pinned
+        self._disk_space.evictor.is_pinned = is_pinned
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""

@@ -1,50 +1,35 @@
-"""Disk space of the cache: reserves it on the ledger, and evicts cached blocks when it is short.
+"""Disk space of the cache: reserves it on the ledger, and asks for evictions when it is short.
 
-Used on the trio loop; calls that may block go through `offload`.
+Used on the trio loop; calls that may block go through `offload`. Not here: which blocks go, and how (`evictor`).
 
-Invariants:
-1. Space is reserved on the ledger, if needed after an eviction, before any byte is written.
-2. Eviction removes a block from the table in memory and from the index before it removes its bytes.
+Invariant: space is reserved on the ledger, if needed after an eviction, before any byte is written.
 """
 
 import math
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import trio
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.chunks import CachedObject, Chunk
+from fusecache.engine.cache.evictor import Evictor
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.index.cache_index import CacheIndex, Evicted
+from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
-from fusecache.policy.cache.eviction import (
-    CANDIDATES_PER_VICTIM,
-    EvictionCandidate,
-    choose_victims,
-    is_admitted,
-)
-from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, runs
+from fusecache.model.objects import MIB, ObjectId
 from fusecache.policy.cache.space_ledger import SpaceLedger
 
-# One eviction frees 64 MiB, or 1/16 of a small cache: sampling and hole punching are then paid once for many blocks …
+# One eviction frees 64 MiB, or 1/16 of a small cache: sampling and hole punching are then paid once for many blocks.
 _EVICT_BATCH_BYTES = 64 * MIB
 _EVICT_SHARE = 16
-# … sampled at 128 random places of the index, 8 neighbours each: neighbours are one hole to punch.
-_SAMPLE_SEEKS = 128
-_SAMPLE_RUN = 8
-# With hints, space that is freed and not filled yet costs hits: evict less at a time, from fewer places.
+# With hints, space that is freed and not filled yet costs hits: evict less at a time.
 _EVICT_SHARE_HINTED = 128
-_SAMPLE_SEEKS_LEAST = 16
 # The file system's own extents and directories: at worst 16 bytes per 64 KiB, in leaves that are half full.
 _BOOKKEEPING_SHARE = 1024
-# An incoming block with a known next use takes up to 32 samples to find blocks that are read later.
-_SEARCHES = 32
-# … If it finds none, the search is futile for blocks read as late or later. They skip it for 1 s, or until hints move.
+# A search for blocks read later that finds none is futile for blocks read as late or later. They skip it for 1 s, or
+# until hints move.
 _FUTILE_SECONDS = 1.0
 
 
@@ -69,27 +54,14 @@ class DiskSpace:
         self._counters = counters
         self.floor_bytes = floor_bytes
         self._free_bytes = files.free_bytes()
-        self._lock = trio.Lock()
-        self._random = random.Random()
-        # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
-        self._punching: set[tuple[int, int]] = set()
         self.ledger = ledger
-        # Returns whether an object is pinned; None: no object is.
-        self.is_pinned: Callable[[ObjectId], bool] | None = None
-        self._pinned: set[int] = set()
-        # The next use of blocks that warm-ups fetched; set by `CacheMaintenance`.
-        self.next_use: Callable[[CachedObject | None, EvictionCandidate], float | None] = (
-            lambda entry, candidate: None
-        )
-        # Returns in how many seconds bytes [start, stop) of an object are read, by hints; None: there are no hints.
-        self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
-        self._sampled: dict[int, ObjectId] = {}
+        self.evictor = Evictor(offload, files, index, table, ledger, counters)
         # (time, seconds): until this time, a search for blocks read later than in so many seconds is futile.
         self._futile_until: tuple[float, float] = -math.inf, math.inf
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
         """Keep the blocks that are read soonest by hints, which are new or have moved; None: no hints any more."""
-        self.hinted_use = hinted_use
+        self.evictor.hinted_use = hinted_use
         self._futile_until = -math.inf, math.inf
 
     async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
@@ -100,7 +72,7 @@ class DiskSpace:
         """
         if self._floor_shortage(nbytes) <= 0 and self.ledger.reserve_cache(nbytes):
             return True
-        if incoming_use is None and not await self._is_admitted():
+        if incoming_use is None and not await self.evictor.is_admitted():
             self._counters.not_admitted += 1
             return False
         until, use = self._futile_until
@@ -110,7 +82,7 @@ class DiskSpace:
         spare = math.inf if incoming_use is None else incoming_use
         ledger = self.ledger
         reserve, give_back = partial(ledger.reserve_cache, nbytes), partial(ledger.cancel_cache, nbytes)
-        if await self._evict_for_staging(nbytes, reserve, give_back, spare):
+        if await self._evict_and_reserve(nbytes, reserve, give_back, spare):
             return True
         if incoming_use:
             self._counters.not_admitted += 1  # no sampled block is read later
@@ -122,61 +94,6 @@ class DiskSpace:
             "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
         )
         return False
-
-    async def _is_admitted(self) -> bool:
-        """Return whether the policy lets new blocks evict others."""
-        try:
-            async with self._table.rows_lock:
-                sample = await self._offload.rows(self._index.sample, self._random, CANDIDATES_PER_VICTIM, 1)
-        except LocalDiskError as exc:
-            self._table.count_disk_error(exc)
-            return False
-        candidates = [EvictionCandidate(number, block, row.size, row.stamp) for number, block, row in sample]
-        await self._look_at_objects(candidates)
-        return not candidates or is_admitted(
-            candidates,
-            clock=self._table.clock,
-            next_use=self._next_use,
-            incoming_use=None,
-            chance=self._random.random(),
-        )
-
-    async def _look_at_objects(self, candidates: list[EvictionCandidate]) -> None:
-        """If there are pins or hints, look up the objects of a sample and which of them are pinned."""
-        if self.is_pinned is None and self.hinted_use is None:
-            return
-        numbers = {candidate.file_number for candidate in candidates}
-        self._sampled = await self._offload.rows(self._index.objects_of, numbers)
-        if self.is_pinned is not None:
-            self._pinned = {
-                number for number, object_id in self._sampled.items() if self.is_pinned(object_id)
-            }
-
-    def _next_use(self, candidate: EvictionCandidate) -> float | None:
-        """Return when a block is read next: 0.0 if pinned or warmed, else by hints; None if unknown."""
-        number = candidate.file_number
-        if number in self._pinned:
-            return 0.0
-        entry = self._table.by_number.get(number)
-        use = self.next_use(entry, candidate)
-        if use is not None or self.hinted_use is None:
-            return use
-        object_id = entry.object_id if entry is not None else self._sampled.get(number)
-        if object_id is None:
-            return None
-        start = candidate.block * BLOCK_BYTES
-        return self.hinted_use(object_id, start, start + BLOCK_BYTES)
-
-    def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
-        """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
-        if chunk.owner.warming:
-            return 0.0
-        if self.hinted_use is None:
-            return None
-        start, stop = next(runs(mask))
-        base = chunk.index * CHUNK_BYTES
-        object_id = chunk.owner.object_id
-        return self.hinted_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
 
     def free_bytes(self) -> int:
         """Return how many bytes may be cached without an eviction."""
@@ -205,7 +122,7 @@ class DiskSpace:
             partial(self.reserve_staging_nowait, nbytes),
             partial(ledger.release_staging, nbytes),
         )
-        if not await self._evict_for_staging(nbytes, reserve, give_back):
+        if not await self._evict_and_reserve(nbytes, reserve, give_back):
             raise NoSpace(
                 f"the cache has no space for {nbytes} more bytes, and nothing clean is left to evict: "
                 "wait for uploads, free disk space, or raise --cache-size"
@@ -215,16 +132,15 @@ class DiskSpace:
         """Reserve space for staging files if there is enough now; evicts nothing."""
         if self._floor_shortage(nbytes) > 0 or not self.ledger.reserve_staging(nbytes):
             return False
-        self._free_bytes -= (
-            nbytes  # no event tells when they are written: count them now, until the next measurement
-        )
+        # No event tells when they are written: count them as written until the next measurement.
+        self._free_bytes -= nbytes
         return True
 
     def _floor_shortage(self, nbytes: int) -> int:
         """Return how many bytes the file system lacks for `nbytes` and all reserved bytes, above the floor."""
         return self.floor_bytes + self.ledger.reserved_bytes + nbytes - self._free_bytes
 
-    async def _evict_for_staging(
+    async def _evict_and_reserve(
         self,
         nbytes: int,
         reserve: Callable[[], bool],
@@ -256,16 +172,16 @@ class DiskSpace:
         is_wanted: Callable[[], bool],
         spare: float | None,
     ) -> bool:
-        async with self._lock:
+        async with self.evictor.lock:
             while is_wanted():
                 await self.measure_free_space()
                 floor_shortage = self._floor_shortage(nbytes)
                 if floor_shortage <= 0 and reserve():
                     return True
                 short = max(self.ledger.shortage_bytes(nbytes), floor_shortage, 1)
-                share = _EVICT_SHARE if self.hinted_use is None else _EVICT_SHARE_HINTED
+                share = _EVICT_SHARE if self.evictor.hinted_use is None else _EVICT_SHARE_HINTED
                 batch = min(_EVICT_BATCH_BYTES, self.ledger.limit_bytes // share)
-                if not await self._evict(max(short, batch), spare):
+                if not await self.evictor.evict(max(short, batch), spare):
                     return floor_shortage <= 0 and reserve()
             return False
 
@@ -273,7 +189,7 @@ class DiskSpace:
         """Evict blocks of an earlier run that exceed the limit, if the limit was lowered since."""
         # Checked before the overhead is measured: an excess by overhead alone must not evict blocks at every start.
         if self.ledger.shortage_bytes(0):
-            await self._evict_for_staging(0, lambda: not self.ledger.shortage_bytes(0), lambda: None)
+            await self._evict_and_reserve(0, lambda: not self.ledger.shortage_bytes(0), lambda: None)
 
     def clean_limit_bytes(self) -> int:
         """Return how many bytes the cache could hold now if everything clean were evicted."""
@@ -305,189 +221,6 @@ class DiskSpace:
     def on_disk_full(self) -> None:
         """The file system is at its floor: reserve nothing until the next measurement."""
         self._free_bytes = 0
-
-    async def _evict(self, need_bytes: int, spare: float | None) -> int:
-        """Evict about `need_bytes` of clean blocks; return the bytes freed. spare: blocks read as soon stay."""
-        try:
-            return await self._evict_rows(need_bytes, spare)
-        except LocalDiskError as exc:
-            self._table.count_disk_error(exc)
-            return 0
-
-    async def _evict_rows(self, need_bytes: int, spare: float | None) -> int:
-        async with self._table.rows_lock:
-            await self._table.write_rows()
-            victims = await self._find_victims(need_bytes, spare)
-            if not victims:
-                return 0
-            gone, deletable = await self._remove_row(victims)
-        await self._free(victims, gone, deletable)
-        self._counters.evicted_blocks += len(victims)
-        self._counters.evicted_bytes += gone.size
-        return gone.size
-
-    async def _find_victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
-        tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
-        if spare is None and self.is_pinned is not None:
-            # Pinned blocks go too if nothing else is left: files that are written must get space.
-            tries = [*[0.0] * _SEARCHES, None]
-        for each in tries:
-            victims = await self._victims(need_bytes, each)
-            if victims:
-                return victims
-        return []
-
-    async def _victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
-        seeks = _SAMPLE_SEEKS
-        if self.hinted_use is not None:
-            places = CANDIDATES_PER_VICTIM * need_bytes // (BLOCK_BYTES * _SAMPLE_RUN)
-            seeks = min(max(places, _SAMPLE_SEEKS_LEAST), _SAMPLE_SEEKS)
-        sample = await self._offload.rows(self._index.sample, self._random, seeks, _SAMPLE_RUN)
-        candidates = [
-            EvictionCandidate(number, block, row.size, row.stamp)
-            for number, block, row in sample
-            if self._may_evict(number, block)
-        ]
-        await self._look_at_objects(candidates)
-        return choose_victims(
-            candidates,
-            need_bytes,
-            clock=self._table.clock,
-            next_use=self._next_use,
-            used_no_later_than=spare,
-        )
-
-    async def drop(self, blocks: list[tuple[int, int]]) -> int:
-        """Evict (file number, block) pairs, except those in use or already gone; return the bytes freed."""
-        return await self._table.run_to_completion(self._drop, blocks, name="cache-drop")
-
-    async def _drop(self, blocks: list[tuple[int, int]]) -> int:
-        async with self._lock:
-            async with self._table.rows_lock:
-                await self._table.write_rows()
-                # Some may have been evicted since they were listed.
-                there = await self._offload.rows(self._index.sizes, blocks)
-                victims = [
-                    EvictionCandidate(number, block, size, 0)
-                    for (number, block), size in there.items()
-                    if self._may_evict(number, block)
-                ]
-                if not victims:
-                    return 0
-                gone, deletable = await self._remove_row(victims)
-            await self._free(victims, gone, deletable)
-        return gone.size
-
-    async def _remove_row(self, victims: list[EvictionCandidate]) -> tuple[Evicted, set[int]]:
-        """Remove victims from memory and index, under the rows' lock. Return what was removed, and files to delete."""
-        hidden = [self._hide(victim) for victim in victims]
-        self._punching = {(victim.file_number, victim.block) for victim in victims}
-        try:
-            gone = await self._offload.rows(
-                self._index.evict, [(victim.file_number, victim.block) for victim in victims]
-            )
-        except BaseException:  # also if cancelled before it began: the rows are still there
-            for victim, mask in zip(victims, hidden, strict=True):
-                self._show(victim, mask)
-            self._punching = set()
-            raise
-        return gone, self._forget_emptied(gone)
-
-    async def _free(self, victims: list[EvictionCandidate], gone: Evicted, deletable: set[int]) -> None:
-        """Delete or punch the bytes of victims on disk."""
-        try:
-            await self._offload.disk(self._free_files, victims, deletable)
-        except trio.Cancelled:
-            # The daemon stops: no row names these bytes any more, so they would never be freed later.
-            self._free_files(victims, deletable)
-            raise
-        finally:
-            self._punching = set()
-            self.ledger.release_cache(gone.size)
-
-    def _may_evict(self, number: int, block: int) -> bool:
-        """Return whether a sampled block is not being read, written, or changed."""
-        chunk = self._chunk_in_memory(number, block)
-        if chunk is None:
-            return True
-        local = block % BLOCKS_PER_CHUNK
-        return not (chunk.disk_operations or chunk.loading is not None or chunk.dirty >> local & 1)
-
-    def _chunk_in_memory(self, number: int, block: int) -> Chunk | None:
-        entry = self._table.by_number.get(number)
-        return entry.chunks.get(block // BLOCKS_PER_CHUNK) if entry is not None else None
-
-    def punching_mask(self, chunk: Chunk) -> int:
-        """Return the granules of a chunk whose blocks are being evicted right now."""
-        mask = 0
-        if self._punching:
-            first = chunk.index * BLOCKS_PER_CHUNK
-            for block in range(BLOCKS_PER_CHUNK):
-                if (chunk.owner.number, first + block) in self._punching:
-                    mask |= BLOCK_MASK << (block * GRANULES_PER_BLOCK)
-        return mask
-
-    def _hide(self, victim: EvictionCandidate) -> int | None:
-        """Remove a victim from the table in memory. Return its granules, None if its chunk is not loaded."""
-        entry = self._table.by_number.get(victim.file_number)
-        if entry is None:
-            return None
-        chunk = entry.chunks.get(victim.block // BLOCKS_PER_CHUNK)
-        if chunk is None or not chunk.loaded:
-            entry.blocks -= 1
-            return None
-        local = victim.block % BLOCKS_PER_CHUNK
-        mask = chunk.present & BLOCK_MASK << (local * GRANULES_PER_BLOCK)
-        dirty = chunk.dirty
-        chunk.drop_present(mask)
-        chunk.dirty = dirty  # the eviction removes the rows from the index itself
-        return mask
-
-    def _show(self, victim: EvictionCandidate, mask: int | None) -> None:
-        """Undo `_hide`."""
-        entry = self._table.by_number.get(victim.file_number)
-        if entry is None:
-            return
-        chunk = entry.chunks.get(victim.block // BLOCKS_PER_CHUNK)
-        if mask is None:
-            entry.blocks += 1
-        elif chunk is not None:
-            dirty = chunk.dirty
-            chunk.add_present(mask)
-            chunk.dirty = dirty
-
-    def _forget_emptied(self, gone: Evicted) -> set[int]:
-        """Return the files without a block and without a writer. Their objects lose their file number."""
-        deletable = set()
-        for number in gone.emptied:
-            entry = self._table.by_number.get(number)
-            if entry is not None:
-                if entry.blocks or entry.disk_operations:
-                    continue
-                entry.number = None
-                del self._table.by_number[number]
-            deletable.add(number)
-        return deletable
-
-    def _free_files(self, victims: Iterable[EvictionCandidate], deletable: set[int]) -> None:
-        """Run in a thread: delete emptied files and punch holes in the others. A failure leaves bytes on disk."""
-        holes: dict[int, list[tuple[int, int]]] = {}
-        for victim in sorted(victims, key=lambda victim: (victim.file_number, victim.block)):
-            if victim.file_number in deletable:
-                continue
-            file_holes = holes.setdefault(victim.file_number, [])
-            offset = victim.block * BLOCK_BYTES
-            if file_holes and sum(file_holes[-1]) == offset:
-                file_holes[-1] = (file_holes[-1][0], file_holes[-1][1] + BLOCK_BYTES)
-            else:
-                file_holes.append((offset, BLOCK_BYTES))
-        try:
-            for number in deletable:
-                self._files.delete(number)
-            for number, extents in holes.items():
-                self._files.punch(number, extents)
-        except LocalDiskError as exc:
-            self._offload.call_soon(self._table.count_disk_error, exc)
 
     def count_written(self, nbytes: int) -> None:
         """Lower the estimate of free space by bytes written, until the next measurement."""

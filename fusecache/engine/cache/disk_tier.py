@@ -46,6 +46,7 @@ class DiskTier:
         self._index = index
         self._table = table
         self._disk_space = disk_space
+        self._evictor = disk_space.evictor
         self._ledger = disk_space.ledger
         self._counters = counters
 
@@ -106,7 +107,7 @@ class DiskTier:
         entry.disk_operations += 1
         try:
             if not await self._disk_space.reserve_cache(
-                nbytes, incoming_use=self._disk_space.incoming_use(chunk, mask)
+                nbytes, incoming_use=self._evictor.incoming_use(chunk, mask)
             ):
                 return
             await self._write(chunk, buffer, mask, nbytes)
@@ -142,7 +143,7 @@ class DiskTier:
                     entry.number = number
                     self._table.by_number[number] = entry
             number = entry.number
-            for first, stop in runs(mask & ~self._disk_space.punching_mask(chunk)):
+            for first, stop in runs(mask & ~self._evictor.punching_mask(chunk)):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
                 checksums = await self._offload.disk(
                     self._files.store,

@@ -3,7 +3,7 @@
 Used on the trio loop. Calls that may block go through `offload`, in pieces whose size does not grow with the cache.
 
 Invariants:
-1. Blocks fetched by a warm-up are not evicted for other cache blocks while that warm-up runs (`DiskSpace.next_use`).
+1. Blocks fetched by a warm-up are not evicted for other cache blocks while that warm-up runs (`Evictor.next_use`).
 2. Only clean blocks are evicted: bytes that the bucket lacks are in staging files, not here.
 """
 
@@ -82,7 +82,7 @@ class CacheMaintenance:
         self._fetcher = fetcher
         self._buffer_pool = buffer_pool
         self._warmed: list[set[int]] = []
-        disk_space.next_use = self._next_use
+        disk_space.evictor.next_use = self._next_use
         # Most chunks in flight at once: three quarters of the buffers are left to readers.
         self.large_at_once = max(1, buffer_pool.large_count // 4)
 
@@ -204,7 +204,7 @@ class CacheMaintenance:
             left = 0
             async for blocks in self._walk(is_wanted):
                 pairs = [(each.number, each.block) for each in blocks if may_drop(each.object_id)]
-                gone = await self._disk_space.drop(pairs)
+                gone = await self._disk_space.evictor.drop(pairs)
                 freed += gone
                 left += sum(each.row.size for each in blocks) - gone
             if not left:
@@ -263,7 +263,7 @@ class CacheMaintenance:
         if not await self._offload.disk(self._bad_blocks, [again], buffer):
             return False
         for _ in range(_DROP_ATTEMPTS):
-            if await self._disk_space.drop([(block.number, block.block)]):
+            if await self._disk_space.evictor.drop([(block.number, block.block)]):
                 break
             await trio.sleep(_PUMP_SECONDS)
         self._table.count_damaged(block.object_id.key, row.mask.bit_count())

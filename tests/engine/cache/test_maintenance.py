@@ -116,7 +116,7 @@ async def test_what_was_read_without_being_kept_is_kept_without_another_request(
     async with running_cache(bucket.watched, tmp_path, limit_bytes=4 * MIB) as cache:
         await fill_all(cache, other_id, len(other))
         await cache._table.flush_rows()
-        cache._disk_space._random = Unlucky()
+        cache._disk_space.evictor._random = Unlucky()
         handle = cache.open(object_id, len(data))
         await cache.read(handle, 0, MIB)
         await until(lambda: cache.statistics().not_admitted == 1)
