@@ -1,8 +1,8 @@
 """Prefetches the planned reads of jobs: the soonest needed first, as far ahead as disk space allows.
 
-A cursor walks the extents of a job's plans in the order of their steps. It stops at the first piece that is missing.
-Each job has one cursor for exact plans and one for the others. `policy.cache.prefetch_horizon` decides which piece
-comes next, and whether cached bytes may be evicted for it. Used on the trio loop.
+Each job has two cursors (`plan_cursor`): one for exact plans, one for the others. Each stops at its first missing
+piece. `policy.cache.prefetch_horizon` decides which piece comes next, and whether cached bytes may be evicted for it.
+Used on the trio loop.
 
 Invariants:
 1. Prefetches start after the fetches that readers wait for, and take at most a quarter of the large buffers.
@@ -14,21 +14,20 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
-from fusecache.engine.cache.range_cache import CachedRange, is_worth_it
+from fusecache.engine.cache.range_cache import CachedRange
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.prefetch.plan_cursor import REST_SECONDS, FetchPiece, PieceFinder, PlanCursor
 from fusecache.engine.prefetch.plan_index import PlanIndex, PlannedRead
 from fusecache.engine.prefetch.timeline import Job, Timeline
-from fusecache.model.errors import FusecacheError, NoSpace, NotFound, RemoteError
-from fusecache.model.objects import Extent, ObjectId
-from fusecache.policy.cache.granules import CHUNK_BYTES, mask_bytes, mask_of_bytes, split_by_chunk
+from fusecache.model.errors import NoSpace, RemoteError
 from fusecache.policy.cache.prefetch_horizon import JobFront, choose_front, lead_bytes, stalls
 from fusecache.policy.rate_meter import RateMeter
 
@@ -40,51 +39,14 @@ _SMALL_BYTES = 128 * 1024
 # At most 2 large pieces of whole files while exact bytes are in flight: a reader will wait for the exact bytes of the
 # next steps soon, and both share the loop and the link.
 _LARGE_BESIDE_EXACT = 2
-# After 32 extents and chunks without a missing piece, some 10 µs each, the loop runs the other tasks.
-_LOOKS_AT_ONCE = 32
 # Disk space becomes free, and silent jobs are forgotten, without an event: poll every second.
 _LOOK_SECONDS = 1.0
-# A directory is looked up again after 30 s. Its files are checked when they are opened.
-_DIRECTORY_SECONDS = 30.0
-_DIRECTORIES = 256
 # A job reads the first exact bytes of its plan at once, or only after it has loaded a model. Do not hold others longer.
 _HOLD_SECONDS = 2.0
 # The job unpacks and distributes its first bytes right after reading them. Whole files leave it CPU and link so long.
 _HAND_OUT_SECONDS = 0.25
 # Next use 0.0 means pinned. A planned read that is due now must rank below that.
 _NOW = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPiece:
-    """One unit of prefetch: granules of a chunk, or the exact bytes of an extent (mask 0)."""
-
-    index: int
-    mask: int
-    nbytes: int
-    extent: Extent
-
-
-@dataclass(eq=False, slots=True)
-class PlanCursor:
-    """A job's position in its plans, exact ones or others.
-
-    use: the planned read at the position; pieces: its chunk ranges that were not checked yet; piece: its first missing
-    piece. Before rests_until, there is no disk space for the piece, or the file was not found.
-    """
-
-    job: Job
-    is_exact: bool
-    use: PlannedRead | None = None
-    handle: ReadHandle | None = None
-    pieces: deque[tuple[int, int, int]] = field(default_factory=deque)
-    piece: FetchPiece | None = None
-    rests_until: float = -math.inf
-
-    def is_current(self) -> bool:
-        """Return whether its planned read is still the front of a plan of its job."""
-        use = self.use
-        return use is not None and use.plan in self.job.plans and use.row == use.plan.front
 
 
 @dataclass(eq=False, slots=True)
@@ -109,19 +71,16 @@ class Prefetcher:
         resolve: Callable[[str], Awaitable[Node]],
     ) -> None:
         self._timeline = timeline
-        self._tree = tree
-        self._lookup = lookup
         self._cache = cache
-        self._resolve = resolve
+        self._finder = PieceFinder(timeline, tree, lookup, cache, resolve)
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
-        self._directories: dict[str, tuple[Node, float]] = {}
         self._fetches: set[_Fetch] = set()
         # Exact ranges in memory, each with its job and the step of its last read.
         self._snippets: list[tuple[Job, int, CachedRange]] = []
         # First ranges of jobs, fetched and not read yet, each with the time until which other prefetches wait for it.
         self._unread: deque[tuple[CachedRange, float]] = deque()
         self._handed_out_at = -math.inf
-        self._large = self._small = self._looks = 0
+        self._large = self._small = 0
         self._fetched_bytes = 0
         self._rate = RateMeter()
         self._woken = trio.Event()
@@ -152,8 +111,8 @@ class Prefetcher:
             self._cache.range_cache.drop(cached_range)
         for which, cursor in list(self._cursors.items()):
             cursor.rests_until = -math.inf
-            if not self._is_live(cursor):
-                self._leave(cursor)
+            if not self._finder.is_live(cursor):
+                self._finder.leave(cursor)
                 del self._cursors[which]
 
     def lead_bytes(self, job: Job) -> int:
@@ -175,21 +134,18 @@ class Prefetcher:
     def _is_wanted(self, job: Job, last: int) -> bool:
         return self._timeline.jobs.get(job.name) is job and job.step <= last and not job.has_ended
 
-    def _is_live(self, cursor: PlanCursor) -> bool:
-        return self._timeline.jobs.get(cursor.job.name) is cursor.job and not cursor.job.has_ended
-
     # ---- choosing
 
     async def _start_one(self) -> bool:
         """Start the next fetch; False if none can be started before something changes."""
         now = trio.current_time()
         for cursor in self._all_cursors():
-            if now >= cursor.rests_until and self._is_live(cursor):
-                await self._look(cursor)
+            if now >= cursor.rests_until and self._finder.is_live(cursor):
+                await self._finder.find_next(cursor)
         cursors = [
             cursor
             for cursor in self._cursors.values()
-            if cursor.piece is not None and cursor.rests_until <= now and self._is_live(cursor)
+            if cursor.piece is not None and cursor.rests_until <= now and self._finder.is_live(cursor)
         ]
         running = sum(fetch.nbytes for fetch in self._fetches)
         free = max(0, self._cache.maintenance.free_bytes() - running)
@@ -297,9 +253,9 @@ class Prefetcher:
         if piece.mask and piece.nbytes > free:
             seconds = max(_NOW, cursor.job.seconds_until(use.first))
             if not await self._cache.maintenance.evict_for(running + piece.nbytes, seconds):
-                cursor.rests_until = trio.current_time() + _LOOK_SECONDS
+                cursor.rests_until = trio.current_time() + REST_SECONDS
                 return True
-            if cursor.piece is not piece or not cursor.is_current() or not self._is_live(cursor):
+            if cursor.piece is not piece or not cursor.is_current() or not self._finder.is_live(cursor):
                 return True
         assert cursor.handle is not None
         there = None if piece.mask else self._cache.range_cache.find(cursor.handle.object_id, piece.extent)
@@ -325,144 +281,6 @@ class Prefetcher:
         return sum(
             fetch.nbytes > _SMALL_BYTES and not fetch.use.plan.plan.is_exact for fetch in self._fetches
         )
-
-    # ---- looking for the next missing piece
-
-    async def _look(self, cursor: PlanCursor) -> None:
-        """Move the cursor to its next missing piece."""
-        while True:
-            await self._take_turns()
-            if not self._is_live(cursor):
-                self._leave(cursor)  # the job was forgotten, or ended, at a checkpoint
-                return
-            if not cursor.is_current():
-                self._leave(cursor)
-                cursor.use = cursor.job.front(is_exact=cursor.is_exact)
-                if cursor.use is None:
-                    return
-                if cursor.use.last < cursor.job.step or not await self._enter(cursor, cursor.use):
-                    if cursor.rests_until > trio.current_time():
-                        cursor.use = None
-                        return
-                    self._advance(cursor)
-                    continue
-            if cursor.piece is not None:
-                return
-            assert cursor.use is not None
-            cursor.piece = await self._first_missing(cursor, cursor.use)
-            if cursor.piece is None:
-                self._advance(cursor)
-
-    async def _take_turns(self) -> None:
-        """Let other tasks run now and then: checks answered from memory never wait, and there may be very many."""
-        self._looks += 1
-        if self._looks >= _LOOKS_AT_ONCE:
-            self._looks = 0
-            await trio.lowlevel.checkpoint()
-
-    def _advance(self, cursor: PlanCursor) -> None:
-        """All of the planned read is cached, or cannot be: move to the next."""
-        if cursor.is_current():
-            assert cursor.use is not None
-            cursor.use.plan.front += 1
-        self._leave(cursor)
-
-    def _leave(self, cursor: PlanCursor) -> None:
-        if cursor.handle is not None:
-            self._cache.close(cursor.handle)
-        cursor.use = cursor.handle = cursor.piece = None
-        cursor.pieces.clear()
-
-    async def _enter(self, cursor: PlanCursor, use: PlannedRead) -> bool:
-        """Find the object of a planned read; False if it has nothing to fetch."""
-        try:
-            found = await self._find(use.path)
-        except NotFound as exc:
-            self._skip(cursor.job, use.path, exc)
-            return False
-        except FusecacheError as exc:
-            log.debug("lookup of a hinted file failed, retrying path=%s error=%s", use.path, exc)
-            cursor.rests_until = trio.current_time() + _LOOK_SECONDS
-            return False
-        if found is None or not cursor.is_current():
-            return False
-        object_id, size = found
-        if use.start >= size:
-            return False
-        try:
-            cursor.handle = self._cache.open(object_id, size)
-        except ValueError:
-            return False  # an open file of that version has another size; trust the open file
-        cursor.pieces.extend(split_by_chunk(Extent(use.start, min(size, use.start + use.length))))
-        return True
-
-    async def _find(self, path: str) -> tuple[ObjectId, int] | None:
-        """Return a file's version and size; None if there is nothing to fetch. Raises NotFound."""
-        folder, _, name = path.rpartition("/")
-        now = trio.current_time()
-        parent, until = self._directories.get(folder, (None, -math.inf))
-        if parent is None or until <= now or self._tree.nodes.get(parent.number) is not parent:
-            parent = await self._resolve(folder)
-            while len(self._directories) >= _DIRECTORIES:
-                del self._directories[next(iter(self._directories))]
-            self._directories[folder] = parent, now + _DIRECTORY_SECONDS
-        if parent.kind is not Kind.DIRECTORY:
-            raise NotFound(f"{path}: {folder} is not a directory")
-        child = parent.children.get(name)
-        if child is None:
-            # The listing may be old: the bucket refuses a GET of a replaced version, which costs one request.
-            row = self._lookup.cached_row(parent, name)
-            if row is not None:
-                return (ObjectId(self._tree.key_of_path(path), row.etag), row.size) if row.size else None
-            child = await self._resolve(path)
-        if child.kind is Kind.DIRECTORY:
-            raise NotFound(f"{path}: it is a directory")
-        if child.version is not None or child.object is None or not child.object.size:
-            return None  # it has local content, or is empty, or is a symbolic link
-        return child.object.object_id, child.object.size
-
-    async def _first_missing(self, cursor: PlanCursor, use: PlannedRead) -> FetchPiece | None:
-        """Return the first missing piece of a planned read, None if there is none; drops the pieces before it."""
-        handle = cursor.handle
-        assert handle is not None
-        stop = min(handle.size, use.start + use.length)
-        extent = Extent(use.start, stop)
-        if cursor.pieces and cursor.is_exact and is_worth_it(extent):
-            missing = 0
-            for index, first, last in list(cursor.pieces):
-                await self._take_turns()
-                missing |= await self._cache.maintenance.missing(
-                    handle.entry, index, mask_of_bytes(first, last)
-                )
-            if cursor.handle is not handle or not missing:
-                return None
-            if self._cache.range_cache.find(handle.object_id, extent) is not None:
-                return None
-            if self._cache.range_cache.fits(extent):
-                cursor.pieces.clear()
-                return FetchPiece(0, 0, extent.size, extent)
-        while cursor.pieces and cursor.handle is handle:
-            await self._take_turns()
-            if cursor.handle is not handle:
-                break
-            index, first, last = cursor.pieces[0]
-            missing = await self._cache.maintenance.missing(handle.entry, index, mask_of_bytes(first, last))
-            if cursor.handle is not handle:
-                break
-            cursor.pieces.popleft()
-            if missing:
-                size = min(CHUNK_BYTES, handle.size - index * CHUNK_BYTES)
-                return FetchPiece(index, missing, mask_bytes(missing, size), extent)
-        return None
-
-    def _skip(self, job: Job, path: str, error: Exception) -> None:
-        """Count a hinted file that cannot be fetched. Logs the first one of a plan."""
-        job.skipped += 1
-        if not job.is_told:
-            job.is_told = True
-            log.info(
-                "skipped a hinted file that cannot be fetched job=%s path=%s error=%s", job.name, path, error
-            )
 
     # ---- fetching
 
@@ -504,7 +322,7 @@ class Prefetcher:
         except NoSpace as exc:
             log.debug("prefetched bytes were not cached path=%s error=%s", use.path, exc)
         except RemoteError as exc:
-            self._skip(job, use.path, exc)
+            self._finder.skip(job, use.path, exc)
         finally:
             self._fetches.discard(fetch)
             self._count(piece, -1)
