@@ -25,7 +25,8 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.disk_tier import DiskTier
-from fusecache.engine.cache.fetcher import Fetcher, RangeReader
+from fusecache.engine.cache.fetch_task import RangeReader
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream

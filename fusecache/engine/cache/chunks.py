@@ -166,6 +166,17 @@ class Chunk:
         start = first * _CHECKSUM_BYTES
         self.checksums[start : start + len(checksums)] = checksums
 
+    def wake_readers(self) -> None:
+        """Wake readers that have all their granules, or miss one that no fetch will deliver."""
+        if not self.waiters:
+            return
+        valid = self.in_memory()
+        pending = self.pending()
+        for waiter in self.waiters:
+            missing = waiter.need & ~valid
+            if not missing or missing & ~pending:
+                waiter.event.set()
+
     def is_idle(self) -> bool:
         """Return whether nothing refers to the chunk, so that it can leave memory without loss."""
         return not (
@@ -247,6 +258,23 @@ class Fetch:
         """Mark the complete granules that have arrived as valid."""
         if self.buffer is not None and self.received:
             self.buffer.valid |= received_mask(self.first, self.stop, self.received)
+
+    def register_wake_up(self) -> None:
+        """Let the thread call the loop when the last granule of the next waiter is complete.
+
+        The loop sets `wake_at` before it reads `received`. The thread sets `received` before it reads `wake_at`. So at
+        least one of them sees the other's value.
+        """
+        chunk = self.chunk
+        lowest = 1 << 62
+        valid = chunk.in_memory()
+        for waiter in chunk.waiters:
+            missing = waiter.need & ~valid & self.mask
+            if missing:
+                lowest = min(lowest, (missing.bit_length() - self.first) * GRANULE_BYTES)
+        self.wake_at = lowest
+        if self.received >= lowest:
+            chunk.wake_readers()
 
 
 @dataclass(eq=False, slots=True)

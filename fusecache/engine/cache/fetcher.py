@@ -1,27 +1,21 @@
-"""Fetches granules into buffers: from the bucket by ranged GETs, from the cache file by direct I/O.
+"""Queues fetches of granules and gives them buffers: GETs from the bucket, direct I/O loads from the cache file.
 
 Fetches wait in queues ordered by cause. `pump` starts as many as connections and buffers allow. Each runs as a task of
 the cache's own nursery, so a cancelled reader breaks nothing for the others. Readers wait on their chunk and wake as
-soon as *their* granules are in memory.
+soon as *their* granules are in memory. Not here: one GET and its retries (`fetch_task`).
 
 Invariants:
 1. At most one fetch is in flight for a granule (`Chunk.pending`).
 2. A fetch takes a buffer before it starts. It holds the buffer (`busy`) until its bytes are on disk or dropped.
 3. A reader gets only the errors of fetches that a reader waits for.
-4. One thread at a time fills a granule: an aborted attempt is retried only after its thread has ended.
 """
 
-import logging
-import random
-import time
-from collections.abc import Awaitable, Callable, Sized
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import (
-    DEMAND_SECONDS,
     SMALL_GRANULES,
     Buffer,
     Chunk,
@@ -31,44 +25,25 @@ from fusecache.engine.cache.chunks import (
     FetchState,
 )
 from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
-from fusecache.engine.cache.stall_watch import StallWatch
+from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
+from fusecache.model.errors import RemoteError
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
-from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause, FetchQueue
 from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pieces, runs
-from fusecache.policy.cache.stall_timeout import EARLY_RETRIES
 from fusecache.remote.store import Interruption
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sized
 
-# New tokens take a while until all servers accept them, but wrong credentials should fail soon.
-ACCESS_DENIED_RETRIES = 3
-# One wrong 404, 412 or 416 must not fail a reader's file. The version counts as gone when 2 more GETs say so too.
-DENIALS_CHECKED = 2
 # 8 loads in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
 # Besides, 16 loads of one or two granules in readers' own tasks: they do not queue and take no thread.
 SMALL_LOADS = 16
 # A reader that continues makes no longer pause between two GETs.
 IDLE_GAP_SECONDS = 1.0
-
-
-class RangeReader(Protocol):
-    """The part of a store that the read path uses."""
-
-    def get_into(
-        self,
-        object_id: ObjectId,
-        extent: Extent,
-        buffer: memoryview,
-        progress: Callable[[int], None],
-        interruption: Interruption | None = None,
-    ) -> None:
-        """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
-        ...
 
 
 class DiskTierProtocol(Protocol):
@@ -113,12 +88,11 @@ class Fetcher:
         self._buffer_pool = buffer_pool
         self._counters = counters
         self.limit = RequestLimit(connections)
-        self._stalls = StallWatch(counters, self._start_task)
         self._write_queue = DiskWriteQueue(buffer_pool.large_count)
         self._retries = False
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
+        self._tasks = FetchTasks(store, offload, counters, self.limit, self._running, self)
         self._small_loads = 0
-        self._last_get = float("-inf")
         # One queue per source and buffer size: a lack of large buffers must not stop small reads.
         self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
             (source, small): FetchQueue() for source in FetchSource for small in (False, True)
@@ -130,7 +104,6 @@ class Fetcher:
         }
         self._turns: FetchQueue[RangeTicket] = FetchQueue()
         self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._buffered.values(), self._turns)
-        self._random = random.Random()
         # Called with the handle of a read-ahead that finds no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
         self.disk: DiskTierProtocol
@@ -170,7 +143,8 @@ class Fetcher:
     def is_fetching(self) -> bool:
         """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
         return (
-            self._running[FetchSource.NETWORK] > 0 or trio.current_time() < self._last_get + IDLE_GAP_SECONDS
+            self._running[FetchSource.NETWORK] > 0
+            or trio.current_time() < self._tasks.last_get_at + IDLE_GAP_SECONDS
         )
 
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
@@ -184,7 +158,7 @@ class Fetcher:
                 ):
                     if request.queue is not None:
                         request.queue.remove(request)
-                    self._end(request)
+                    self.end(request)
 
     async def wait_for(self, chunk: Chunk, need: int) -> None:
         """Wait until the granules are in memory, or until no fetch will deliver them. Raises the fetch's error.
@@ -196,7 +170,7 @@ class Fetcher:
         try:
             for request in chunk.fetches:
                 if request.mask & need and request.state is FetchState.RUNNING:
-                    self._register_wake_up(request)
+                    request.register_wake_up()
             if need & ~chunk.in_memory():
                 await waiter.event.wait()
         finally:
@@ -259,7 +233,7 @@ class Fetcher:
         finally:
             self._small_loads -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
-            self._end(request)
+            self.end(request)
 
     async def get_exactly(
         self, object_id: ObjectId, extent: Extent, buffer: memoryview, ticket: RangeTicket
@@ -277,12 +251,12 @@ class Fetcher:
         except RemoteError as exc:
             self._counters.errors += 1
             if exc.asks_to_slow_down:
-                self._slow_down(exc, trio.current_time())
+                self._tasks.slow_down(exc, trio.current_time())
             raise
         finally:
             if ticket.is_due.is_set():
                 self._running[FetchSource.NETWORK] -= 1
-                self._last_get = trio.current_time()
+                self._tasks.last_get_at = trio.current_time()
             else:
                 self._turns.remove(ticket)
             self.pump()
@@ -311,9 +285,6 @@ class Fetcher:
         if source is FetchSource.DISK:
             return DISK_LOADS
         return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
-
-    def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
-        self.nursery.start_soon(task, name="stall-watch")
 
     def _push(self, request: Fetch) -> None:
         chunk = request.chunk
@@ -389,171 +360,17 @@ class Fetcher:
             request.started_at = now
         if request.cause is Cause.HINT and request.demanded_at is None:
             request.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
-        run = self._fetch if request.source is FetchSource.NETWORK else self._load
+        run = self._tasks.run if request.source is FetchSource.NETWORK else self._load
         self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
 
-    # ---- the network
-
-    async def _fetch(self, request: Fetch) -> None:
-        """Run one GET, queue a retry of the rest while it is worth it, then store on disk what came."""
-        chunk, buffer = request.chunk, request.buffer
-        assert buffer is not None
-        offset, length = request.first * GRANULE_BYTES, request.size
-        base = chunk.index * CHUNK_BYTES + offset
-        request.begin_attempt()
-        self._counters.requests += 1
-        self._register_wake_up(request)
-        self._stalls.begin(request)
-        error: RemoteError | None = None
-        try:
-            view = buffer.view(offset, offset + length)
-            await self._offload.network(self._get, request, Extent(base, base + length), view)
-            request.received = length
-        except RemoteError as exc:
-            error = exc
-        finally:
-            self._running[FetchSource.NETWORK] -= 1
-            self._last_get = trio.current_time()
-            self._stalls.end(request)
-        if request.first_byte_seconds is not None:
-            self._counters.first_byte.count(request.first_byte_seconds)
-        self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
-        first = request.first
-        if request.received == length:
-            buffer.valid |= request.mask
-            self.limit.on_success(trio.current_time())
-            self._end(request)
-        else:
-            assert error is not None
-            request.absorb()
-            has_lost_connection = not error.asks_to_slow_down and (
-                request.is_given_up or request.received > 0
-            )
-            request.first += request.received // GRANULE_BYTES
-            request.received = 0
-            request.buffer = None
-            if has_lost_connection and request.early_retries < EARLY_RETRIES and self._has_time(request):
-                self._retry_early(request)
-            else:
-                self._retry_or_give_up(request, error)
-        stop = request.stop if error is None else request.first
-        await self._store_on_disk(chunk, buffer, first, stop, is_asked_for=request.kept is not None)
-        if request.kept is not None and request.state is FetchState.DONE:
-            request.kept.set()
-
-    def _get(self, request: Fetch, extent: Extent, buffer: memoryview) -> None:
-        """Run in a thread: the GET. It calls the loop only when a reader waits for bytes that came."""
-
-        last = time.perf_counter()
-        request.is_underway = True
-
-        def progress(received: int) -> None:
-            nonlocal last
-            request.received = received  # before the check of wake_at: see _register_wake_up
-            now = time.perf_counter()
-            if request.first_byte_seconds is None:
-                request.first_byte_seconds = now - last
-            elif now - last > request.longest_gap_seconds:
-                request.longest_gap_seconds = now - last
-            last = now
-            if received >= request.wake_at:
-                request.wake_at = 1 << 62
-                self._offload.call_soon(self._on_progress, request)
-
-        object_id = request.chunk.owner.object_id
-        self._store.get_into(object_id, extent, buffer, progress, request.interruption)
-
-    def _register_wake_up(self, request: Fetch) -> None:
-        """Let the thread call the loop when the last granule of the next waiter is complete.
-
-        The loop sets `wake_at` before it reads `received`. The thread sets `received` before it reads `wake_at`. So at
-        least one of them sees the other's value.
-        """
-        chunk = request.chunk
-        lowest = 1 << 62
-        valid = chunk.in_memory()
-        for waiter in chunk.waiters:
-            missing = waiter.need & ~valid & request.mask
-            if missing:
-                lowest = min(lowest, (missing.bit_length() - request.first) * GRANULE_BYTES)
-        request.wake_at = lowest
-        if request.received >= lowest:
-            self._wake(chunk)
-
-    def _on_progress(self, request: Fetch) -> None:
-        """The thread has received bytes that a reader waits for."""
-        if request.state is FetchState.RUNNING:
-            self._wake(request.chunk)
-            self._register_wake_up(request)
-
-    def _wake(self, chunk: Chunk) -> None:
-        """Wake readers of a chunk that have all their granules, or miss one that no fetch will deliver."""
-        if not chunk.waiters:
-            return
-        valid = chunk.in_memory()
-        pending = chunk.pending()
-        for waiter in chunk.waiters:
-            missing = waiter.need & ~valid
-            if not missing or missing & ~pending:
-                waiter.event.set()
-
-    def _has_time(self, request: Fetch) -> bool:
-        """Return whether no reader has waited for the fetch for DEMAND_SECONDS."""
-        return not request.is_overdue(trio.current_time())
-
-    def _retry_early(self, request: Fetch) -> None:
-        """Queue the rest without a pause: the connection failed, not the bucket."""
-        self._counters.errors += 1
-        request.early_retries += 1
-        self._wake(request.chunk)
-        self._repush(request)
-
-    def _retry_or_give_up(self, request: Fetch, error: RemoteError) -> None:
-        """Queue the rest again after a pause if the error may pass and its reader has time; else end the fetch."""
-        now = trio.current_time()
-        self._counters.errors += 1
-        if error.asks_to_slow_down:
-            self._slow_down(error, now)
-        retriable = isinstance(error, Unavailable) or (
-            isinstance(error, AccessDenied) and request.attempts <= ACCESS_DENIED_RETRIES
-        )
-        if isinstance(error, (ObjectChanged, ObjectMissing)):
-            request.denials += 1
-            retriable = request.denials <= DENIALS_CHECKED
-        left = 0.0 if request.demanded_at is None else request.demanded_at + DEMAND_SECONDS - now
-        if not retriable or left <= 0:
-            log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
-            self._end(request, error)
-            return
-        request.state = FetchState.PAUSED
-        self._wake(request.chunk)
-        pause = min(left, backoff_seconds(request.attempts, self._random.random()))
-        if request.denials:
-            pause = 0.0  # the bucket answered, so it is up: a retry costs one round trip
-        self.nursery.start_soon(self._requeue, request, pause, name="fetch-pause")
-        self.pump()
-
-    def _slow_down(self, error: RemoteError, now: float) -> None:
-        """Lower the limit of requests in flight. Pause all if the bucket sent Retry-After."""
-        self.limit.on_throttled(now, error.retry_after_seconds)
-        if self.limit.silent_until > now:
-            self.nursery.start_soon(self._pump_after, self.limit.silent_until - now, name="fetch-silence")
-
-    async def _pump_after(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-        self.pump()
-
-    async def _requeue(self, request: Fetch, pause_seconds: float) -> None:
-        await trio.sleep(pause_seconds)
-        self._repush(request)
-
-    def _repush(self, request: Fetch) -> None:
+    def requeue(self, request: Fetch) -> None:
+        """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
         request.state = FetchState.QUEUED
         request.queued_at = trio.current_time()
         self._push(request)
         self.pump()
 
-    async def _store_on_disk(
+    async def store_on_disk(
         self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, is_asked_for: bool
     ) -> None:
         """Write granules to disk unless it is too slow for that; then release the buffer."""
@@ -583,7 +400,7 @@ class Fetcher:
         self._retries = False
         self.pump()
 
-    def _end(self, request: Fetch, error: RemoteError | None = None) -> None:
+    def end(self, request: Fetch, error: RemoteError | None = None) -> None:
         """End a fetch: nothing more will arrive by it. Wake its readers, with the error if a reader waited for it."""
         request.state = FetchState.DONE
         request.error = error
@@ -594,10 +411,8 @@ class Fetcher:
                 if waiter.need & request.mask:
                     waiter.error = error
                     waiter.event.set()
-        self._wake(chunk)
+        chunk.wake_readers()
         self.pump()
-
-    # ---- the disk
 
     async def _load(self, request: Fetch) -> None:
         """Load granules from the cache file. Damaged ones stay missing and are fetched from the bucket."""
@@ -609,7 +424,7 @@ class Fetcher:
         finally:
             self._running[FetchSource.DISK] -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
-        self._end(request)
+        self.end(request)
 
 
 def _is_small(request: Fetch) -> bool:
