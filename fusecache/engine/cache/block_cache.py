@@ -29,7 +29,7 @@ from fusecache.engine.cache.fetch_task import RangeReader
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
-from fusecache.engine.cache.readahead import Readahead, ReadStream
+from fusecache.engine.cache.readahead import PrefetchRange, Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex, read_boot_id
@@ -109,15 +109,6 @@ class ReadHints(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchRange:
-    """Bytes [0, stop) to prefetch of an object version of `size` bytes; at most one chunk."""
-
-    object_id: ObjectId
-    size: int
-    stop: int
-
-
 class BlockCache:
     """Reads immutable objects and accounts for the node's disk space. Runs on the trio loop."""
 
@@ -191,7 +182,7 @@ class BlockCache:
 
     def open(self, object_id: ObjectId, size: int) -> ReadHandle:
         """Return a new handle on an object version of `size` bytes. Does no I/O."""
-        entry = self._entry(object_id, size)
+        entry = self._table.object_entry(object_id, size)
         entry.handles += 1
         return ReadHandle(entry)
 
@@ -275,28 +266,7 @@ class BlockCache:
     def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
         """Prefetch the starts of objects, in the given order. Never waits, never fails."""
         if self._nursery is not None:
-            self._nursery.start_soon(self._prefetch, objects, name="prefetch")
-
-    async def _prefetch(self, objects: Sequence[PrefetchRange]) -> None:
-        held = []
-        for wanted in objects:
-            known = self._table.objects.get(wanted.object_id)
-            if known is None or known.size == wanted.size:
-                entry = self._entry(wanted.object_id, wanted.size)
-                entry.handles += 1  # keeps it in memory while its rows are loaded
-                held.append((entry, mask_of_bytes(0, wanted.stop)))
-        try:
-            await self._table.load_objects([entry for entry, _ in held])
-            for depth, (entry, mask) in enumerate(held):
-                chunk = await self._table.loaded_chunk(entry, 0)
-                self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth)
-            self._fetcher.pump()
-        finally:
-            for entry, _ in held:
-                entry.handles -= 1
-                for chunk in list(entry.chunks.values()):
-                    self._table.drop_if_idle(chunk)
-                self._table.drop_object_if_idle(entry)
+            self._nursery.start_soon(self._readahead.prefetch, objects, name="prefetch")
 
     # ---- disk space, for the write path
 
@@ -357,7 +327,10 @@ class BlockCache:
         """
         objects = self._table.objects
         await self._adoption.adopt(
-            [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]
+            [
+                (objects.get(file.object_id) or self._table.object_entry(file.object_id, file.size), file)
+                for file in files
+            ]
         )
         if not self.is_staging_high:
             self.announce_staging()
@@ -372,48 +345,9 @@ class BlockCache:
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""
-        counters, ledger = self._counters, self._disk_space.ledger
-        began = next(iter(counters.waiting.values()), None)
-        return CacheStatistics(
-            hits=counters.hits,
-            misses=counters.misses,
-            requests=counters.requests,
-            bytes_by_cause={
-                cause.name.lower(): counters.bytes_by_cause[cause.name.lower()] for cause in Cause
-            },
-            bytes_read=counters.bytes_read,
-            wait_seconds=dict(counters.wait_seconds),
-            waiting_reads=len(counters.waiting),
-            longest_wait_seconds=trio.current_time() - began if began is not None else 0.0,
-            evicted_blocks=counters.evicted_blocks,
-            evicted_bytes=counters.evicted_bytes,
-            used_bytes=ledger.cache_bytes,
-            reserved_bytes=ledger.reserved_bytes,
-            staging_bytes=ledger.staging_bytes,
-            limit_bytes=ledger.limit_bytes,
-            buffers=self._buffer_pool.large_count + self._buffer_pool.small_count,
-            buffers_in_use=self._buffer_pool.in_use,
-            errors=counters.errors,
-            disk_errors=counters.disk_errors,
-            checksum_failures=counters.checksum_failures,
-            uncached=counters.uncached,
-            not_admitted=counters.not_admitted,
-            stalls=counters.stalls,
-            latency_p50_seconds=counters.latency.seconds(0.5),
-            latency_p99_seconds=counters.latency.seconds(0.99),
-            first_byte_p50_seconds=counters.first_byte.seconds(0.5),
-            first_byte_p99_seconds=counters.first_byte.seconds(0.99),
-        )
+        return self._counters.snapshot(self._disk_space.ledger, self._buffer_pool, trio.current_time())
 
     # ---- one read
-
-    def _entry(self, object_id: ObjectId, size: int) -> CachedObject:
-        entry = self._table.objects.get(object_id)
-        if entry is None:
-            entry = self._table.objects[object_id] = CachedObject(object_id, size)
-        elif entry.size != size:
-            raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
-        return entry
 
     def _read_nowait(self, stream: ReadStream, start: int, stop: int, now: float) -> memoryview | None:
         """Answer from one buffer, if one holds all of it."""
@@ -510,7 +444,7 @@ class BlockCache:
             if buffer is not None:
                 self._on_read(stream, chunk, buffer, stop, now)
                 return buffer.view(start, stop)
-            return memoryview(_joined(chunk, start, stop))
+            return memoryview(chunk.copy_bytes(start, stop))
         finally:
             chunk.readers -= 1
 
@@ -555,15 +489,3 @@ class BlockCache:
             await self._offload.disk(delete_tree, folder)
         if self._index.opening.unclean:
             await self._disk_tier.delete_unindexed_files()
-
-
-def _joined(chunk: Chunk, start: int, stop: int) -> bytearray:
-    """Copy bytes [start, stop) of a chunk from several buffers."""
-    data = bytearray()
-    while start < stop:
-        end = min(stop, (start // GRANULE_BYTES + 1) * GRANULE_BYTES)
-        buffer = chunk.buffer_of(start // GRANULE_BYTES)
-        assert buffer is not None, "the caller has checked that every granule is in memory"
-        data += buffer.view(start, end)
-        start = end
-    return data

@@ -92,6 +92,15 @@ class BlockTable:
             )
         return results[0]
 
+    def object_entry(self, object_id: ObjectId, size: int) -> CachedObject:
+        """Return the entry of an object version, created if needed. Raises ValueError if its size differs."""
+        entry = self.objects.get(object_id)
+        if entry is None:
+            entry = self.objects[object_id] = CachedObject(object_id, size)
+        elif entry.size != size:
+            raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
+        return entry
+
     async def load_object(self, entry: CachedObject) -> None:
         """Look up the object's row in the index. Several readers may call at once."""
         if entry.loading is not None:

@@ -136,6 +136,17 @@ class Chunk:
                 return buffer
         return None
 
+    def copy_bytes(self, start: int, stop: int) -> bytearray:
+        """Copy bytes [start, stop) from several buffers. Every granule of them must be in memory."""
+        data = bytearray()
+        while start < stop:
+            end = min(stop, (start // GRANULE_BYTES + 1) * GRANULE_BYTES)
+            buffer = self.buffer_of(start // GRANULE_BYTES)
+            assert buffer is not None, "the caller has checked that every granule is in memory"
+            data += buffer.view(start, end)
+            start = end
+        return data
+
     def add_present(self, mask: int) -> None:
         """The bytes of these granules are on disk now."""
         for block in range(BLOCKS_PER_CHUNK):

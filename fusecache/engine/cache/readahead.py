@@ -1,4 +1,4 @@
-"""Prefetches the next bytes of sequential readers, within each reader's share of the buffers.
+"""Prefetches the next bytes of sequential readers within their share of the buffers, and the starts of objects.
 
 Used on the trio loop only. The decisions are in `policy.cache.readahead`.
 """
@@ -11,7 +11,7 @@ from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk
 from fusecache.engine.cache.fetcher import Fetcher
-from fusecache.model.objects import Extent
+from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import (
@@ -43,6 +43,15 @@ class ReadStream:
     pattern: ReadPattern = field(default_factory=ReadPattern)
     ahead_until: int = 0
     read_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchRange:
+    """Bytes [0, stop) to prefetch of an object version of `size` bytes; at most one chunk."""
+
+    object_id: ObjectId
+    size: int
+    stop: int
 
 
 class Readahead:
@@ -114,6 +123,28 @@ class Readahead:
         if unloaded and self.nursery is not None:
             self.nursery.start_soon(self._run_unloaded, stream, unloaded, name="read-ahead-rows")
         self._fetcher.pump()
+
+    async def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
+        """Prefetch the starts of objects, in the given order. Never fails."""
+        held = []
+        for wanted in objects:
+            known = self._table.objects.get(wanted.object_id)
+            if known is None or known.size == wanted.size:
+                entry = self._table.object_entry(wanted.object_id, wanted.size)
+                entry.handles += 1  # keeps it in memory while its rows are loaded
+                held.append((entry, mask_of_bytes(0, wanted.stop)))
+        try:
+            await self._table.load_objects([entry for entry, _ in held])
+            for depth, (entry, mask) in enumerate(held):
+                chunk = await self._table.loaded_chunk(entry, 0)
+                self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth)
+            self._fetcher.pump()
+        finally:
+            for entry, _ in held:
+                entry.handles -= 1
+                for chunk in list(entry.chunks.values()):
+                    self._table.drop_if_idle(chunk)
+                self._table.drop_object_if_idle(entry)
 
     # ---- private
 

@@ -5,7 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Fetch
+from fusecache.policy.cache.fetch_order import Cause
+from fusecache.policy.cache.space_ledger import SpaceLedger
 
 # Four steps per octave from 1 microsecond on: a percentile is at most 19 % off.
 _STEPS_PER_OCTAVE = 4
@@ -116,3 +119,35 @@ class Counters:
         started = now if last.started_at is None else min(now, max(began, last.started_at))
         self.wait_seconds["queue"] += started - began
         self.wait_seconds[last.source.name.lower()] += now - started
+
+    def snapshot(self, ledger: SpaceLedger, buffer_pool: BufferPool, now: float) -> CacheStatistics:
+        """Return the counters as one frozen value, with the use of disk and buffers at this moment."""
+        began = next(iter(self.waiting.values()), None)
+        return CacheStatistics(
+            hits=self.hits,
+            misses=self.misses,
+            requests=self.requests,
+            bytes_by_cause={cause.name.lower(): self.bytes_by_cause[cause.name.lower()] for cause in Cause},
+            bytes_read=self.bytes_read,
+            wait_seconds=dict(self.wait_seconds),
+            waiting_reads=len(self.waiting),
+            longest_wait_seconds=now - began if began is not None else 0.0,
+            evicted_blocks=self.evicted_blocks,
+            evicted_bytes=self.evicted_bytes,
+            used_bytes=ledger.cache_bytes,
+            reserved_bytes=ledger.reserved_bytes,
+            staging_bytes=ledger.staging_bytes,
+            limit_bytes=ledger.limit_bytes,
+            buffers=buffer_pool.large_count + buffer_pool.small_count,
+            buffers_in_use=buffer_pool.in_use,
+            errors=self.errors,
+            disk_errors=self.disk_errors,
+            checksum_failures=self.checksum_failures,
+            uncached=self.uncached,
+            not_admitted=self.not_admitted,
+            stalls=self.stalls,
+            latency_p50_seconds=self.latency.seconds(0.5),
+            latency_p99_seconds=self.latency.seconds(0.99),
+            first_byte_p50_seconds=self.first_byte.seconds(0.5),
+            first_byte_p99_seconds=self.first_byte.seconds(0.99),
+        )

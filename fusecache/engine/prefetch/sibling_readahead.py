@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fusecache.engine.cache.block_cache import BlockCache, PrefetchRange
+from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.cache.readahead import PrefetchRange
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
