@@ -244,16 +244,16 @@ def _commits(files: Sequence[_Adopted], clock: int) -> Iterator[list[tuple[_Adop
     """Divide the rows of whole files into transactions of at most _ROWS_PER_COMMIT rows."""
     step = _ROWS_PER_COMMIT * BLOCK_BYTES
     group: list[tuple[_Adopted, ObjectChange]] = []
-    room = _ROWS_PER_COMMIT
+    rows_left = _ROWS_PER_COMMIT
     for file in files:
         size = file.entry.size
         for start in range(0, size, step):
             rows = _whole_rows(size, file.staged.granule_checksums, start, min(size, start + step), clock)
-            if len(rows) > room:
+            if len(rows) > rows_left:
                 yield group
-                group, room = [], _ROWS_PER_COMMIT
+                group, rows_left = [], _ROWS_PER_COMMIT
             group.append((file, ObjectChange(file.entry.object_id, file.number, size, rows)))
-            room -= len(rows)
+            rows_left -= len(rows)
     if group:
         yield group
 

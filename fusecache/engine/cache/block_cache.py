@@ -451,15 +451,15 @@ class BlockCache:
     async def _wait_for(self, chunk: Chunk, need: int) -> None:
         """Wait for granules. Count the seconds in the queue and the seconds of the source apart."""
         began = trio.current_time()
-        requests = [request for request in chunk.fetches if request.mask & need]
-        asks_bucket = any(request.source is FetchSource.NETWORK for request in requests)
+        fetches = [fetch for fetch in chunk.fetches if fetch.mask & need]
+        asks_bucket = any(fetch.source is FetchSource.NETWORK for fetch in fetches)
         wait = self._counters.begin_wait(began) if asks_bucket else None
         try:
             await self._fetcher.wait_for(chunk, need)
         finally:
             if wait is not None:
                 del self._counters.waiting[wait]
-            self._counters.count_wait(requests, began, trio.current_time())
+            self._counters.count_wait(fetches, began, trio.current_time())
 
     async def _chunk(self, entry: CachedObject, index: int) -> Chunk:
         """Return a chunk with its rows loaded, and count the reader's wait for them."""

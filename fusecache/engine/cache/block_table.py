@@ -213,7 +213,7 @@ class BlockTable:
         try:
             return await self._offload.rows(self._find_all, object_ids)
         except LocalDiskError as exc:
-            await self._give_index_up(exc)
+            await self._abandon_index(exc)
             return [None] * len(object_ids)
 
     def _find_all(self, object_ids: Sequence[ObjectId]) -> list[ObjectRow | None]:
@@ -224,10 +224,10 @@ class BlockTable:
         try:
             return await self._offload.rows(self._index.block_rows, number, first, stop)
         except LocalDiskError as exc:
-            await self._give_index_up(exc)
+            await self._abandon_index(exc)
             return {}
 
-    async def _give_index_up(self, exc: LocalDiskError) -> None:
+    async def _abandon_index(self, exc: LocalDiskError) -> None:
         """The index cannot be read: cached blocks are unknown until the next start, which creates a new index."""
         self.count_disk_error(exc)
         if not self._is_unreadable:

@@ -105,8 +105,8 @@ class Chunk:
     def in_memory(self) -> int:
         """Return the granules in buffers, with those that running fetches have received so far."""
         mask = 0
-        for request in self.fetches:
-            request.absorb()
+        for fetch in self.fetches:
+            fetch.absorb()
         for buffer in self.buffers:
             mask |= buffer.valid
         return mask
@@ -114,8 +114,8 @@ class Chunk:
     def pending(self) -> int:
         """Return the granules that fetches will still deliver."""
         mask = 0
-        for request in self.fetches:
-            mask |= request.mask
+        for fetch in self.fetches:
+            mask |= fetch.mask
         return mask
 
     def buffer_with(self, mask: int) -> "Buffer | None":
@@ -210,7 +210,7 @@ class Fetch:
     reaches it. After a failure, `first` moves past the granules that arrived.
     Times in seconds of the loop's clock. started_at: of the first attempt; demanded_at: since when a reader waits.
     Of the newest attempt: is_underway, a thread works on it; first_byte_seconds, until the first piece of the body;
-    longest_gap_seconds, between two pieces; interruption, aborts it; is_given_up, it was silent and is being aborted.
+    longest_gap_seconds, between two pieces; interruption, aborts it; is_aborted, it was silent and is being aborted.
     early_retries: retries without a pause. denials: how often the bucket answered that this version is gone.
     error: why it ended without all bytes. kept: an event, present if a caller needs the bytes on disk; set once they
     are there or the fetch gave up.
@@ -233,7 +233,7 @@ class Fetch:
     longest_gap_seconds: float = 0.0
     interruption: Interruption | None = None
     is_underway: bool = False
-    is_given_up: bool = False
+    is_aborted: bool = False
     early_retries: int = 0
     wake_at: int = 1 << 62
     attempts: int = 0
@@ -259,7 +259,7 @@ class Fetch:
         self.first_byte_seconds = None
         self.longest_gap_seconds = 0.0
         self.interruption = Interruption()
-        self.is_underway = self.is_given_up = False
+        self.is_underway = self.is_aborted = False
 
     def is_overdue(self, now: float) -> bool:
         """Return whether a reader has waited for it for DEMAND_SECONDS."""

@@ -4,7 +4,7 @@ A fetched buffer is held until it is on disk. If the bucket is faster than the d
 disk, and readers for buffers. So only a few buffers are written at a time. When a fetch finds no buffer, one waiting
 buffer is dropped from the queue: its bytes are not stored, and a later read fetches them again.
 
-Used on the trio loop. Invariant: bytes that a caller wants on disk (`is_asked_for`) are never dropped.
+Used on the trio loop. Invariant: bytes that a caller wants on disk (`must_store`) are never dropped.
 """
 
 from collections.abc import AsyncIterator
@@ -39,13 +39,13 @@ class DiskWriteQueue:
         return bool(self._waiting)
 
     @asynccontextmanager
-    async def slot(self, buffer: Buffer, *, is_asked_for: bool) -> AsyncIterator[bool]:
+    async def slot(self, buffer: Buffer, *, must_store: bool) -> AsyncIterator[bool]:
         """Wait for a slot to write a part of a buffer. Yields False if the buffer was dropped: do not write it.
 
-        is_asked_for: a caller wants these bytes on disk. It never yields False then.
+        must_store: a caller wants these bytes on disk. It never yields False then.
         """
         with trio.CancelScope() as scope:
-            if is_asked_for:
+            if must_store:
                 await self._slots.acquire()
             else:
                 await self._wait(buffer, scope)
@@ -77,19 +77,19 @@ class DiskWriteQueue:
         """
         if self._dropped:
             return  # an earlier drop is about to free a buffer
-        long_ago = trio.current_time() - MAX_QUEUE_SECONDS
-        tired = [
+        waiting_before = trio.current_time() - MAX_QUEUE_SECONDS
+        droppable = [
             (buffer.small is not small, not buffer.is_consumed, wait.since, wait)
             for buffer, wait in self._waiting.items()
-            if wait.since <= long_ago
+            if wait.since <= waiting_before
             and (small or not buffer.small)
             and (buffer.is_consumed or cause is Cause.DEMAND)
             and buffer.busy == len(wait.scopes)  # no thread uses it otherwise
             and buffer.chunk is not None
             and not buffer.chunk.readers
         ]
-        if tired:
-            *_, wait = min(tired, key=lambda row: row[:3])
+        if droppable:
+            *_, wait = min(droppable, key=lambda row: row[:3])
             self._dropped = len(wait.scopes)
             for scope in wait.scopes:
                 scope.cancel()

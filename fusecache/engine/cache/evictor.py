@@ -81,7 +81,7 @@ class Evictor:
             self._table.count_disk_error(exc)
             return False
         candidates = [EvictionCandidate(number, block, row.size, row.stamp) for number, block, row in sample]
-        await self._look_at_objects(candidates)
+        await self._look_up_objects(candidates)
         return not candidates or is_admitted(
             candidates,
             clock=self._table.clock,
@@ -132,7 +132,7 @@ class Evictor:
             victims = await self._find_victims(need_bytes, spare)
             if not victims:
                 return 0
-            gone, deletable = await self._remove_row(victims)
+            gone, deletable = await self._remove_rows(victims)
         await self._free(victims, gone, deletable)
         self._counters.evicted_blocks += len(victims)
         self._counters.evicted_bytes += gone.size
@@ -143,15 +143,15 @@ class Evictor:
             async with self._table.rows_lock:
                 await self._table.write_rows()
                 # Some may have been evicted since they were listed.
-                there = await self._offload.rows(self._index.sizes, blocks)
+                cached = await self._offload.rows(self._index.sizes, blocks)
                 victims = [
                     EvictionCandidate(number, block, size, 0)
-                    for (number, block), size in there.items()
+                    for (number, block), size in cached.items()
                     if self._may_evict(number, block)
                 ]
                 if not victims:
                     return 0
-                gone, deletable = await self._remove_row(victims)
+                gone, deletable = await self._remove_rows(victims)
             await self._free(victims, gone, deletable)
         return gone.size
 
@@ -177,7 +177,7 @@ class Evictor:
             for number, block, row in sample
             if self._may_evict(number, block)
         ]
-        await self._look_at_objects(candidates)
+        await self._look_up_objects(candidates)
         return choose_victims(
             candidates,
             need_bytes,
@@ -186,7 +186,7 @@ class Evictor:
             used_no_later_than=spare,
         )
 
-    async def _look_at_objects(self, candidates: list[EvictionCandidate]) -> None:
+    async def _look_up_objects(self, candidates: list[EvictionCandidate]) -> None:
         """If there are pins or hints, look up the objects of a sample and which of them are pinned."""
         if self.is_pinned is None and self.hinted_use is None:
             return
@@ -224,7 +224,7 @@ class Evictor:
         entry = self._table.by_number.get(number)
         return entry.chunks.get(block // BLOCKS_PER_CHUNK) if entry is not None else None
 
-    async def _remove_row(self, victims: list[EvictionCandidate]) -> tuple[Evicted, set[int]]:
+    async def _remove_rows(self, victims: list[EvictionCandidate]) -> tuple[Evicted, set[int]]:
         """Remove victims from memory and index, under the rows' lock. Return what was removed, and files to delete."""
         hidden = [self._hide(victim) for victim in victims]
         self._punching = {(victim.file_number, victim.block) for victim in victims}

@@ -52,16 +52,16 @@ class FetchScheduler(Protocol):
 
     nursery: trio.Nursery
 
-    def requeue(self, request: Fetch) -> None:
+    def requeue(self, fetch: Fetch) -> None:
         """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
         ...
 
-    def end(self, request: Fetch, error: RemoteError | None = None) -> None:
+    def end(self, fetch: Fetch, error: RemoteError | None = None) -> None:
         """End a fetch: nothing more will arrive by it. Wakes its readers."""
         ...
 
     async def store_on_disk(
-        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, is_asked_for: bool
+        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, must_store: bool
     ) -> None:
         """Write granules to disk unless it is too slow for that; then release the buffer."""
         ...
@@ -94,52 +94,50 @@ class FetchTasks:
         # When the last GET ended, by the loop's clock.
         self.last_get_at = float("-inf")
 
-    async def run(self, request: Fetch) -> None:
+    async def run(self, fetch: Fetch) -> None:
         """Run one GET, queue a retry of the rest while it is worth it, then store on disk what came."""
-        chunk, buffer = request.chunk, request.buffer
+        chunk, buffer = fetch.chunk, fetch.buffer
         assert buffer is not None
-        offset, length = request.first * GRANULE_BYTES, request.size
+        offset, length = fetch.first * GRANULE_BYTES, fetch.size
         base = chunk.index * CHUNK_BYTES + offset
-        request.begin_attempt()
+        fetch.begin_attempt()
         self._counters.requests += 1
-        request.register_wake_up()
-        self._stalls.begin(request)
+        fetch.register_wake_up()
+        self._stalls.begin(fetch)
         error: RemoteError | None = None
         try:
             view = buffer.view(offset, offset + length)
-            await self._offload.network(self._get, request, Extent(base, base + length), view)
-            request.received = length
+            await self._offload.network(self._get, fetch, Extent(base, base + length), view)
+            fetch.received = length
         except RemoteError as exc:
             error = exc
         finally:
             self._running[FetchSource.NETWORK] -= 1
             self.last_get_at = trio.current_time()
-            self._stalls.end(request)
-        if request.first_byte_seconds is not None:
-            self._counters.first_byte.count(request.first_byte_seconds)
-        self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
-        first = request.first
-        if request.received == length:
-            buffer.valid |= request.mask
+            self._stalls.end(fetch)
+        if fetch.first_byte_seconds is not None:
+            self._counters.first_byte.count(fetch.first_byte_seconds)
+        self._counters.bytes_by_cause[fetch.cause.name.lower()] += fetch.received
+        first = fetch.first
+        if fetch.received == length:
+            buffer.valid |= fetch.mask
             self._limit.on_success(trio.current_time())
-            self._scheduler.end(request)
+            self._scheduler.end(fetch)
         else:
             assert error is not None
-            request.absorb()
-            has_lost_connection = not error.asks_to_slow_down and (
-                request.is_given_up or request.received > 0
-            )
-            request.first += request.received // GRANULE_BYTES
-            request.received = 0
-            request.buffer = None
-            if has_lost_connection and request.early_retries < EARLY_RETRIES and self._has_time(request):
-                self._retry_early(request)
+            fetch.absorb()
+            has_lost_connection = not error.asks_to_slow_down and (fetch.is_aborted or fetch.received > 0)
+            fetch.first += fetch.received // GRANULE_BYTES
+            fetch.received = 0
+            fetch.buffer = None
+            if has_lost_connection and fetch.early_retries < EARLY_RETRIES and self._has_time(fetch):
+                self._retry_early(fetch)
             else:
-                self._retry_or_give_up(request, error)
-        stop = request.stop if error is None else request.first
-        await self._scheduler.store_on_disk(chunk, buffer, first, stop, is_asked_for=request.kept is not None)
-        if request.kept is not None and request.state is FetchState.DONE:
-            request.kept.set()
+                self._retry_or_end(fetch, error)
+        stop = fetch.stop if error is None else fetch.first
+        await self._scheduler.store_on_disk(chunk, buffer, first, stop, must_store=fetch.kept is not None)
+        if fetch.kept is not None and fetch.state is FetchState.DONE:
+            fetch.kept.set()
 
     def slow_down(self, error: RemoteError, now: float) -> None:
         """Lower the limit of requests in flight. Pause all if the bucket sent Retry-After."""
@@ -149,73 +147,73 @@ class FetchTasks:
                 self._pump_after, self._limit.silent_until - now, name="fetch-silence"
             )
 
-    def _get(self, request: Fetch, extent: Extent, buffer: memoryview) -> None:
+    def _get(self, fetch: Fetch, extent: Extent, buffer: memoryview) -> None:
         """Run in a thread: the GET. It calls the loop only when a reader waits for bytes that came."""
 
         last = time.perf_counter()
-        request.is_underway = True
+        fetch.is_underway = True
 
         def progress(received: int) -> None:
             nonlocal last
-            request.received = received  # before the check of wake_at: see `Fetch.register_wake_up`
+            fetch.received = received  # before the check of wake_at: see `Fetch.register_wake_up`
             now = time.perf_counter()
-            if request.first_byte_seconds is None:
-                request.first_byte_seconds = now - last
-            elif now - last > request.longest_gap_seconds:
-                request.longest_gap_seconds = now - last
+            if fetch.first_byte_seconds is None:
+                fetch.first_byte_seconds = now - last
+            elif now - last > fetch.longest_gap_seconds:
+                fetch.longest_gap_seconds = now - last
             last = now
-            if received >= request.wake_at:
-                request.wake_at = 1 << 62
-                self._offload.call_soon(self._on_progress, request)
+            if received >= fetch.wake_at:
+                fetch.wake_at = 1 << 62
+                self._offload.call_soon(self._on_progress, fetch)
 
-        object_id = request.chunk.owner.object_id
-        self._store.get_into(object_id, extent, buffer, progress, request.interruption)
+        object_id = fetch.chunk.owner.object_id
+        self._store.get_into(object_id, extent, buffer, progress, fetch.interruption)
 
-    def _on_progress(self, request: Fetch) -> None:
+    def _on_progress(self, fetch: Fetch) -> None:
         """The thread has received bytes that a reader waits for."""
-        if request.state is FetchState.RUNNING:
-            request.chunk.wake_readers()
-            request.register_wake_up()
+        if fetch.state is FetchState.RUNNING:
+            fetch.chunk.wake_readers()
+            fetch.register_wake_up()
 
-    def _has_time(self, request: Fetch) -> bool:
+    def _has_time(self, fetch: Fetch) -> bool:
         """Return whether no reader has waited for the fetch for DEMAND_SECONDS."""
-        return not request.is_overdue(trio.current_time())
+        return not fetch.is_overdue(trio.current_time())
 
-    def _retry_early(self, request: Fetch) -> None:
+    def _retry_early(self, fetch: Fetch) -> None:
         """Queue the rest without a pause: the connection failed, not the bucket."""
         self._counters.errors += 1
-        request.early_retries += 1
-        request.chunk.wake_readers()
-        self._scheduler.requeue(request)
+        fetch.early_retries += 1
+        fetch.chunk.wake_readers()
+        self._scheduler.requeue(fetch)
 
-    def _retry_or_give_up(self, request: Fetch, error: RemoteError) -> None:
+    def _retry_or_end(self, fetch: Fetch, error: RemoteError) -> None:
         """Queue the rest again after a pause if the error may pass and its reader has time; else end the fetch."""
         now = trio.current_time()
         self._counters.errors += 1
         if error.asks_to_slow_down:
             self.slow_down(error, now)
         retriable = isinstance(error, Unavailable) or (
-            isinstance(error, AccessDenied) and request.attempts <= ACCESS_DENIED_RETRIES
+            isinstance(error, AccessDenied) and fetch.attempts <= ACCESS_DENIED_RETRIES
         )
         if isinstance(error, (ObjectChanged, ObjectMissing)):
-            request.denials += 1
-            retriable = request.denials <= DENIALS_CHECKED
-        left = 0.0 if request.demanded_at is None else request.demanded_at + DEMAND_SECONDS - now
+            fetch.denials += 1
+            retriable = fetch.denials <= DENIALS_CHECKED
+        left = 0.0 if fetch.demanded_at is None else fetch.demanded_at + DEMAND_SECONDS - now
         if not retriable or left <= 0:
-            log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
-            self._scheduler.end(request, error)
+            log.debug("fetch failed key=%s error=%s", fetch.chunk.owner.object_id.key, error)
+            self._scheduler.end(fetch, error)
             return
-        request.state = FetchState.PAUSED
-        request.chunk.wake_readers()
-        pause = min(left, backoff_seconds(request.attempts, self._random.random()))
-        if request.denials:
+        fetch.state = FetchState.PAUSED
+        fetch.chunk.wake_readers()
+        pause = min(left, backoff_seconds(fetch.attempts, self._random.random()))
+        if fetch.denials:
             pause = 0.0  # the bucket answered, so it is up: a retry costs one round trip
-        self._scheduler.nursery.start_soon(self._requeue, request, pause, name="fetch-pause")
+        self._scheduler.nursery.start_soon(self._requeue_after, fetch, pause, name="fetch-pause")
         self._scheduler.pump()
 
-    async def _requeue(self, request: Fetch, pause_seconds: float) -> None:
+    async def _requeue_after(self, fetch: Fetch, pause_seconds: float) -> None:
         await trio.sleep(pause_seconds)
-        self._scheduler.requeue(request)
+        self._scheduler.requeue(fetch)
 
     async def _pump_after(self, seconds: float) -> None:
         await trio.sleep(seconds)

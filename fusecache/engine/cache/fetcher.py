@@ -89,7 +89,7 @@ class Fetcher:
         self._counters = counters
         self.limit = RequestLimit(connections)
         self._write_queue = DiskWriteQueue(buffer_pool.large_count)
-        self._retries = False
+        self._is_polling = False
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
         self._tasks = FetchTasks(store, offload, counters, self.limit, self._running, self)
         self._small_loads = 0
@@ -102,8 +102,12 @@ class Fetcher:
         self._buffered: dict[FetchSource, FetchQueue[Fetch]] = {
             source: FetchQueue() for source in FetchSource
         }
-        self._turns: FetchQueue[RangeTicket] = FetchQueue()
-        self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._buffered.values(), self._turns)
+        self._tickets: FetchQueue[RangeTicket] = FetchQueue()
+        self._all_queues: tuple[Sized, ...] = (
+            *self._queues.values(),
+            *self._buffered.values(),
+            self._tickets,
+        )
         # Called with the handle of a read-ahead that finds no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
         self.disk: DiskTierProtocol
@@ -124,9 +128,9 @@ class Fetcher:
         most_bytes: of one GET. Several parallel GETs fetch a chunk sooner than one does.
         """
         now = trio.current_time()
-        for request in chunk.fetches:
-            if request.mask & mask:
-                self._promote(request, cause, now)
+        for fetch in chunk.fetches:
+            if fetch.mask & mask:
+                self._promote(fetch, cause, now)
         missing = mask & ~chunk.in_memory() & ~chunk.pending()
         for source, part in (
             (FetchSource.DISK, missing & chunk.present),
@@ -134,11 +138,11 @@ class Fetcher:
         ):
             step = most_bytes // GRANULE_BYTES if source is FetchSource.NETWORK else GRANULES_PER_CHUNK
             for first, stop in pieces(part, step):
-                request = Fetch(chunk, first, stop, source, cause, depth, handle, now)
+                fetch = Fetch(chunk, first, stop, source, cause, depth, handle, now)
                 if cause is Cause.DEMAND:
-                    request.demanded_at = now
-                chunk.fetches.append(request)
-                self._push(request)
+                    fetch.demanded_at = now
+                chunk.fetches.append(fetch)
+                self._push(fetch)
 
     def is_fetching(self) -> bool:
         """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
@@ -150,15 +154,15 @@ class Fetcher:
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
         """Cancel queued fetches that only this handle's read-ahead wanted."""
         for chunk in chunks:
-            for request in list(chunk.fetches):
+            for fetch in list(chunk.fetches):
                 if (
-                    request.handle is handle
-                    and request.cause is Cause.READAHEAD
-                    and request.state is FetchState.QUEUED
+                    fetch.handle is handle
+                    and fetch.cause is Cause.READAHEAD
+                    and fetch.state is FetchState.QUEUED
                 ):
-                    if request.queue is not None:
-                        request.queue.remove(request)
-                    self.end(request)
+                    if fetch.queue is not None:
+                        fetch.queue.remove(fetch)
+                    self.end(fetch)
 
     async def wait_for(self, chunk: Chunk, need: int) -> None:
         """Wait until the granules are in memory, or until no fetch will deliver them. Raises the fetch's error.
@@ -168,9 +172,9 @@ class Fetcher:
         waiter = ChunkWaiter(need)
         chunk.waiters.append(waiter)
         try:
-            for request in chunk.fetches:
-                if request.mask & need and request.state is FetchState.RUNNING:
-                    request.register_wake_up()
+            for fetch in chunk.fetches:
+                if fetch.mask & need and fetch.state is FetchState.RUNNING:
+                    fetch.register_wake_up()
             if need & ~chunk.in_memory():
                 await waiter.event.wait()
         finally:
@@ -184,9 +188,9 @@ class Fetcher:
         if not any(map(len, self._all_queues)):
             return  # the usual case: every end of a fetch calls this
         for source in FetchSource:
-            seated = self._buffered[source]
-            queues = (seated, self._queues[source, True], self._queues[source, False])
-            while self._running[source] < self._bound(source):
+            buffered = self._buffered[source]
+            queues = (buffered, self._queues[source, True], self._queues[source, False])
+            while self._running[source] < self._slots_of(source):
                 if source is FetchSource.NETWORK and self._give_ticket([queue.peek() for queue in queues]):
                     continue
                 heads = [
@@ -195,11 +199,11 @@ class Fetcher:
                     if (head := queue.peek()) is not None
                 ]
                 for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
-                    if self._give_buffer(head):
+                    if self._assign_buffer(head):
                         queue.pop()
                         self._start(head)
                         break
-                    if queue is seated:  # the buffer was recycled since it was queued
+                    if queue is buffered:  # the buffer was recycled since it was queued
                         self._push(queue.pop())
                         break
                     if head.cause is not Cause.HINT:
@@ -218,13 +222,13 @@ class Fetcher:
         if self._small_loads >= SMALL_LOADS:
             return
         now = trio.current_time()
-        request = Fetch(
+        fetch = Fetch(
             chunk, first, stop, FetchSource.DISK, Cause.DEMAND, 0, handle, now, now, FetchState.RUNNING, now
         )
-        if not self._give_buffer(request):
+        if not self._assign_buffer(fetch):
             return
-        chunk.fetches.append(request)
-        buffer = request.buffer
+        chunk.fetches.append(fetch)
+        buffer = fetch.buffer
         assert buffer is not None
         self._small_loads += 1
         try:
@@ -233,13 +237,13 @@ class Fetcher:
         finally:
             self._small_loads -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
-            self.end(request)
+            self.end(fetch)
 
     async def get_exactly(
         self, object_id: ObjectId, extent: Extent, buffer: memoryview, ticket: RangeTicket
     ) -> None:
         """Fill `buffer[:extent.size]` by one GET without retries, queued by its ticket. Raises RemoteError."""
-        self._turns.push(ticket, ticket.cause, ticket.depth)
+        self._tickets.push(ticket, ticket.cause, ticket.depth)
         self.pump()
         try:
             await ticket.is_due.wait()
@@ -258,87 +262,87 @@ class Fetcher:
                 self._running[FetchSource.NETWORK] -= 1
                 self._tasks.last_get_at = trio.current_time()
             else:
-                self._turns.remove(ticket)
+                self._tickets.remove(ticket)
             self.pump()
 
     def expedite(self, ticket: RangeTicket) -> None:
         """A reader waits for this GET now: move it forward."""
-        if ticket in self._turns:
+        if ticket in self._tickets:
             ticket.cause, ticket.depth = Cause.DEMAND, 0
-            self._turns.push(ticket, Cause.DEMAND)
+            self._tickets.push(ticket, Cause.DEMAND)
             self.pump()
 
     def _give_ticket(self, others: list[Fetch | None]) -> bool:
         """Start the first ticket's GET if it comes before all queued fetches; return whether it started."""
-        turn = self._turns.peek()
-        if turn is None or any(
-            (head.cause, head.depth) < (turn.cause, turn.depth) for head in others if head is not None
+        ticket = self._tickets.peek()
+        if ticket is None or any(
+            (head.cause, head.depth) < (ticket.cause, ticket.depth) for head in others if head is not None
         ):
             return False
-        self._turns.pop()
+        self._tickets.pop()
         self._running[FetchSource.NETWORK] += 1
         self._counters.requests += 1
-        turn.is_due.set()
+        ticket.is_due.set()
         return True
 
-    def _bound(self, source: FetchSource) -> int:
+    def _slots_of(self, source: FetchSource) -> int:
         if source is FetchSource.DISK:
             return DISK_LOADS
         return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
 
-    def _push(self, request: Fetch) -> None:
-        chunk = request.chunk
-        if chunk.buffer_for(request.first, request.stop) is not None:
-            request.queue = self._buffered[request.source]
+    def _push(self, fetch: Fetch) -> None:
+        chunk = fetch.chunk
+        if chunk.buffer_for(fetch.first, fetch.stop) is not None:
+            fetch.queue = self._buffered[fetch.source]
         else:
-            request.queue = self._queues[request.source, _is_small(request)]
-        request.queue.push(request, request.cause, request.depth)
+            fetch.queue = self._queues[fetch.source, _is_small(fetch)]
+        fetch.queue.push(fetch, fetch.cause, fetch.depth)
 
-    def _assign_buffer(self, chunk: Chunk, but: Fetch) -> None:
+    def _move_to_buffered(self, chunk: Chunk, but: Fetch) -> None:
         """The chunk has a buffer now: its other queued fetches need not wait for one."""
-        for request in chunk.fetches:
-            queue = request.queue
-            if request is not but and queue is not None and request in queue:
-                queue.remove(request)
-                self._push(request)
+        for fetch in chunk.fetches:
+            queue = fetch.queue
+            if fetch is not but and queue is not None and fetch in queue:
+                queue.remove(fetch)
+                self._push(fetch)
 
-    def _promote(self, request: Fetch, cause: Cause, now: float) -> None:
+    def _promote(self, fetch: Fetch, cause: Cause, now: float) -> None:
         """Move a fetch forward if the cause is more urgent than its own."""
-        if cause is Cause.DEMAND and request.demanded_at is None:
-            request.demanded_at = now
-        if cause >= request.cause:
+        if cause is Cause.DEMAND and fetch.demanded_at is None:
+            fetch.demanded_at = now
+        if cause >= fetch.cause:
             return
-        request.cause, request.depth = cause, 0
-        if request.queue is not None and request in request.queue:
-            request.queue.push(request, cause)
+        fetch.cause, fetch.depth = cause, 0
+        if fetch.queue is not None and fetch in fetch.queue:
+            fetch.queue.push(fetch, cause)
 
-    def _give_buffer(self, request: Fetch) -> bool:
+    def _assign_buffer(self, fetch: Fetch) -> bool:
         """Give the fetch a buffer: one of its chunk, or an empty one. False if there is none now."""
-        request.buffer = self._buffer_for(request)
-        if request.buffer is None:
+        fetch.buffer = self._buffer_for(fetch)
+        if fetch.buffer is None:
             return False
-        self._buffer_pool.acquire_use(request.buffer)
+        self._buffer_pool.acquire_use(fetch.buffer)
         return True
 
-    def _buffer_for(self, request: Fetch) -> Buffer | None:
-        chunk, now = request.chunk, trio.current_time()
-        buffer = chunk.buffer_for(request.first, request.stop)
+    def _buffer_for(self, fetch: Fetch) -> Buffer | None:
+        chunk, now = fetch.chunk, trio.current_time()
+        buffer = chunk.buffer_for(fetch.first, fetch.stop)
         if buffer is not None:
             return buffer
         chunk.readers += 1  # recycling must not take this chunk's own buffers
         try:
-            if _is_small(request):
-                buffer = self._buffer_pool.acquire(small=True, cause=request.cause, now=now)
+            if _is_small(fetch):
+                buffer = self._buffer_pool.acquire(small=True, cause=fetch.cause, now=now)
                 if buffer is not None:
-                    self._buffer_pool.give(buffer, chunk, request.first)
-                    self._assign_buffer(chunk, request)
+                    self._buffer_pool.give(buffer, chunk, fetch.first)
+                    self._move_to_buffered(chunk, fetch)
                     return buffer
-            buffer = self._buffer_pool.acquire(small=False, cause=request.cause, now=now)
+            buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now)
             if buffer is None:
                 return None
             self._buffer_pool.give(buffer, chunk, 0)
             self._merge_small_buffers(chunk, buffer)
-            self._assign_buffer(chunk, request)
+            self._move_to_buffered(chunk, fetch)
         finally:
             chunk.readers -= 1
         return buffer
@@ -352,31 +356,31 @@ class Fetcher:
             large.valid |= buffer.valid
             self._buffer_pool.release(buffer)
 
-    def _start(self, request: Fetch) -> None:
-        request.state = FetchState.RUNNING
-        self._running[request.source] += 1
+    def _start(self, fetch: Fetch) -> None:
+        fetch.state = FetchState.RUNNING
+        self._running[fetch.source] += 1
         now = trio.current_time()
-        if request.started_at is None:
-            request.started_at = now
-        if request.cause is Cause.HINT and request.demanded_at is None:
-            request.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
-        run = self._tasks.run if request.source is FetchSource.NETWORK else self._load
-        self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
+        if fetch.started_at is None:
+            fetch.started_at = now
+        if fetch.cause is Cause.HINT and fetch.demanded_at is None:
+            fetch.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
+        run = self._tasks.run if fetch.source is FetchSource.NETWORK else self._load
+        self.nursery.start_soon(run, fetch, name=f"{fetch.source.name.lower()}-fill")
 
-    def requeue(self, request: Fetch) -> None:
+    def requeue(self, fetch: Fetch) -> None:
         """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
-        request.state = FetchState.QUEUED
-        request.queued_at = trio.current_time()
-        self._push(request)
+        fetch.state = FetchState.QUEUED
+        fetch.queued_at = trio.current_time()
+        self._push(fetch)
         self.pump()
 
     async def store_on_disk(
-        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, is_asked_for: bool
+        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, must_store: bool
     ) -> None:
         """Write granules to disk unless it is too slow for that; then release the buffer."""
         try:
             if first < stop:
-                async with self._write_queue.slot(buffer, is_asked_for=is_asked_for) as may_write:
+                async with self._write_queue.slot(buffer, must_store=must_store) as may_write:
                     if may_write:
                         await self.disk.store(chunk, buffer, first, stop)
                     else:
@@ -385,48 +389,48 @@ class Fetcher:
             self._buffer_pool.release_use(buffer, trio.current_time())
         self.pump()
 
-    def _drop_one_unwritten(self, request: Fetch) -> None:
+    def _drop_one_unwritten(self, fetch: Fetch) -> None:
         """A fetch found no buffer: drop one buffer from the disk write queue.
 
         Eligibility depends on time and on reader activity, which sends no event, so poll.
         """
-        self._write_queue.drop_oldest(small=_is_small(request), cause=request.cause)
-        if not self._retries and (request.cause is Cause.DEMAND or self._write_queue):
-            self._retries = True
-            self.nursery.start_soon(self._retry, name="slow-disk")
+        self._write_queue.drop_oldest(small=_is_small(fetch), cause=fetch.cause)
+        if not self._is_polling and (fetch.cause is Cause.DEMAND or self._write_queue):
+            self._is_polling = True
+            self.nursery.start_soon(self._poll_write_queue, name="slow-disk")
 
-    async def _retry(self) -> None:
+    async def _poll_write_queue(self) -> None:
         await trio.sleep(MAX_QUEUE_SECONDS)
-        self._retries = False
+        self._is_polling = False
         self.pump()
 
-    def end(self, request: Fetch, error: RemoteError | None = None) -> None:
+    def end(self, fetch: Fetch, error: RemoteError | None = None) -> None:
         """End a fetch: nothing more will arrive by it. Wake its readers, with the error if a reader waited for it."""
-        request.state = FetchState.DONE
-        request.error = error
-        chunk = request.chunk
-        chunk.fetches.remove(request)
-        if error is not None and request.demanded_at is not None:
+        fetch.state = FetchState.DONE
+        fetch.error = error
+        chunk = fetch.chunk
+        chunk.fetches.remove(fetch)
+        if error is not None and fetch.demanded_at is not None:
             for waiter in chunk.waiters:
-                if waiter.need & request.mask:
+                if waiter.need & fetch.mask:
                     waiter.error = error
                     waiter.event.set()
         chunk.wake_readers()
         self.pump()
 
-    async def _load(self, request: Fetch) -> None:
+    async def _load(self, fetch: Fetch) -> None:
         """Load granules from the cache file. Damaged ones stay missing and are fetched from the bucket."""
-        buffer = request.buffer
+        buffer = fetch.buffer
         assert buffer is not None
         try:
-            found = await self.disk.load(request.chunk, buffer, request.first, request.stop)
+            found = await self.disk.load(fetch.chunk, buffer, fetch.first, fetch.stop)
             buffer.valid |= found  # |=: another fetch may have filled other granules during the load
         finally:
             self._running[FetchSource.DISK] -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
-        self.end(request)
+        self.end(fetch)
 
 
-def _is_small(request: Fetch) -> bool:
+def _is_small(fetch: Fetch) -> bool:
     """Return whether the fetch fits a small buffer."""
-    return request.stop - request.first <= SMALL_GRANULES
+    return fetch.stop - fetch.first <= SMALL_GRANULES

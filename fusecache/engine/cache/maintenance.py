@@ -30,10 +30,10 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import full_mask, runs
 
 # One scan of the index takes a few ms in a thread. Row lookups of readers wait for it, and the loop shares the GIL.
-_OBJECTS_A_LOOK = 2048
-_BLOCKS_A_LOOK = 256
+_OBJECTS_PER_SCAN = 2048
+_BLOCKS_PER_SCAN = 256
 # One piece of a scrub: some 10 ms of a disk, then a pause of the same length.
-_BYTES_A_CHECK = 8 * MIB
+_BYTES_PER_PIECE = 8 * MIB
 _FILL_ATTEMPTS = 3
 _DROP_ATTEMPTS = 3
 # Buffers become available for hints with time, which sends no event: pump again every 0.5 s.
@@ -177,23 +177,21 @@ class CacheMaintenance:
     async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
         self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)
         self._fetcher.pump()
-        requests = [
-            request
-            for request in chunk.fetches
-            if request.source is FetchSource.NETWORK and request.mask & missing
+        fetches = [
+            fetch for fetch in chunk.fetches if fetch.source is FetchSource.NETWORK and fetch.mask & missing
         ]
         # Attach all events before the first wait: the second fetch may end during the wait for the first.
-        events = [trio.Event() if request.kept is None else request.kept for request in requests]
-        for request, kept in zip(requests, events, strict=True):
-            request.kept = kept
-        for request, kept in zip(requests, events, strict=True):
+        events = [trio.Event() if fetch.kept is None else fetch.kept for fetch in fetches]
+        for fetch, kept in zip(fetches, events, strict=True):
+            fetch.kept = kept
+        for fetch, kept in zip(fetches, events, strict=True):
             while not kept.is_set():
                 with trio.move_on_after(_PUMP_SECONDS):
                     await kept.wait()
                 self._fetcher.pump()
-            if request.error is not None:
+            if fetch.error is not None:
                 # Each caller gets its own instance: a shared one would collect all their tracebacks.
-                raise type(request.error)(*request.error.args) from request.error
+                raise type(fetch.error)(*fetch.error.args) from fetch.error
 
     # ---- evict
 
@@ -202,7 +200,7 @@ class CacheMaintenance:
         freed = left = 0
         for _ in range(_DROP_ATTEMPTS):
             left = 0
-            async for blocks in self._walk(is_wanted):
+            async for blocks in self._scan(is_wanted):
                 pairs = [(each.number, each.block) for each in blocks if may_drop(each.object_id)]
                 gone = await self._disk_space.evictor.drop(pairs)
                 freed += gone
@@ -214,12 +212,12 @@ class CacheMaintenance:
 
     async def cached(self, is_wanted: IsWanted) -> set[ObjectId]:
         """Return the object versions of wanted keys that have a cached block."""
-        return {each.object_id async for blocks in self._walk(is_wanted) for each in blocks}
+        return {each.object_id async for blocks in self._scan(is_wanted) for each in blocks}
 
     async def _empty_buffers(self, is_wanted: IsWanted) -> None:
         """Release the buffers of wanted objects, except those in use or about to be read."""
-        for place, entry in enumerate(list(self._table.objects.values())):
-            if place % _OBJECTS_BETWEEN_CHECKPOINTS == 0:
+        for position, entry in enumerate(list(self._table.objects.values())):
+            if position % _OBJECTS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
             if not is_wanted(entry.object_id.key):
                 continue
@@ -233,7 +231,7 @@ class CacheMaintenance:
     async def scrub(self, is_wanted: IsWanted) -> AsyncGenerator[ScrubResult, None]:
         """Read all blocks of wanted objects and drop damaged ones. Pauses after each piece as long as it took."""
         buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # aligned, as direct I/O wants it
-        async for blocks in self._walk(is_wanted):
+        async for blocks in self._scan(is_wanted):
             while blocks:
                 began = trio.current_time()
                 count, nbytes = _piece_of(blocks)
@@ -288,14 +286,14 @@ class CacheMaintenance:
 
     # ---- private
 
-    async def _walk(self, is_wanted: IsWanted) -> AsyncIterator[list[CachedBlock]]:
+    async def _scan(self, is_wanted: IsWanted) -> AsyncIterator[list[CachedBlock]]:
         """Yield the indexed blocks of wanted objects, in portions of bounded size."""
         await self._table.flush_rows()
-        place: ScanCursor | None = ScanCursor()
-        look = partial(self._index.walk, most_objects=_OBJECTS_A_LOOK, most_blocks=_BLOCKS_A_LOOK)
-        while place is not None:
+        position: ScanCursor | None = ScanCursor()
+        scan = partial(self._index.walk, most_objects=_OBJECTS_PER_SCAN, most_blocks=_BLOCKS_PER_SCAN)
+        while position is not None:
             async with self._table.rows_lock:
-                blocks, place = await self._offload.rows(look, place, is_wanted)
+                blocks, position = await self._offload.rows(scan, position, is_wanted)
             if blocks:
                 yield blocks
 
@@ -304,7 +302,7 @@ def _piece_of(blocks: list[CachedBlock]) -> tuple[int, int]:
     """Return how many of the blocks make one piece, at least one, and their bytes."""
     nbytes = 0
     for count, block in enumerate(blocks):
-        if count and nbytes + block.row.size > _BYTES_A_CHECK:
+        if count and nbytes + block.row.size > _BYTES_PER_PIECE:
             return count, nbytes
         nbytes += block.row.size
     return len(blocks), nbytes

@@ -53,14 +53,14 @@ class RangeCache:
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         # The ranges of an object, in the order of their starts.
-        self._of: dict[ObjectId, list[CachedRange]] = {}
+        self._by_object: dict[ObjectId, list[CachedRange]] = {}
         # Ranges that were read as a whole, the first read first. They are dropped first: the job has
         # them, even if its cursor lags behind.
         self._read: dict[CachedRange, None] = {}
         self.held_bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._of)
+        return bool(self._by_object)
 
     def fits(self, extent: Extent) -> bool:
         """Return whether an extent fits in memory. Drops ranges that were read to make space."""
@@ -79,8 +79,8 @@ class RangeCache:
         """Reserve memory for an extent of an object of `size` bytes, rounded to pages; `fetch` must follow."""
         whole = _rounded(extent, size)
         cached_range = CachedRange(object_id, whole.start, whole.stop, RangeTicket(depth))
-        there = self._of.setdefault(object_id, [])
-        there.insert(bisect_right(there, cached_range.start, key=lambda other: other.start), cached_range)
+        ranges = self._by_object.setdefault(object_id, [])
+        ranges.insert(bisect_right(ranges, cached_range.start, key=lambda other: other.start), cached_range)
         self.held_bytes += whole.size
         return cached_range
 
@@ -101,12 +101,12 @@ class RangeCache:
         """Release the memory of a range. Does nothing the second time."""
         cached_range.is_held = False
         self._read.pop(cached_range, None)
-        there = self._of.get(cached_range.object_id, [])
-        if cached_range in there:
-            there.remove(cached_range)
+        ranges = self._by_object.get(cached_range.object_id, [])
+        if cached_range in ranges:
+            ranges.remove(cached_range)
             self.held_bytes -= cached_range.stop - cached_range.start
-            if not there:
-                del self._of[cached_range.object_id]
+            if not ranges:
+                del self._by_object[cached_range.object_id]
 
     async def read(self, object_id: ObjectId, start: int, stop: int) -> memoryview | None:
         """Return bytes [start, stop) if a range holds them all, waiting if it is in flight; else None."""
@@ -126,13 +126,13 @@ class RangeCache:
         return cached_range.data[start - cached_range.start : stop - cached_range.start]
 
     def _find(self, object_id: ObjectId, start: int, stop: int) -> CachedRange | None:
-        there = self._of.get(object_id)
-        if there is None:
+        ranges = self._by_object.get(object_id)
+        if ranges is None:
             return None
-        place = bisect_right(there, start, key=lambda cached_range: cached_range.start) - 1
-        if place < 0 or there[place].stop < stop:
+        position = bisect_right(ranges, start, key=lambda cached_range: cached_range.start) - 1
+        if position < 0 or ranges[position].stop < stop:
             return None
-        return there[place]
+        return ranges[position]
 
 
 def _rounded(extent: Extent, size: int) -> Extent:

@@ -28,19 +28,19 @@ class StallWatch:
         self._seen: dict[Fetch, tuple[int, float]] = {}
         self._is_watching = False
 
-    def begin(self, request: Fetch) -> None:
+    def begin(self, fetch: Fetch) -> None:
         """Watch a GET that is about to get a thread."""
-        self._seen[request] = (0, float("inf"))
+        self._seen[fetch] = (0, float("inf"))
         if not self._is_watching:
             self._is_watching = True
             self._spawn(self._watch)
 
-    def end(self, request: Fetch) -> None:
+    def end(self, fetch: Fetch) -> None:
         """Stop watching a GET and record its waits."""
-        del self._seen[request]
-        if request.first_byte_seconds is not None:
-            self._first_byte.record(request.first_byte_seconds)
-            self._gap.record(request.longest_gap_seconds)
+        del self._seen[fetch]
+        if fetch.first_byte_seconds is not None:
+            self._first_byte.record(fetch.first_byte_seconds)
+            self._gap.record(fetch.longest_gap_seconds)
 
     async def _watch(self) -> None:
         try:
@@ -54,23 +54,23 @@ class StallWatch:
             self._is_watching = False
 
     def _look(self, now: float, late_seconds: float) -> None:
-        for request, (received, seen) in self._seen.items():
-            if not request.is_underway or request.is_given_up:
+        for fetch, (received, seen) in self._seen.items():
+            if not fetch.is_underway or fetch.is_aborted:
                 continue
             # While the loop was blocked, the machine and its threads may have been too: this is not silence.
             since = seen + late_seconds
-            if since == float("inf") or request.received > received:
-                self._seen[request] = (request.received, now)
+            if since == float("inf") or fetch.received > received:
+                self._seen[fetch] = (fetch.received, now)
                 continue
-            self._seen[request] = (received, since)
-            if request.early_retries < EARLY_RETRIES or request.is_overdue(now):
+            self._seen[fetch] = (received, since)
+            if fetch.early_retries < EARLY_RETRIES or fetch.is_overdue(now):
                 waits = self._gap if received else self._first_byte
                 if now - since > waits.deadline_seconds:
                     waits.record(now - since)
-                    self._give_up(request)
+                    self._abort(fetch)
 
-    def _give_up(self, request: Fetch) -> None:
+    def _abort(self, fetch: Fetch) -> None:
         self._counters.stalls += 1
-        request.is_given_up = True
-        assert request.interruption is not None
-        request.interruption.interrupt()
+        fetch.is_aborted = True
+        assert fetch.interruption is not None
+        fetch.interruption.interrupt()

@@ -111,11 +111,11 @@ class Counters:
         self.waiting[self.waits] = now
         return self.waits
 
-    def count_wait(self, requests: Sequence[Fetch], began: float, now: float) -> None:
+    def count_wait(self, fetches: Sequence[Fetch], began: float, now: float) -> None:
         """Count a reader's wait for fetches: as queue time until the last one started, then as time of its source."""
-        if not requests:
+        if not fetches:
             return
-        last = max(requests, key=lambda each: math.inf if each.started_at is None else each.started_at)
+        last = max(fetches, key=lambda each: math.inf if each.started_at is None else each.started_at)
         started = now if last.started_at is None else min(now, max(began, last.started_at))
         self.wait_seconds["queue"] += started - began
         self.wait_seconds[last.source.name.lower()] += now - started

@@ -32,7 +32,7 @@ from fusecache.policy.cache.fetch_order import Cause
 log = logging.getLogger(__name__)
 
 # Every 2 s the daemon looks for silent jobs and for jobs whose process has ended: neither sends an event.
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 # Next use 0.0 means pinned. A hinted read that is due now must rank below that.
 _NOW = 1e-6
 
@@ -64,7 +64,7 @@ class HintService:
             await nursery.start(self._prefetcher.run, name="prefetch-hinted")
             task_status.started()
             while True:
-                await trio.sleep(_LOOK_SECONDS)
+                await trio.sleep(_POLL_SECONDS)
                 self._end_jobs()
                 silent = self._timeline.forget_silent(trio.current_time())
                 for job in silent:
@@ -106,13 +106,13 @@ class HintService:
                 self._cursor_senders.pop(job, None)
         else:
             process = process_of(pid)
-            window = await self._offload.disk(_read_plan, bytes(message))
-            self._timeline.add(job, window, trio.current_time())
+            index = await self._offload.disk(_read_plan, bytes(message))
+            self._timeline.add(job, index, trio.current_time())
             if process is None or process != self._plan_senders.get(job):
                 self._forget_process(job)
             if process is not None:
                 self._plan_senders[job] = process
-            plan = window.plan
+            plan = index.plan
             log.info(
                 "plan received job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step
             )
@@ -154,19 +154,19 @@ class HintService:
 
     def _job_as_dict(self, job: Job) -> dict[str, Any]:
         front = job.front(is_exact=False)
-        to_come = max((window.last for window in job.plans), default=job.step)
-        looked_at = front.first if front is not None else to_come
+        to_come = max((index.last for index in job.plans), default=job.step)
+        checked_until = front.first if front is not None else to_come
         return {
             "job": job.name,
             "step": job.step,
-            "seconds_a_step": round(job.pace.seconds_a_step, 6),
-            "windows": [window.plan.window for window in job.plans],
-            "fetched": [self._prefetcher.fetched(window) for window in job.plans],
+            "seconds_a_step": round(job.step_rate.seconds_a_step, 6),
+            "windows": [index.plan.window for index in job.plans],
+            "fetched": [self._prefetcher.fetched(index) for index in job.plans],
             "extents": job.extents,
             "planned_steps": max(0, to_come - job.step),
-            "horizon_steps": max(0, looked_at - job.step),
+            "horizon_steps": max(0, checked_until - job.step),
             "horizon_bytes": job.ahead_bytes,
-            "lead_seconds": round(job.seconds_until(looked_at), 3),
+            "lead_seconds": round(job.seconds_until(checked_until), 3),
             "fetched_bytes": job.fetched_bytes,
             "hit_bytes": job.hit_bytes,
             "missed_bytes": job.missed_bytes,

@@ -3,7 +3,7 @@
 A cursor walks the extents of a job's plans in the order of their steps. It stops at the first piece that is missing.
 Used on the trio loop. Not here: which of the pieces is fetched next, and the fetch (`prefetcher`).
 
-Invariant: a search yields to other tasks after at most _LOOKS_AT_ONCE checks, however many extents need nothing.
+Invariant: a search yields to other tasks after at most _CHECKS_PER_YIELD checks, however many extents need nothing.
 """
 
 import logging
@@ -28,7 +28,7 @@ from fusecache.policy.cache.granules import CHUNK_BYTES, mask_bytes, mask_of_byt
 log = logging.getLogger(__name__)
 
 # After 32 extents and chunks without a missing piece, some 10 µs each, the loop runs the other tasks.
-_LOOKS_AT_ONCE = 32
+_CHECKS_PER_YIELD = 32
 # Disk space becomes free, and a file may be found again, without an event: a resting cursor retries after 1 s.
 REST_SECONDS = 1.0
 # A directory is looked up again after 30 s. Its files are checked when they are opened.
@@ -50,13 +50,13 @@ class FetchPiece:
 class PlanCursor:
     """A job's position in its plans, exact ones or others.
 
-    use: the planned read at the position; pieces: its chunk ranges that were not checked yet; piece: its first missing
+    planned: the read at the position; pieces: its chunk ranges that were not checked yet; piece: its first missing
     piece. Before rests_until, there is no disk space for the piece, or the file was not found.
     """
 
     job: Job
     is_exact: bool
-    use: PlannedRead | None = None
+    planned: PlannedRead | None = None
     handle: ReadHandle | None = None
     pieces: deque[tuple[int, int, int]] = field(default_factory=deque)
     piece: FetchPiece | None = None
@@ -64,8 +64,8 @@ class PlanCursor:
 
     def is_current(self) -> bool:
         """Return whether its planned read is still the front of a plan of its job."""
-        use = self.use
-        return use is not None and use.plan in self.job.plans and use.row == use.plan.front
+        planned = self.planned
+        return planned is not None and planned.index in self.job.plans and planned.row == planned.index.front
 
 
 class PieceFinder:
@@ -85,30 +85,30 @@ class PieceFinder:
         self._cache = cache
         self._resolve = resolve
         self._directories: dict[str, tuple[Node, float]] = {}
-        self._looks = 0
+        self._checks = 0
 
     async def find_next(self, cursor: PlanCursor) -> None:
         """Move the cursor to its next missing piece."""
         while True:
-            await self._take_turns()
+            await self._yield_sometimes()
             if not self.is_live(cursor):
                 self.leave(cursor)  # the job was forgotten, or ended, at a checkpoint
                 return
             if not cursor.is_current():
                 self.leave(cursor)
-                cursor.use = cursor.job.front(is_exact=cursor.is_exact)
-                if cursor.use is None:
+                cursor.planned = cursor.job.front(is_exact=cursor.is_exact)
+                if cursor.planned is None:
                     return
-                if cursor.use.last < cursor.job.step or not await self._enter(cursor, cursor.use):
+                if cursor.planned.last < cursor.job.step or not await self._enter(cursor, cursor.planned):
                     if cursor.rests_until > trio.current_time():
-                        cursor.use = None
+                        cursor.planned = None
                         return
                     self._advance(cursor)
                     continue
             if cursor.piece is not None:
                 return
-            assert cursor.use is not None
-            cursor.piece = await self._first_missing(cursor, cursor.use)
+            assert cursor.planned is not None
+            cursor.piece = await self._first_missing(cursor, cursor.planned)
             if cursor.piece is None:
                 self._advance(cursor)
 
@@ -116,14 +116,14 @@ class PieceFinder:
         """Close the cursor's planned read."""
         if cursor.handle is not None:
             self._cache.close(cursor.handle)
-        cursor.use = cursor.handle = cursor.piece = None
+        cursor.planned = cursor.handle = cursor.piece = None
         cursor.pieces.clear()
 
     def skip(self, job: Job, path: str, error: Exception) -> None:
         """Count a hinted file that cannot be fetched. Logs the first one of a plan."""
         job.skipped += 1
-        if not job.is_told:
-            job.is_told = True
+        if not job.is_skip_logged:
+            job.is_skip_logged = True
             log.info(
                 "skipped a hinted file that cannot be fetched job=%s path=%s error=%s", job.name, path, error
             )
@@ -132,41 +132,41 @@ class PieceFinder:
         """Return whether the cursor's job is known and has not ended."""
         return self._timeline.jobs.get(cursor.job.name) is cursor.job and not cursor.job.has_ended
 
-    async def _take_turns(self) -> None:
+    async def _yield_sometimes(self) -> None:
         """Let other tasks run now and then: checks answered from memory never wait, and there may be very many."""
-        self._looks += 1
-        if self._looks >= _LOOKS_AT_ONCE:
-            self._looks = 0
+        self._checks += 1
+        if self._checks >= _CHECKS_PER_YIELD:
+            self._checks = 0
             await trio.lowlevel.checkpoint()
 
     def _advance(self, cursor: PlanCursor) -> None:
         """All of the planned read is cached, or cannot be: move to the next."""
         if cursor.is_current():
-            assert cursor.use is not None
-            cursor.use.plan.front += 1
+            assert cursor.planned is not None
+            cursor.planned.index.front += 1
         self.leave(cursor)
 
-    async def _enter(self, cursor: PlanCursor, use: PlannedRead) -> bool:
+    async def _enter(self, cursor: PlanCursor, planned: PlannedRead) -> bool:
         """Find the object of a planned read; False if it has nothing to fetch."""
         try:
-            found = await self._find(use.path)
+            found = await self._find(planned.path)
         except NotFound as exc:
-            self.skip(cursor.job, use.path, exc)
+            self.skip(cursor.job, planned.path, exc)
             return False
         except FusecacheError as exc:
-            log.debug("lookup of a hinted file failed, retrying path=%s error=%s", use.path, exc)
+            log.debug("lookup of a hinted file failed, retrying path=%s error=%s", planned.path, exc)
             cursor.rests_until = trio.current_time() + REST_SECONDS
             return False
         if found is None or not cursor.is_current():
             return False
         object_id, size = found
-        if use.start >= size:
+        if planned.start >= size:
             return False
         try:
             cursor.handle = self._cache.open(object_id, size)
         except ValueError:
             return False  # an open file of that version has another size; trust the open file
-        cursor.pieces.extend(split_by_chunk(Extent(use.start, min(size, use.start + use.length))))
+        cursor.pieces.extend(split_by_chunk(Extent(planned.start, min(size, planned.start + planned.length))))
         return True
 
     async def _find(self, path: str) -> tuple[ObjectId, int] | None:
@@ -194,16 +194,16 @@ class PieceFinder:
             return None  # it has local content, or is empty, or is a symbolic link
         return child.object.object_id, child.object.size
 
-    async def _first_missing(self, cursor: PlanCursor, use: PlannedRead) -> FetchPiece | None:
+    async def _first_missing(self, cursor: PlanCursor, planned: PlannedRead) -> FetchPiece | None:
         """Return the first missing piece of a planned read, None if there is none; drops the pieces before it."""
         handle = cursor.handle
         assert handle is not None
-        stop = min(handle.size, use.start + use.length)
-        extent = Extent(use.start, stop)
+        stop = min(handle.size, planned.start + planned.length)
+        extent = Extent(planned.start, stop)
         if cursor.pieces and cursor.is_exact and is_worth_it(extent):
             missing = 0
             for index, first, last in list(cursor.pieces):
-                await self._take_turns()
+                await self._yield_sometimes()
                 missing |= await self._cache.maintenance.missing(
                     handle.entry, index, mask_of_bytes(first, last)
                 )
@@ -215,7 +215,7 @@ class PieceFinder:
                 cursor.pieces.clear()
                 return FetchPiece(0, 0, extent.size, extent)
         while cursor.pieces and cursor.handle is handle:
-            await self._take_turns()
+            await self._yield_sometimes()
             if cursor.handle is not handle:
                 break
             index, first, last = cursor.pieces[0]

@@ -18,7 +18,7 @@ from fusecache.model.hints import Plan
 _PATH_BYTES = 150
 # Most rows of one file checked to find its next read, and most rows passed at once behind a job. A file has more only
 # where it holds many small extents.
-_ROWS_LOOKED_AT = 256
+_MAX_ROWS_CHECKED = 256
 # Exact bytes are fetched 2 steps ahead of the step being read. Beyond that, whole files come first: they may hold the
 # same bytes.
 _NEAR_STEPS = 2
@@ -56,9 +56,9 @@ class PlanIndex:
     later_bytes: int = 0
 
     def pass_by(self, step: int) -> None:
-        """Move the front past extents whose last read is before a step, at most _ROWS_LOOKED_AT of them."""
+        """Move the front past extents whose last read is before a step, at most _MAX_ROWS_CHECKED of them."""
         plan, front = self.plan, self.front
-        stop = min(len(plan), front + _ROWS_LOOKED_AT)
+        stop = min(len(plan), front + _MAX_ROWS_CHECKED)
         while front < stop and plan.first[front] + plan.span[front] < step:
             front += 1
         self.front = front
@@ -89,7 +89,7 @@ class PlanIndex:
         low, high = self._positions_of(path)
         if high - low > 8:
             low = bisect_left(rows, step - self.longest, low, high, key=first.__getitem__)
-        for row in rows[low : min(high, low + _ROWS_LOOKED_AT)]:
+        for row in rows[low : min(high, low + _MAX_ROWS_CHECKED)]:
             last = first[row] + plan.span[row]
             if last >= step:
                 yield first[row], last, plan.start[row], plan.start[row] + plan.length[row]
@@ -108,15 +108,15 @@ class PlanIndex:
         plan, rows = self.plan, self.by_start
         low, high = self._positions_of(path)
         begin = bisect_left(rows, start, low, high, key=plan.start.__getitem__)
-        for place in range(begin, min(high, begin + _ROWS_LOOKED_AT)):
-            row = rows[place]
+        for position in range(begin, min(high, begin + _MAX_ROWS_CHECKED)):
+            row = rows[position]
             if plan.start[row] >= stop:
                 break
             if plan.first[row] + plan.span[row] >= step:
                 yield plan.first[row]
         # Extents that begin before these bytes: the nearest first, as most extents have a similar length.
-        for place in range(begin - 1, max(low, begin - _ROWS_LOOKED_AT) - 1, -1):
-            row = rows[place]
+        for position in range(begin - 1, max(low, begin - _MAX_ROWS_CHECKED) - 1, -1):
+            row = rows[position]
             if plan.start[row] + self.longest_bytes <= start:
                 break
             if plan.start[row] + plan.length[row] > start and plan.first[row] + plan.span[row] >= step:
@@ -140,48 +140,48 @@ def index_plan(plan: Plan) -> PlanIndex:
     longest = max(plan.span, default=0)
     last = max(map(int.__add__, plan.first, plan.span), default=0)
     weight = max(1, len(plan), len(plan.paths), sum(map(sys.getsizeof, plan.paths)) // _PATH_BYTES)
-    window = PlanIndex(plan, rows, begins, longest, last, weight)
+    index = PlanIndex(plan, rows, begins, longest, last, weight)
     if plan.is_exact:
         for number in range(len(plan.paths)):
             of_path = rows[begins[number] : begins[number + 1]]
-            window.by_start.extend(sorted(of_path, key=plan.start.__getitem__))
-        window.longest_bytes = max(plan.length, default=0)
-    return window
+            index.by_start.extend(sorted(of_path, key=plan.start.__getitem__))
+        index.longest_bytes = max(plan.length, default=0)
+    return index
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRead:
     """An extent that a job will read: its plan, and its row there."""
 
-    plan: PlanIndex
+    index: PlanIndex
     row: int
 
     @property
     def path(self) -> str:
         """The file, below the mountpoint."""
-        return self.plan.plan.paths[self.plan.plan.path[self.row]]
+        return self.index.plan.paths[self.index.plan.path[self.row]]
 
     @property
     def start(self) -> int:
         """Its first byte."""
-        return self.plan.plan.start[self.row]
+        return self.index.plan.start[self.row]
 
     @property
     def length(self) -> int:
         """Its size in bytes; `hints.TO_THE_END`: up to the end of the file."""
-        return self.plan.plan.length[self.row]
+        return self.index.plan.length[self.row]
 
     @property
     def begins_its_plan(self) -> bool:
         """Whether it belongs to the first step of its plan."""
-        return self.first == self.plan.plan.first[0]
+        return self.first == self.index.plan.first[0]
 
     @property
     def first(self) -> int:
         """The step of its first read."""
-        return self.plan.plan.first[self.row]
+        return self.index.plan.first[self.row]
 
     @property
     def last(self) -> int:
         """The step of its last read."""
-        return self.first + self.plan.plan.span[self.row]
+        return self.first + self.index.plan.span[self.row]

@@ -40,7 +40,7 @@ _SMALL_BYTES = 128 * 1024
 # next steps soon, and both share the loop and the link.
 _LARGE_BESIDE_EXACT = 2
 # Disk space becomes free, and silent jobs are forgotten, without an event: poll every second.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # A job reads the first exact bytes of its plan at once, or only after it has loaded a model. Do not hold others longer.
 _HOLD_SECONDS = 2.0
 # The job unpacks and distributes its first bytes right after reading them. Whole files leave it CPU and link so long.
@@ -53,7 +53,7 @@ _NOW = 1e-6
 class _Fetch:
     """A piece in flight. deadline: in seconds of the loop's clock; is_urgent: the job cannot begin without it."""
 
-    use: PlannedRead
+    planned: PlannedRead
     deadline: float
     nbytes: int
     is_urgent: bool
@@ -76,10 +76,10 @@ class Prefetcher:
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
         self._fetches: set[_Fetch] = set()
         # Exact ranges in memory, each with its job and the step of its last read.
-        self._snippets: list[tuple[Job, int, CachedRange]] = []
+        self._ranges: list[tuple[Job, int, CachedRange]] = []
         # First ranges of jobs, fetched and not read yet, each with the time until which other prefetches wait for it.
         self._unread: deque[tuple[CachedRange, float]] = deque()
-        self._handed_out_at = -math.inf
+        self._handed_out_until = -math.inf
         self._large = self._small = 0
         self._fetched_bytes = 0
         self._rate = RateMeter()
@@ -97,16 +97,16 @@ class Prefetcher:
                     await self._woken.wait()
                 elif not await self._start_one():
                     now = trio.current_time()
-                    is_begun = self._handed_out_at <= now
-                    with trio.move_on_at(now + _LOOK_SECONDS if is_begun else self._handed_out_at):
+                    is_begun = self._handed_out_until <= now
+                    with trio.move_on_at(now + _POLL_SECONDS if is_begun else self._handed_out_until):
                         await self._woken.wait()
 
     def wake(self) -> None:
         """A job sent a hint, moved, or was forgotten."""
         self._woken.set()
-        done = [entry for entry in self._snippets if not self._is_wanted(*entry[:2])]
+        done = [entry for entry in self._ranges if not self._is_wanted(*entry[:2])]
         if done:
-            self._snippets = [entry for entry in self._snippets if self._is_wanted(*entry[:2])]
+            self._ranges = [entry for entry in self._ranges if self._is_wanted(*entry[:2])]
         for _, _, cached_range in done:
             self._cache.range_cache.drop(cached_range)
         for which, cursor in list(self._cursors.items()):
@@ -117,8 +117,8 @@ class Prefetcher:
 
     def lead_bytes(self, job: Job) -> int:
         """Return how many prefetched bytes a job may have ahead by evicting other bytes."""
-        room = self._cache.maintenance.free_space_bytes()
-        return lead_bytes(room, job.bytes_per_second, len(self._timeline.running()))
+        space = self._cache.maintenance.free_space_bytes()
+        return lead_bytes(space, job.bytes_per_second, len(self._timeline.running()))
 
     def predicted_stalls(self) -> int:
         """Return how many of the pieces in flight will arrive after their step has begun."""
@@ -128,7 +128,7 @@ class Prefetcher:
 
     def fetched(self, plan: PlanIndex) -> int:
         """Return how many extents of a plan, counted from its first, were fetched, or were cached when checked."""
-        under_way = (fetch.use.row for fetch in self._fetches if fetch.use.plan is plan)
+        under_way = (fetch.planned.row for fetch in self._fetches if fetch.planned.index is plan)
         return min(under_way, default=plan.front)
 
     def _is_wanted(self, job: Job, last: int) -> bool:
@@ -159,7 +159,7 @@ class Prefetcher:
         cached. The first exact bytes of a job still go first.
         """
         most = min(_LARGE_BESIDE_EXACT, self._cache.maintenance.large_at_once // 2)
-        if self._whole_under_way() >= most or any(_begins(cursor) for cursor in cursors):
+        if self._whole_in_flight() >= most or any(_begins(cursor) for cursor in cursors):
             return []
         return [
             cursor
@@ -196,22 +196,22 @@ class Prefetcher:
         time to be read; then the first batch is ready.
         """
         assert cursor.piece is not None
-        assert cursor.use is not None
+        assert cursor.planned is not None
         if not self._has_buffers(cursor.piece, is_exact=cursor.is_exact):
             return False
-        if cursor.use.plan.plan.is_exact:
+        if cursor.planned.index.plan.is_exact:
             # Half a batch beyond the first, so that the second is not late: it is in flight when the first is read.
-            window = cursor.use.plan
-            later = window.later_bytes + cursor.piece.nbytes
-            return cursor.use.begins_its_plan or 2 * later <= window.first_bytes or not self._is_beginning()
-        return not self._is_beginning() and self._handed_out_at <= trio.current_time()
+            plan = cursor.planned.index
+            later = plan.later_bytes + cursor.piece.nbytes
+            return cursor.planned.begins_its_plan or 2 * later <= plan.first_bytes or not self._is_beginning()
+        return not self._is_beginning() and self._handed_out_until <= trio.current_time()
 
     def _is_beginning(self) -> bool:
         now, unread = trio.current_time(), self._unread
         while unread and (unread[0][0].read_at <= now or unread[0][1] <= now):
             read_at = unread.popleft()[0].read_at
             if read_at <= now:
-                self._handed_out_at = max(self._handed_out_at, read_at + _HAND_OUT_SECONDS)
+                self._handed_out_until = max(self._handed_out_until, read_at + _HAND_OUT_SECONDS)
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
     def fetch_range(self, job: Job, last: int, cached_range: CachedRange) -> None:
@@ -232,11 +232,11 @@ class Prefetcher:
                 exc,
             )
         else:
-            self._keep(job, last, cached_range)
+            self._hold(job, last, cached_range)
 
-    def _keep(self, job: Job, last: int, cached_range: CachedRange) -> None:
+    def _hold(self, job: Job, last: int, cached_range: CachedRange) -> None:
         if self._is_wanted(job, last):
-            self._snippets.append((job, last, cached_range))
+            self._ranges.append((job, last, cached_range))
         else:
             self._cache.range_cache.drop(cached_range)  # its job ended or moved past it during the fetch
 
@@ -247,24 +247,24 @@ class Prefetcher:
 
     async def _evict_and_start(self, cursor: PlanCursor, free: int, running: int) -> bool:
         """Start a cursor's piece. If it finds no disk space, the cursor rests, so that others may start."""
-        piece, use = cursor.piece, cursor.use
+        piece, planned = cursor.piece, cursor.planned
         assert piece is not None
-        assert use is not None
+        assert planned is not None
         if piece.mask and piece.nbytes > free:
-            seconds = max(_NOW, cursor.job.seconds_until(use.first))
+            seconds = max(_NOW, cursor.job.seconds_until(planned.first))
             if not await self._cache.maintenance.evict_for(running + piece.nbytes, seconds):
                 cursor.rests_until = trio.current_time() + REST_SECONDS
                 return True
             if cursor.piece is not piece or not cursor.is_current() or not self._finder.is_live(cursor):
                 return True
         assert cursor.handle is not None
-        there = None if piece.mask else self._cache.range_cache.find(cursor.handle.object_id, piece.extent)
-        if there is None:
-            self._start(cursor, use, piece)
+        found = None if piece.mask else self._cache.range_cache.find(cursor.handle.object_id, piece.extent)
+        if found is None:
+            self._start(cursor, planned, piece)
             return True
         cursor.piece = None  # a reader or another job has requested it already
-        if use.begins_its_plan:
-            self._unread.append((there, trio.current_time() + _HOLD_SECONDS))
+        if planned.begins_its_plan:
+            self._unread.append((found, trio.current_time() + _HOLD_SECONDS))
         return True
 
     def _has_buffers(self, piece: FetchPiece, *, is_exact: bool) -> bool:
@@ -272,19 +272,19 @@ class Prefetcher:
             return self._small < _SMALL_AT_ONCE
         if self._large >= self._cache.maintenance.large_at_once:
             return False
-        if is_exact or not any(fetch.use.plan.plan.is_exact for fetch in self._fetches):
+        if is_exact or not any(fetch.planned.index.plan.is_exact for fetch in self._fetches):
             return True
-        return self._whole_under_way() < _LARGE_BESIDE_EXACT
+        return self._whole_in_flight() < _LARGE_BESIDE_EXACT
 
-    def _whole_under_way(self) -> int:
+    def _whole_in_flight(self) -> int:
         """Return how many large pieces of whole files are in flight. Exact bytes may be large, too."""
         return sum(
-            fetch.nbytes > _SMALL_BYTES and not fetch.use.plan.plan.is_exact for fetch in self._fetches
+            fetch.nbytes > _SMALL_BYTES and not fetch.planned.index.plan.is_exact for fetch in self._fetches
         )
 
     # ---- fetching
 
-    def _start(self, cursor: PlanCursor, use: PlannedRead, piece: FetchPiece) -> None:
+    def _start(self, cursor: PlanCursor, planned: PlannedRead, piece: FetchPiece) -> None:
         job = cursor.job
         assert cursor.handle is not None
         assert self._nursery is not None
@@ -292,37 +292,39 @@ class Prefetcher:
         handle = self._cache.open(cursor.handle.object_id, cursor.handle.size)
         if not self._fetches:
             self._rate.reset(trio.current_time(), self._fetched_bytes)
-        is_urgent = cursor.is_exact and use.begins_its_plan
-        deadline = trio.current_time() + job.seconds_until(use.first)
-        fetch = _Fetch(use, deadline, piece.nbytes, is_urgent)
+        is_urgent = cursor.is_exact and planned.begins_its_plan
+        deadline = trio.current_time() + job.seconds_until(planned.first)
+        fetch = _Fetch(planned, deadline, piece.nbytes, is_urgent)
         self._fetches.add(fetch)
         self._count(piece, 1)
-        job.on_fetched(use, piece.nbytes)
+        job.on_fetched(planned, piece.nbytes)
         depth = int(max(0.0, fetch.deadline) * 10)  # tenths of a second of the loop's clock
         if piece.mask:
-            bring = self._fetch_granules(handle, piece, depth)
+            transfer = self._fetch_granules(handle, piece, depth)
         else:
             cached_range = self._cache.range_cache.begin(handle.object_id, handle.size, piece.extent, depth)
-            bring = self._fetch_exact(job, use.last, cached_range, fetch)
-        self._nursery.start_soon(self._fetch, job, use, handle, piece, fetch, bring, name="hinted-fetch")
+            transfer = self._fetch_exact(job, planned.last, cached_range, fetch)
+        self._nursery.start_soon(
+            self._fetch, job, planned, handle, piece, fetch, transfer, name="hinted-fetch"
+        )
 
     async def _fetch(
         self,
         job: Job,
-        use: PlannedRead,
+        planned: PlannedRead,
         handle: ReadHandle,
         piece: FetchPiece,
         fetch: _Fetch,
-        bring: Callable[[], Awaitable[None]],
+        transfer: Callable[[], Awaitable[None]],
     ) -> None:
         try:
-            await bring()
+            await transfer()
             self._fetched_bytes += piece.nbytes
-            job.late += job.step > use.first
+            job.late += job.step > planned.first
         except NoSpace as exc:
-            log.debug("prefetched bytes were not cached path=%s error=%s", use.path, exc)
+            log.debug("prefetched bytes were not cached path=%s error=%s", planned.path, exc)
         except RemoteError as exc:
-            self._finder.skip(job, use.path, exc)
+            self._finder.skip(job, planned.path, exc)
         finally:
             self._fetches.discard(fetch)
             self._count(piece, -1)
@@ -339,13 +341,13 @@ class Prefetcher:
     def _fetch_exact(
         self, job: Job, last: int, cached_range: CachedRange, fetch: _Fetch
     ) -> Callable[[], Awaitable[None]]:
-        async def bring() -> None:
+        async def transfer() -> None:
             await self._cache.range_cache.fetch(cached_range)
-            self._keep(job, last, cached_range)
+            self._hold(job, last, cached_range)
             if fetch.is_urgent:
                 self._unread.append((cached_range, trio.current_time() + _HOLD_SECONDS))
 
-        return bring
+        return transfer
 
     def _count(self, piece: FetchPiece, change: int) -> None:
         if piece.nbytes <= _SMALL_BYTES:
@@ -356,12 +358,12 @@ class Prefetcher:
 
 def _begins(cursor: PlanCursor) -> bool:
     """Return whether a cursor is at the first exact bytes of a plan."""
-    return cursor.is_exact and cursor.use is not None and cursor.use.begins_its_plan
+    return cursor.is_exact and cursor.planned is not None and cursor.planned.begins_its_plan
 
 
 def _front(cursor: PlanCursor) -> JobFront:
     """Return a cursor's piece as input of the policy. Exact bytes take no disk space."""
     assert cursor.piece is not None
-    assert cursor.use is not None
+    assert cursor.planned is not None
     nbytes = cursor.piece.nbytes if cursor.piece.mask else 0
-    return JobFront(cursor.job.seconds_until(cursor.use.first), nbytes, cursor.job.ahead_bytes)
+    return JobFront(cursor.job.seconds_until(cursor.planned.first), nbytes, cursor.job.ahead_bytes)

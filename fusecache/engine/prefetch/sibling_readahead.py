@@ -44,14 +44,14 @@ _RowsAfter = Callable[[str, int], list[ListedEntry]]
 class _DirectoryScan:
     """One scan of a directory and the names around its front.
 
-    positions: of the names from SPAN before the front on. unasked: the rows of positions pattern.asked … stop - 1.
+    positions: of the names from SPAN before the front on. unrequested: rows of positions pattern.requested … stop - 1.
     stop: one past the last known position. last: the sort name of the last row read, at first the opened name.
     """
 
     last: str
     pattern: ScanPattern = field(default_factory=ScanPattern)
     positions: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    unasked: deque[ListedEntry] = field(default_factory=deque)
+    unrequested: deque[ListedEntry] = field(default_factory=deque)
     stop: int = 1
 
     def position(self, name: str, rows_after: _RowsAfter) -> int | None:
@@ -67,7 +67,7 @@ class _DirectoryScan:
         for row in rows:
             if not row.is_directory:
                 self.positions[row.name] = self.stop
-                self.unasked.append(row)
+                self.unrequested.append(row)
                 self.stop += 1
         if rows:
             self.last = rows[-1].sort_name
@@ -75,8 +75,8 @@ class _DirectoryScan:
     def observe(self, position: int, size: int) -> None:
         """The file at a position was opened."""
         self.pattern = observe(self.pattern, position, size)
-        while len(self.unasked) > self.stop - self.pattern.asked:
-            self.unasked.popleft()
+        while len(self.unrequested) > self.stop - self.pattern.requested:
+            self.unrequested.popleft()
         while self.positions and not is_near(self.pattern, next(iter(self.positions.values()))):
             self.positions.popitem(last=False)
 
@@ -86,8 +86,8 @@ class _DirectoryScan:
             return []
         if self.stop < self.pattern.front + self.pattern.window + REACH:
             self.extend(rows_after, _ROWS_AT_ONCE)
-        self.pattern, count = next_window(self.pattern, [row.size for row in self.unasked])
-        return [self.unasked.popleft() for _ in range(count)]
+        self.pattern, count = next_window(self.pattern, [row.size for row in self.unrequested])
+        return [self.unrequested.popleft() for _ in range(count)]
 
 
 @dataclass(eq=False, slots=True)
@@ -100,33 +100,33 @@ class _Directory:
 
     def scan_of(self, name: str, reader: int, rows_after: _RowsAfter) -> tuple[_DirectoryScan, int]:
         """Return the scan that an opened name belongs to, and its position; a new scan if it fits none."""
-        for strip in self._candidates(reader):
-            position = strip.position(name, rows_after)
+        for scan in self._candidates(reader):
+            position = scan.position(name, rows_after)
             if position is not None:
-                return strip, position
-        strip = _DirectoryScan(name)
-        strip.positions[name] = 0
-        return strip, 0
+                return scan, position
+        scan = _DirectoryScan(name)
+        scan.positions[name] = 0
+        return scan, 0
 
     def _candidates(self, reader: int) -> Iterator[_DirectoryScan]:
         """Yield scans, the latest first, so that threads that share one list of names continue one scan."""
         if self.latest is not None:
             yield self.latest
-        for strip in list(self.scans.values()):
-            if strip is not self.latest:
-                yield strip
+        for scan in list(self.scans.values()):
+            if scan is not self.latest:
+                yield scan
         own = self.readers.get(reader)
         if own is not None and own is not self.latest and id(own) not in self.scans:
             yield own
 
-    def remember(self, strip: _DirectoryScan, reader: int) -> None:
+    def remember(self, scan: _DirectoryScan, reader: int) -> None:
         """The reader was last seen in this scan."""
-        self.latest = strip
-        _keep(self.readers, reader, strip, _READERS)
-        if strip.pattern.is_in_order:
-            _keep(self.scans, id(strip), strip, _SCANS)
+        self.latest = scan
+        _keep(self.readers, reader, scan, _READERS)
+        if scan.pattern.is_in_order:
+            _keep(self.scans, id(scan), scan, _SCANS)
         else:
-            self.scans.pop(id(strip), None)
+            self.scans.pop(id(scan), None)
 
 
 class SiblingReadahead:
@@ -151,13 +151,15 @@ class SiblingReadahead:
         def rows_after(sort_name: str, limit: int) -> list[ListedEntry]:
             return self._lookup.rows_after(parent, sort_name, limit)
 
-        strip, position = directory.scan_of(node.name, reader, rows_after)
-        strip.observe(position, version.size)
-        directory.remember(strip, reader)
-        rows = strip.next_window(rows_after)
+        scan, position = directory.scan_of(node.name, reader, rows_after)
+        scan.observe(position, version.size)
+        directory.remember(scan, reader)
+        rows = scan.next_window(rows_after)
         if rows:
             prefix = self._tree.key(parent)
-            self._cache.prefetch([_wanted(parent, prefix, row) for row in rows if _is_remote(parent, row)])
+            self._cache.prefetch(
+                [_prefetch_range(parent, prefix, row) for row in rows if _is_remote(parent, row)]
+            )
 
 
 def _is_remote(parent: Node, row: ListedEntry) -> bool:
@@ -166,7 +168,7 @@ def _is_remote(parent: Node, row: ListedEntry) -> bool:
     return row.size > 0 and (child is None or (child.version is None and child.object is not None))
 
 
-def _wanted(parent: Node, prefix: str, row: ListedEntry) -> PrefetchRange:
+def _prefetch_range(parent: Node, prefix: str, row: ListedEntry) -> PrefetchRange:
     child = parent.children.get(row.name)
     if child is not None and child.object is not None:  # at least as new as the row
         object_id, size = child.object.object_id, child.object.size

@@ -35,7 +35,7 @@ class Job:
     last_message_at: when its last message came. For a job that has never sent a cursor, also when bytes of its plans
     were last read. last_cursor_at: when its last cursor came.
     bytes_per_second: the rate at which it consumes prefetched bytes. late: fetches that ended after their step began.
-    skipped: files that do not exist or cannot be fetched; is_told: whether that was logged.
+    skipped: files that do not exist or cannot be fetched; is_skip_logged: whether that was logged.
     ended_at: when its process ended.
     """
 
@@ -44,7 +44,7 @@ class Job:
     plans: list[PlanIndex] = field(default_factory=list)
     step: int = 0
     last_cursor_at: float = -math.inf
-    pace: StepRate = field(default_factory=StepRate)
+    step_rate: StepRate = field(default_factory=StepRate)
     reads: deque[int] = field(default_factory=lambda: deque(maxlen=_READS))
     ahead: deque[tuple[int, int]] = field(default_factory=deque)
     ahead_bytes: int = 0
@@ -55,7 +55,7 @@ class Job:
     missed_bytes: int = 0
     late: int = 0
     skipped: int = 0
-    is_told: bool = False
+    is_skip_logged: bool = False
     ended_at: float = math.inf
 
     @property
@@ -66,45 +66,45 @@ class Job:
     @property
     def extents(self) -> int:
         """How many extents its plans have."""
-        return sum(len(window.plan) for window in self.plans)
+        return sum(len(index.plan) for index in self.plans)
 
     @property
     def weight(self) -> int:
         """The memory of its plans, in extents."""
-        return sum(window.weight for window in self.plans)
+        return sum(index.weight for index in self.plans)
 
     def seconds_until(self, step: int) -> float:
         """Return in how many seconds a step begins, by the job's step rate; 0 for the present step."""
-        return max(0, step - self.step) * self.pace.seconds
+        return max(0, step - self.step) * self.step_rate.seconds
 
     def front(self, *, is_exact: bool) -> PlannedRead | None:
         """Return its next planned read that was not checked yet, of exact plans or of others; None if there is none.
 
         In a long plan behind the job's step, this may be an extent whose last step is over: skip it and call again.
         """
-        for window in self.plans:
-            plan = window.plan
+        for index in self.plans:
+            plan = index.plan
             if plan.is_exact is not is_exact:
                 continue
             # Skip extents behind the step: their readers have read them, or wait for them as demand.
-            window.pass_by(self.step)
-            if window.front < len(plan):
-                use = PlannedRead(window, window.front)
-                if not is_exact or window.is_near(use.first) or use.last < self.step:
-                    return use
+            index.pass_by(self.step)
+            if index.front < len(plan):
+                planned = PlannedRead(index, index.front)
+                if not is_exact or index.is_near(planned.first) or planned.last < self.step:
+                    return planned
         return None
 
-    def on_fetched(self, use: PlannedRead, nbytes: int) -> None:
+    def on_fetched(self, planned: PlannedRead, nbytes: int) -> None:
         """A prefetch of `nbytes` for a planned read was started."""
         self.fetched_bytes += nbytes
-        if use.begins_its_plan:
-            use.plan.first_bytes += nbytes
+        if planned.begins_its_plan:
+            planned.index.first_bytes += nbytes
         else:
-            use.plan.later_bytes += nbytes
-        if use.plan.plan.is_exact:
+            planned.index.later_bytes += nbytes
+        if planned.index.plan.is_exact:
             return
-        if use.first > self.step:
-            self.ahead.append((use.first, nbytes))
+        if planned.first > self.step:
+            self.ahead.append((planned.first, nbytes))
             self.ahead_bytes += nbytes
         else:
             self.consumed_bytes += nbytes
@@ -112,8 +112,8 @@ class Job:
     def move(self, step: int, now: float) -> None:
         """The job is at a step; it may have gone back."""
         if step < self.step:
-            for window in self.plans:
-                window.front, window.read_to = 0, -1
+            for index in self.plans:
+                index.front, index.read_to = 0, -1
             self.ahead.clear()
             self.ahead_bytes = 0
         while self.ahead and self.ahead[0][0] <= step:
@@ -121,11 +121,11 @@ class Job:
             self.ahead_bytes -= nbytes
             self.consumed_bytes += nbytes
         self.step = step
-        before, self.pace = self.pace, observe_step(self.pace, step, now)
-        if self.pace.since > before.since:
-            self.bytes_per_second = self.consumed_bytes / (self.pace.since - before.since)
+        before, self.step_rate = self.step_rate, observe_step(self.step_rate, step, now)
+        if self.step_rate.since > before.since:
+            self.bytes_per_second = self.consumed_bytes / (self.step_rate.since - before.since)
             self.consumed_bytes = 0
-        self.plans = [window for window in self.plans if window.last >= step]
+        self.plans = [index for index in self.plans if index.last >= step]
 
 
 class Timeline:
@@ -142,14 +142,14 @@ class Timeline:
         job = self.jobs.get(name)
         kept = [each for each in job.plans if each.plan.window < plan.plan.window] if job else []
         others = [each for other in self.jobs.values() if other is not job for each in other.plans]
-        windows = [*others, *kept, plan]
-        total = sum(each.weight for each in windows)
+        indexes = [*others, *kept, plan]
+        total = sum(each.weight for each in indexes)
         if total > MOST_EXTENTS:
             raise NotPermitted(
                 f"{name}: {total} extents, or paths of their size, are too many: all jobs together may have "
                 f"{MOST_EXTENTS}; remove the hint files of jobs that ended"
             )
-        if len(windows) > MOST_PLANS:
+        if len(indexes) > MOST_PLANS:
             raise NotPermitted(
                 f"{name}: all jobs together may have {MOST_PLANS} plans; remove the hint files of jobs that ended"
             )
@@ -158,11 +158,11 @@ class Timeline:
                 raise NotPermitted(
                     f"{name}: all jobs together may be {MOST_JOBS}; remove the hint files of jobs that ended"
                 )
-            job = self.jobs[name] = Job(name, now, pace=StepRate(step=plan.plan.step, since=now))
+            job = self.jobs[name] = Job(name, now, step_rate=StepRate(step=plan.plan.step, since=now))
             job.step = plan.plan.step
         job.last_message_at, job.ended_at = now, math.inf
         job.plans = [*kept, plan]
-        job.is_told = False
+        job.is_skip_logged = False
         job.move(plan.plan.step, now)
         return job
 
@@ -206,17 +206,17 @@ class Timeline:
         uses = [
             job.seconds_until(first)
             for job in self.jobs.values()
-            for window in job.plans
-            for first in window.steps_of(path, job.step, start, stop)
+            for index in job.plans
+            for first in index.steps_of(path, job.step, start, stop)
         ]
         return min(uses, default=None)
 
     def exact_use(self, path: str, start: int, stop: int) -> tuple[Job, int] | None:
         """Return a job whose exact plan has any of these bytes, and the step of their read; None if there is none."""
         for job in self.running():
-            for window in job.plans:
-                if window.plan.is_exact:
-                    step = min(window.steps_of(path, job.step, start, stop), default=None)
+            for index in job.plans:
+                if index.plan.is_exact:
+                    step = min(index.steps_of(path, job.step, start, stop), default=None)
                     if step is not None:
                         return job, step
         return None
@@ -224,16 +224,16 @@ class Timeline:
     def names(self, path: str) -> bool:
         """Return whether a running job has a file in its plans."""
         return any(
-            next(window.extents_of(path, job.step), None) is not None
+            next(index.extents_of(path, job.step), None) is not None
             for job in self.running()
-            for window in job.plans
+            for index in job.plans
         )
 
     def long_use(self, path: str) -> tuple[Job, int] | None:
         """Return a job that reads a file now and in later steps, and the step before its own; None if none does."""
         for job in self.running():
-            for window in job.plans:
-                first, last, *_ = next(window.extents_of(path, job.step), (math.inf, 0))
+            for index in job.plans:
+                first, last, *_ = next(index.extents_of(path, job.step), (math.inf, 0))
                 if first <= job.step + 1 < last:
                     return job, job.step - 1
         return None
@@ -246,13 +246,13 @@ class Timeline:
         has_moved = False
         for job in self.running():
             step = None
-            for window in job.plans:
+            for index in job.plans:
                 # Of several extents in the same pages, the read is taken for the soonest.
-                soonest = min(window.steps_of(path, job.step, offset, offset + nbytes), default=None)
+                soonest = min(index.steps_of(path, job.step, offset, offset + nbytes), default=None)
                 if soonest is None:
                     continue
                 step = soonest if step is None else min(step, soonest)
-                if window.plan.is_exact and window.on_read(soonest, nbytes, job.step):
+                if index.plan.is_exact and index.on_read(soonest, nbytes, job.step):
                     has_moved = True
             if step is None:
                 continue

@@ -20,12 +20,12 @@ LEAD_SECONDS = 1.0
 # … and at most 1/4 of the disk space.
 LEAD_SHARE_MOST = 4
 # The assumed step rate of a job whose rate is unknown. Most jobs are slower.
-SECONDS_A_STEP = 0.1
+DEFAULT_SECONDS_PER_STEP = 0.1
 # A job that sends no message, and reads nothing of its plans, for 10 minutes counts as ended.
 SILENT_SECONDS = 600.0
 # A step rate is measured over at least 0.2 s. Each further measurement enters the average with this weight.
-PACE_SECONDS = 0.2
-PACE_WEIGHT = 0.3
+RATE_SECONDS = 0.2
+RATE_WEIGHT = 0.3
 # A step that takes longer than 10 usual ones is a pause (a checkpoint, an evaluation) and does not measure the rate.
 PAUSE_FACTOR = 10.0
 
@@ -80,24 +80,24 @@ class StepRate:
     @property
     def seconds(self) -> float:
         """Seconds a step; SECONDS_A_STEP while unknown."""
-        return self.seconds_a_step or SECONDS_A_STEP
+        return self.seconds_a_step or DEFAULT_SECONDS_PER_STEP
 
 
-def observe_step(pace: StepRate, step: int, now: float) -> StepRate:
+def observe_step(rate: StepRate, step: int, now: float) -> StepRate:
     """Return the step rate after a job reported that it is at a step."""
-    steps, seconds = step - pace.step, now - pace.since
+    steps, seconds = step - rate.step, now - rate.since
     if steps < 0:  # the job went back
-        return StepRate(pace.seconds_a_step, step, now)
-    if steps == 0 or seconds < PACE_SECONDS:
-        return pace
+        return StepRate(rate.seconds_a_step, step, now)
+    if steps == 0 or seconds < RATE_SECONDS:
+        return rate
     seen = seconds / steps
-    old = pace.seconds_a_step
+    old = rate.seconds_a_step
     if not old:
         new = seen
     elif seen > PAUSE_FACTOR * old:
-        new = old * (1 + PACE_WEIGHT)  # if it is not a pause, the rate gets there after some more of them
+        new = old * (1 + RATE_WEIGHT)  # if it is not a pause, the rate gets there after some more of them
     else:
-        new = old + PACE_WEIGHT * (seen - old)
+        new = old + RATE_WEIGHT * (seen - old)
     return StepRate(new, step, now)
 
 

@@ -29,13 +29,13 @@ _SPAN_MASK = (1 << SPAN) - 1
 class ScanPattern:
     """The state of one directory scan. Masks count back from the front: bit i is position front - 1 - i.
 
-    front: one past the farthest position that was opened. asked: one past the last position requested, at least
+    front: one past the farthest position that was opened. requested: one past the last requested one, at least
     front. recent: which of the last SPAN positions were opened; late: which of them were requested and passed over.
     window: how many files to be ahead of the front. read_bytes: of opened files; ahead_bytes: requested, not opened.
     """
 
     front: int = 0
-    asked: int = 0
+    requested: int = 0
     recent: int = 0
     late: int = 0
     window: int = FIRST_WINDOW
@@ -57,67 +57,67 @@ def bytes_to_ask(size: int) -> int:
     return size if size <= WHOLE_BYTES else FIRST_WINDOW_BYTES
 
 
-def is_near(walk: ScanPattern, position: int) -> bool:
+def is_near(scan: ScanPattern, position: int) -> bool:
     """Return whether an open at the position may belong to the scan."""
-    return walk.front - SPAN <= position
+    return scan.front - SPAN <= position
 
 
-def observe(walk: ScanPattern, position: int, size: int) -> ScanPattern:
+def observe(scan: ScanPattern, position: int, size: int) -> ScanPattern:
     """Return the scan after the file of `size` bytes at a near position was opened.
 
     The window grows by one for each requested file that is opened, so it doubles while a whole window is read. It is
     halved for each requested file that is still unread SPAN positions later.
     """
     nbytes = bytes_to_ask(size)
-    if position < walk.front:
-        bit = 1 << (walk.front - 1 - position)
-        if walk.recent & bit:
-            return walk  # opened again
-        was_asked = bool(walk.late & bit)
-        walk = replace(walk, recent=walk.recent | bit, late=walk.late & ~bit)
+    if position < scan.front:
+        bit = 1 << (scan.front - 1 - position)
+        if scan.recent & bit:
+            return scan  # opened again
+        was_requested = bool(scan.late & bit)
+        scan = replace(scan, recent=scan.recent | bit, late=scan.late & ~bit)
     else:
-        was_asked = position < walk.asked
-        walk = _advanced(walk, position)
-    walk = replace(walk, read_bytes=walk.read_bytes + nbytes)
-    if not was_asked:
-        return walk
+        was_requested = position < scan.requested
+        scan = _advanced(scan, position)
+    scan = replace(scan, read_bytes=scan.read_bytes + nbytes)
+    if not was_requested:
+        return scan
     # If a larger file replaced it since the request, the count must not go below zero.
-    ahead_bytes = max(0, walk.ahead_bytes - nbytes)
-    return replace(walk, window=min(MAX_WINDOW, walk.window + 1), ahead_bytes=ahead_bytes)
+    ahead_bytes = max(0, scan.ahead_bytes - nbytes)
+    return replace(scan, window=min(MAX_WINDOW, scan.window + 1), ahead_bytes=ahead_bytes)
 
 
-def _advanced(walk: ScanPattern, position: int) -> ScanPattern:
+def _advanced(scan: ScanPattern, position: int) -> ScanPattern:
     """Return the scan with its front one past `position`."""
-    steps = position + 1 - walk.front
-    passed_unasked = max(0, position - max(walk.asked, walk.front))
-    passed_asked = steps - 1 - passed_unasked
-    late = walk.late << steps | ((1 << passed_asked) - 1) << (1 + passed_unasked)
+    steps = position + 1 - scan.front
+    passed_unrequested = max(0, position - max(scan.requested, scan.front))
+    passed_requested = steps - 1 - passed_unrequested
+    late = scan.late << steps | ((1 << passed_requested) - 1) << (1 + passed_unrequested)
     lost = (late & ~_SPAN_MASK).bit_count()
     return replace(
-        walk,
+        scan,
         front=position + 1,
-        asked=max(walk.asked, position + 1),
-        recent=(walk.recent << steps | 1) & _SPAN_MASK,
+        requested=max(scan.requested, position + 1),
+        recent=(scan.recent << steps | 1) & _SPAN_MASK,
         late=late & _SPAN_MASK,
-        window=max(1, walk.window >> lost),
+        window=max(1, scan.window >> lost),
     )
 
 
-def next_window(walk: ScanPattern, sizes: Sequence[int]) -> tuple[ScanPattern, int]:
+def next_window(scan: ScanPattern, sizes: Sequence[int]) -> tuple[ScanPattern, int]:
     """Return the scan after its next request, and how many of the next files to request.
 
-    sizes: of the files from position `walk.asked` on, as many as are known. Requests come in portions of at least a
+    sizes: of the files from position `scan.requested` on, as many as are known. Requests come in portions of at least a
     quarter of the window, so that not every open pays for the bookkeeping of a request.
     """
-    if not walk.is_in_order:
-        return walk, 0
-    room = walk.window - (walk.asked - walk.front)
-    if room < max(1, walk.window // 4):
-        return walk, 0
-    count, ahead_bytes = 0, walk.ahead_bytes
-    for size in sizes[:room]:
-        if ahead_bytes + bytes_to_ask(size) > walk.read_bytes:
+    if not scan.is_in_order:
+        return scan, 0
+    free_slots = scan.window - (scan.requested - scan.front)
+    if free_slots < max(1, scan.window // 4):
+        return scan, 0
+    count, ahead_bytes = 0, scan.ahead_bytes
+    for size in sizes[:free_slots]:
+        if ahead_bytes + bytes_to_ask(size) > scan.read_bytes:
             break
         ahead_bytes += bytes_to_ask(size)
         count += 1
-    return replace(walk, asked=walk.asked + count, ahead_bytes=ahead_bytes), count
+    return replace(scan, requested=scan.requested + count, ahead_bytes=ahead_bytes), count

@@ -132,8 +132,8 @@ async def crowd() -> AsyncIterator[Crowd]:
     turns = DiskWriteQueue(large_buffers=2)
     written: dict[Buffer, bool] = {}
 
-    async def write(buffer: Buffer, *, is_asked_for: bool) -> None:
-        async with turns.slot(buffer, is_asked_for=is_asked_for) as written[buffer]:
+    async def write(buffer: Buffer, *, must_store: bool) -> None:
+        async with turns.slot(buffer, must_store=must_store) as written[buffer]:
             pass
 
     def new_frame(index: int) -> Buffer:
@@ -143,11 +143,11 @@ async def crowd() -> AsyncIterator[Crowd]:
         buffers.acquire_use(buffer)
         return buffer
 
-    async with trio.open_nursery() as nursery, turns.slot(new_frame(0), is_asked_for=True):
+    async with trio.open_nursery() as nursery, turns.slot(new_frame(0), must_store=True):
         asked_for, unread, read = new_frame(1), new_frame(2), new_frame(3)
         buffers.mark_consumed(read)
         for buffer in (asked_for, unread, read):
-            nursery.start_soon(partial(write, buffer, is_asked_for=buffer is asked_for))
+            nursery.start_soon(partial(write, buffer, must_store=buffer is asked_for))
             await wait_all_tasks_blocked()
         yield Crowd(turns, read, unread, asked_for, written)
     assert set(written) == {read, unread, asked_for}

@@ -133,13 +133,13 @@ async def test_a_body_that_breaks_off_is_continued_without_a_pause(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    pause_and_go_on = FetchTasks._requeue
+    pause_and_go_on = FetchTasks._requeue_after
 
     async def noting(tasks: FetchTasks, request: Fetch, seconds: float) -> None:
         pauses.append(seconds)
         await pause_and_go_on(tasks, request, seconds)
 
-    monkeypatch.setattr(FetchTasks, "_requeue", noting)
+    monkeypatch.setattr(FetchTasks, "_requeue_after", noting)
     data = some_bytes(MIB)
     object_id = ObjectId("a", server.control.put("a", data))
     async with cache_on(server, tmp_path) as cache:

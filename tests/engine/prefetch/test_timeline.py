@@ -100,7 +100,7 @@ class Jobs(RuleBasedStateMachine):
         for path in [*FILES, "nobody's"]:
             for start in range(0, 20, 3):
                 expected = [
-                    max(0, each.first - self.steps[job]) * self.timeline.jobs[job].pace.seconds
+                    max(0, each.first - self.steps[job]) * self.timeline.jobs[job].step_rate.seconds
                     for job, rows in self.said.items()
                     for each in rows
                     if each.path == path
@@ -117,7 +117,7 @@ class Jobs(RuleBasedStateMachine):
             front = self.timeline.jobs[job].front(is_exact=False)
             assert (front is None) == (not left)
             if front is not None:
-                assert (front.plan.plan.window, front.first) == left[0]
+                assert (front.index.plan.window, front.first) == left[0]
 
 
 Jobs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from fusecache.model.objects import GIB, MIB
 from fusecache.policy.cache.eviction import EvictionCandidate, choose_victims
 from fusecache.policy.cache.prefetch_horizon import (
+    DEFAULT_SECONDS_PER_STEP,
     LEAD_BYTES_MAX,
     LEAD_SHARE_MOST,
-    SECONDS_A_STEP,
     JobFront,
     StepRate,
     choose_front,
@@ -84,7 +84,7 @@ def test_what_is_used_sooner_never_goes_for_what_is_fetched(
 
 def test_a_pace_is_learned_and_a_pause_is_no_pace() -> None:
     pace = StepRate()
-    assert pace.seconds == SECONDS_A_STEP
+    assert pace.seconds == DEFAULT_SECONDS_PER_STEP
     for step in range(20):
         pace = observe_step(pace, step * 10, step * 5.0)
     assert abs(pace.seconds - 0.5) < 1e-6

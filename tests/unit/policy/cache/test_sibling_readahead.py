@@ -40,7 +40,7 @@ class Reader:
         """Open the file at a place of the directory; return how many files that asked for."""
         position = place - self.origin
         # What is neither near the front nor within reach behind it begins a new walk, as for one reader.
-        reach = max(REACH, self.walk.asked - self.walk.front + REACH)
+        reach = max(REACH, self.walk.requested - self.walk.front + REACH)
         is_in_reach = 0 <= position < self.walk.front + reach and is_near(self.walk, position)
         if not self.opened or not is_in_reach:
             self.walk, self.origin, position = ScanPattern(), place, 0
@@ -48,7 +48,7 @@ class Reader:
         self.ready += place in self.asked and place not in self.opened
         self.walk = observe(self.walk, position, self.sizes[place])
         self.opened.add(place)
-        first = self.walk.asked
+        first = self.walk.requested
         self.walk, count = next_window(self.walk, self.sizes[self.origin + first :])
         new = range(self.origin + first, self.origin + first + count)
         assert self.asked.isdisjoint(new), "asked for twice"
@@ -169,10 +169,10 @@ def test_every_walk_keeps_its_bounds(moves: list[int], sizes: list[int]) -> None
         count = reader.open(place)
         walk = reader.walk
         assert 1 <= walk.window <= MAX_WINDOW
-        assert walk.front <= walk.asked
+        assert walk.front <= walk.requested
         if count:
             assert walk.is_in_order
-            assert walk.asked - walk.front <= walk.window
+            assert walk.requested - walk.front <= walk.window
             assert len(reader.asked) == before + count
         read = sum(bytes_to_ask(sizes[each]) for each in reader.opened)
         unread = sum(bytes_to_ask(sizes[each]) for each in reader.asked - reader.opened)
