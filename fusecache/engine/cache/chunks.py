@@ -103,7 +103,7 @@ class Chunk:
         self.size = chunk_size(self.owner.size, self.index)
 
     def in_memory(self) -> int:
-        """Return the granules in buffers, with those that running fetches have received so far."""
+        """Return the granules in buffers, including granules that running fetches have received so far."""
         mask = 0
         for fetch in self.fetches:
             fetch.absorb()

@@ -56,7 +56,7 @@ class DiskSpace:
         self._free_bytes = files.free_bytes()
         self.ledger = ledger
         self.evictor = Evictor(offload, files, index, table, ledger, counters)
-        # (time, seconds): until this time, a search for blocks read later than in so many seconds is futile.
+        # (time, seconds): until `time`, a search for blocks read later than in `seconds` is futile.
         self._futile_until: tuple[float, float] = -math.inf, math.inf
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:

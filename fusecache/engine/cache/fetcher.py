@@ -50,7 +50,7 @@ class DiskTierProtocol(Protocol):
     """The part of the cache that loads and stores granules on disk."""
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
-        """Fill granules of a buffer from the cache file; return the mask of those that are intact."""
+        """Fill granules of a buffer from the cache file; return the mask of the intact ones."""
         ...
 
     async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:

@@ -41,9 +41,11 @@ _SMALL_BYTES = 128 * 1024
 _LARGE_BESIDE_EXACT = 2
 # Disk space becomes free, and silent jobs are forgotten, without an event: poll every second.
 _POLL_SECONDS = 1.0
-# A job reads the first exact bytes of its plan at once, or only after it has loaded a model. Do not hold others longer.
+# A job reads the first exact bytes of its plan at once, or only after it has loaded a model. Other prefetches wait for
+# that read at most 2 s.
 _HOLD_SECONDS = 2.0
-# The job unpacks and distributes its first bytes right after reading them. Whole files leave it CPU and link so long.
+# The job unpacks and distributes its first bytes right after reading them. Whole files wait that time, to leave the
+# job CPU and link.
 _HAND_OUT_SECONDS = 0.25
 # Next use 0.0 means pinned. A planned read that is due now must rank below that.
 _NOW = 1e-6

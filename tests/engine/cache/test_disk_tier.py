@@ -46,8 +46,8 @@ def _free(directory: Path) -> int:
 
 
 def _fill(directory: Path, left_bytes: int) -> Path:
-    """Leave only so much free, by a file of somebody else; again if the index took a page just then."""
-    path = directory / "somebody-else"
+    """Leave only so much free, by a file of another program; again if the index took a page just then."""
+    path = directory / "another-program"
     for _ in range(20):
         with path.open("wb") as file:
             try:
@@ -63,7 +63,7 @@ def _fill(directory: Path, left_bytes: int) -> Path:
 def _on_disk(directory: Path) -> int:
     total = 0
     for path in (directory / "files").glob("*/*"):
-        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+        with contextlib.suppress(FileNotFoundError):  # evicted concurrently
             total += path.stat().st_blocks * 512
     return total
 
@@ -452,7 +452,7 @@ async def test_when_the_index_fails_once_no_staging_file_stays_counted(
 async def test_what_is_read_while_its_staging_file_is_adopted_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Also if the index fails meanwhile."""
+    """Also if the index fails concurrently."""
     bucket = new_bucket()
     data = some_bytes(2 * MIB)
     object_id = bucket.put("a", data)

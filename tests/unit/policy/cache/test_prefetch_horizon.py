@@ -74,7 +74,7 @@ def test_what_is_used_sooner_never_goes_for_what_is_fetched(
     )
     gone = [uses[each.file_number, each.block] for each in victims]
     assert all(use is None or use > incoming for use in gone)
-    # The farthest goes first, and those of which nobody said anything before them.
+    # The farthest goes first, and blocks without a known use before them.
     left = [uses[each.file_number, each.block] for each in sample if each not in victims]
     if any(use is not None for use in gone):
         assert None not in left
