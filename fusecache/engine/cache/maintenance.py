@@ -133,8 +133,7 @@ class CacheMaintenance:
             await self._store_buffers(chunk, full & ~chunk.present)
             if full & ~chunk.present:
                 raise NoSpace(
-                    f"{entry.object_id.key}: fetched, but not cached: the cache has no space or its disk fails; "
-                    "see `fusecache status`"
+                    "fetched, but not cached: the cache has no space or its disk fails; see `fusecache status`"
                 )
         finally:
             chunk.readers -= 1

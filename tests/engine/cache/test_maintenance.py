@@ -171,7 +171,7 @@ async def test_what_finds_no_room_is_an_error_and_evicts_no_other_warm_file(
         with cache.maintenance.protect_warmed() as warmed:
             for object_id in ids[:4]:
                 await warm_up(cache, object_id, MIB, warmed)
-            with pytest.raises(NoSpace, match="not kept"):
+            with pytest.raises(NoSpace, match="fetched, but not cached"):
                 await fill_all(cache, ids[4], MIB)
         asked = len(bucket.watched.extents)
         for object_id in ids[:4]:
