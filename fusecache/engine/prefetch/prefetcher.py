@@ -52,7 +52,7 @@ _NOW = 1e-6
 
 
 @dataclass(eq=False, slots=True)
-class _Fetch:
+class _PieceInFlight:
     """A piece in flight. deadline: in seconds of the loop's clock; is_urgent: the job cannot begin without it."""
 
     planned: PlannedRead
@@ -76,7 +76,7 @@ class Prefetcher:
         self._cache = cache
         self._finder = PieceFinder(timeline, tree, lookup, cache, resolve)
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
-        self._fetches: set[_Fetch] = set()
+        self._fetches: set[_PieceInFlight] = set()
         # Exact ranges in memory, each with its job and the step of its last read.
         self._ranges: list[tuple[Job, int, CachedRange]] = []
         # First ranges of jobs, fetched and not read yet, each with the time until which other prefetches wait for it.
@@ -296,7 +296,7 @@ class Prefetcher:
             self._rate.reset(trio.current_time(), self._fetched_bytes)
         is_urgent = cursor.is_exact and planned.begins_its_plan
         deadline = trio.current_time() + job.seconds_until(planned.first)
-        fetch = _Fetch(planned, deadline, piece.nbytes, is_urgent)
+        fetch = _PieceInFlight(planned, deadline, piece.nbytes, is_urgent)
         self._fetches.add(fetch)
         self._count(piece, 1)
         job.on_fetched(planned, piece.nbytes)
@@ -316,7 +316,7 @@ class Prefetcher:
         planned: PlannedRead,
         handle: ReadHandle,
         piece: FetchPiece,
-        fetch: _Fetch,
+        fetch: _PieceInFlight,
         transfer: Callable[[], Awaitable[None]],
     ) -> None:
         try:
@@ -341,7 +341,7 @@ class Prefetcher:
         return partial(fill, handle.entry, piece.index, mask=piece.mask, depth=depth, attempts=1)
 
     def _fetch_exact(
-        self, job: Job, last: int, cached_range: CachedRange, fetch: _Fetch
+        self, job: Job, last: int, cached_range: CachedRange, fetch: _PieceInFlight
     ) -> Callable[[], Awaitable[None]]:
         async def transfer() -> None:
             await self._cache.range_cache.fetch(cached_range)
