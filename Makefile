@@ -9,7 +9,7 @@ PYTHON ?= python3
 # How packages get onto the system; empty: they are there already, or are not apt's.
 APT ?= scripts/apt_packages.sh
 # What pip is told to install as torch, and where from: TORCH_FLAGS="--index-url …" for a build without CUDA, say,
-# which is 0.2 GB instead of several.
+# which is 0.2 GB instead of several. TORCH= (empty): without torch, and without the tests that import it.
 TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 WITH_TORCH = $(TORCH) $(TORCH_FLAGS)
@@ -35,10 +35,11 @@ TEST_PACKAGES := attr ca-certificates fio git openssl procps rsync unzip zip
 CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
+CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- setting up
 
@@ -60,10 +61,15 @@ $(VENV)/.created: | $(VENV)/.packages
 	@touch $(VENV)/.packages $@
 
 $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.created
+ifeq ($(strip $(TORCH)),)
+	@echo "python packages: fusecache with what its tests need, without torch"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test-without-torch]'
+else
 	@echo "python packages: $(TORCH)"
 	@$(VENV)/bin/pip install $(PIP_FLAGS) $(WITH_TORCH)
 	@echo "python packages: fusecache with what its tests need, $(STREAMING)"
 	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test]' $(STREAMING) $(WITH_TORCH)
+endif
 	@touch $@
 
 # ---- looking at it
@@ -102,6 +108,14 @@ test-systemd: fuse-device ## install into a bare Debian, boot it, and use the se
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
 	@$(AS_ROOT) tests/systemd/run
 
+# What runs in the container: COMMAND="make test", say, or COMMAND="make fuzz".
+COMMAND ?= make test
+
+.PHONY: test-container
+test-container: fuse-device ## make test in a bare Debian without a network; DISTRIBUTION, LOAD, COMMAND; needs root
+	@$(if $(APT),$(APT) $(CONTAINER_PACKAGES))
+	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/container/run $(COMMAND)
+
 HISTORIES ?= 10000
 
 .PHONY: fuzz
@@ -125,7 +139,7 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py
+	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs
 
 .PHONY: fmt
 fmt: $(VENV)/.installed ## format, and mend what ruff can
@@ -198,6 +212,7 @@ RELOAD_SYSTEMD = if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then syst
 
 .PHONY: clean
 clean: ## caches of the tools, and build/
-	@[ ! -e build/systemd-root ] || $(AS_ROOT) rm -rf build/systemd-root
+	@for tree in build/systemd-root build/container build/bare; do \
+	    [ ! -e "$$tree" ] || $(AS_ROOT) rm -rf --one-file-system "$$tree"; done
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find fusecache loader tests -name __pycache__ -type d -prune -exec rm -rf {} +

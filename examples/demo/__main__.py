@@ -85,6 +85,7 @@ def open_bucket(url: str | None, scratch: Path) -> Iterator[DemoBucket]:
             server.control.set(latency=LATENCY_SECONDS)
             stack.enter_context(credentials(server.access_key, server.secret_key, "auto"))
             bucket = DemoBucket(server.bucket, f"{name}/", server.endpoint_url)
+            stack.callback(bucket.close)
             say(f"{bucket.url} on a server of our own, {LATENCY_SECONDS * 1e3:.0f} ms away")
         else:
             root, _, prefix = url.removeprefix("s3://").partition("/")
@@ -92,6 +93,7 @@ def open_bucket(url: str | None, scratch: Path) -> Iterator[DemoBucket]:
             endpoint = os.environ.get("S3_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL")
             try:
                 bucket = DemoBucket(root, f"{path}/", endpoint)
+                stack.callback(bucket.close)
                 bucket.objects()
             except BUCKET_ERRORS as exc:
                 raise StepError(f"s3://{root} at {endpoint or 'AWS'}: {describe(exc)}") from exc

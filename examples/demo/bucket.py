@@ -63,6 +63,10 @@ class DemoBucket:
             "s3", endpoint_url=endpoint_url, config=config
         )
 
+    def close(self) -> None:
+        """Close the client's connections."""
+        self._client.close()
+
     @property
     def url(self) -> str:
         """What to mount."""

@@ -278,7 +278,7 @@ def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iter
     yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
     yield from _waiting_lines(status, there)
     for each in there.get("failed", ())[:_MOST_LINES]:
-        yield f"{each['path']}: {each['cause']}" + (f": {each['way_out']}" if each["remedy"] else "")
+        yield f"{each['path']}: {each['cause']}" + (f": {each['remedy']}" if each["remedy"] else "")
     yield from _conflict_lines(there)
 
 
@@ -387,7 +387,7 @@ def _waiting_lines(status: Mapping[str, Any], pending: Mapping[str, Any]) -> Ite
     for each in waiting[:_MOST_LINES]:
         # Of keys that are refused it is said above how they are renewed.
         is_new = each["remedy"] and not any(line.endswith(each["remedy"]) for line in said)
-        yield f"{each['path']} waits: {each['cause']}" + (f": {each['way_out']}" if is_new else "")
+        yield f"{each['path']} waits: {each['cause']}" + (f": {each['remedy']}" if is_new else "")
     if status.get("waiting_for") and not waiting and pending.get("pending_files"):
         yield f"uploads wait: {status['waiting_for']}"
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,11 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     )
     remote = _connect(options, endpoint)
     identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
-    with StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint), unwrap_single_error():
+    with (
+        closing(remote),
+        StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint),
+        unwrap_single_error(),
+    ):
         return trio.run(_Daemon(options, remote, ready).run)
     raise AssertionError("unreachable: the daemon returns or raises")
 

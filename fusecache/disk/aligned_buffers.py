@@ -16,6 +16,8 @@ SMALL_BYTES = 128 * KIB
 # Small random reads get this part of the memory: 64 of them in flight must not hold 64 large buffers.
 SMALL_SHARE = 16
 MIN_BUFFER_BYTES = 3 * LARGE_BYTES
+# The thread of `touch` can stop after each step. A step takes some 20 ms where the host must find the pages.
+_STEP_BYTES = LARGE_BYTES
 
 
 class AlignedBuffers:
@@ -28,6 +30,8 @@ class AlignedBuffers:
         large_count = (total_bytes - small_bytes) // LARGE_BYTES
         small_count = small_bytes // SMALL_BYTES
         memory = self._memory = _memory(large_count * LARGE_BYTES + small_count * SMALL_BYTES)
+        self._toucher: threading.Thread | None = None
+        self._is_closed = False
         border = large_count * LARGE_BYTES
         self.large = [memory[i * LARGE_BYTES : (i + 1) * LARGE_BYTES] for i in range(large_count)]
         self.small = [
@@ -40,7 +44,21 @@ class AlignedBuffers:
         256 MiB take up to half a second where the machine is a guest whose host must find them first, and whoever maps
         a file meanwhile waits: not before the journal is read.
         """
-        threading.Thread(target=populate, args=(self._memory,), name="buffers", daemon=True).start()
+        self._toucher = threading.Thread(target=self._populate, name="buffers", daemon=True)
+        self._toucher.start()
+
+    def close(self) -> None:
+        """Return when the thread of `touch` has ended: after one step at most. Twice is fine."""
+        self._is_closed = True
+        if self._toucher is not None:
+            self._toucher.join()
+            self._toucher = None
+
+    def _populate(self) -> None:
+        for start in range(0, self._memory.nbytes, _STEP_BYTES):
+            if self._is_closed:
+                return
+            populate(self._memory[start : start + _STEP_BYTES])
 
 
 def _memory(nbytes: int) -> memoryview:

@@ -29,14 +29,24 @@ class StagingFile:
     After `close` the next use opens it again, so that files which only wait hold no descriptor.
     """
 
-    def __init__(self, path: Path | str, *, create: bool, opens: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        create: bool,
+        opens: bool = True,
+        open_files: "set[StagingFile] | None" = None,
+    ) -> None:
         """Open, or create, which fails if there is one. Raises NoSpace or LocalDiskError.
 
-        opens: whether now; else with the first use.
+        opens: whether now; else with the first use. open_files: holds this file while it has a descriptor.
         """
         self._path = os.fspath(path)
         self._lock = threading.Lock()
-        self._opened = _open(self._path, os.O_CREAT | os.O_EXCL if create else 0) if opens else -1
+        self._open_files = open_files
+        self._opened = -1
+        if opens:
+            self._open(os.O_CREAT | os.O_EXCL if create else 0)
 
     @property
     def path(self) -> Path:
@@ -47,8 +57,13 @@ class StagingFile:
     def _fd(self) -> int:
         with self._lock:
             if self._opened < 0:
-                self._opened = _open(self._path, 0)
+                self._open(0)
             return self._opened
+
+    def _open(self, flags: int) -> None:
+        self._opened = _open(self._path, flags)
+        if self._open_files is not None:
+            self._open_files.add(self)
 
     def size(self) -> int:
         """Bytes in the file."""
@@ -135,6 +150,8 @@ class StagingFile:
             if self._opened >= 0:
                 os.close(self._opened)
                 self._opened = -1
+                if self._open_files is not None:
+                    self._open_files.discard(self)
 
     def delete(self) -> None:
         """Close and remove the file."""
@@ -214,23 +231,30 @@ class StagingDirectory:
     """The folders `staging/`, `orphans/` and `suspect/` of a cache directory."""
 
     def __init__(self, directory: Path) -> None:
+        # The files that hold a descriptor. Threads add and remove their own.
+        self._open_files: set[StagingFile] = set()
         self._staging = directory / "staging"
         self._folder = str(self._staging)
         self._aside = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
         for folder in (self._staging, *self._aside.values()):
             folder.mkdir(parents=True, exist_ok=True)
 
+    def close(self) -> None:
+        """Close every open file, at the end of the mount. Files stay on disk. No other call may be under way."""
+        for file in list(self._open_files):
+            file.close()
+
     def create(self, generation: int) -> StagingFile:
         """Create the file of a new generation."""
-        return StagingFile(self._place(generation), create=True)
+        return StagingFile(self._place(generation), create=True, open_files=self._open_files)
 
     def open(self, generation: int) -> StagingFile:
         """Open the file of a journaled generation. Raises LocalDiskError if it is missing."""
-        return StagingFile(self._place(generation), create=False)
+        return StagingFile(self._place(generation), create=False, open_files=self._open_files)
 
     def known(self, generation: int) -> StagingFile:
         """Return the file of a generation that is in `staging/`, to be opened with its first use."""
-        return StagingFile(self._place(generation), create=False, opens=False)
+        return StagingFile(self._place(generation), create=False, opens=False, open_files=self._open_files)
 
     def quarantine(self, generation: int, folder: str) -> Path:
         """Move a generation's file to `orphans` or `suspect`; return where it is now."""

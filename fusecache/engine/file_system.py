@@ -5,7 +5,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,26 +97,9 @@ class FileSystem:
     def __init__(self, store: Store, offload: Offload, options: EngineOptions) -> None:
         """Open the cache directory (blocking). Raises StateError, LocalDiskError."""
         boot_id = read_boot_id()
-        directory = options.directory
         self.options = options
-        self.cache = BlockCache(
-            store,
-            offload,
-            CacheOptions(
-                directory=directory / "cache",
-                limit_bytes=options.cache_bytes,
-                buffer_bytes=options.buffer_bytes,
-                write_reserve_bytes=2 * dirty_limit_bytes(),
-            ),
-        )
-        self._journal_rows = Journal(directory / "journal")
-        self._staging = StagingDirectory(directory)
-        self._listings = Listings(directory / "names")
-        empty_file = directory / "empty"
-        empty_file.touch()
-        self.journal = JournalWriter(
-            self._journal_rows, offload, highest_in_use=self._staging.highest_number()
-        )
+        # What the mount holds open; `running` closes it at its end.
+        self._opened = self._open(store, offload)
         self.queue = WritebackQueue(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
         self._metadata_client = requests = MetadataClient(
@@ -157,7 +140,7 @@ class FileSystem:
             self.journal,
             self.cache,
             self._preparer,
-            BucketWriter(store, str(empty_file)),
+            BucketWriter(store, str(self._empty_file)),
             offload,
             self.cache.limit,
             settle_seconds=options.settle_seconds,
@@ -232,6 +215,33 @@ class FileSystem:
         self.replayed = ReplayResult()
         self._started = trio.current_time()
 
+    def _open(self, store: Store, offload: Offload) -> ExitStack:
+        """Open the cache directory; return what closes it again. On an error, what is open by then is closed."""
+        directory = self.options.directory
+        with ExitStack() as opened:
+            self.cache = BlockCache(
+                store,
+                offload,
+                CacheOptions(
+                    directory=directory / "cache",
+                    limit_bytes=self.options.cache_bytes,
+                    buffer_bytes=self.options.buffer_bytes,
+                    write_reserve_bytes=2 * dirty_limit_bytes(),
+                ),
+            )
+            opened.callback(self.cache.abandon)
+            self._journal_rows = opened.enter_context(Journal(directory / "journal"))
+            self._staging = StagingDirectory(directory)
+            opened.callback(self._staging.close)
+            self._listings = Listings(directory / "names")
+            opened.callback(self._listings.close)
+            self._empty_file = directory / "empty"
+            self._empty_file.touch()
+            self.journal = JournalWriter(
+                self._journal_rows, offload, highest_in_use=self._staging.highest_number()
+            )
+            return opened.pop_all()
+
     def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
         """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
         self.file_io.on_name_lost = call
@@ -275,8 +285,7 @@ class FileSystem:
                         asking.cancel_scope.cancel()
                 asked.cancel_scope.cancel()
         finally:
-            self._journal_rows.close()
-            self._listings.close()
+            self._opened.close()
 
     async def _start_asking(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.warmup.run, name="warm")

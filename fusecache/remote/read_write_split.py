@@ -51,6 +51,15 @@ class SupportsReload(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsClose(Protocol):
+    """A store that holds connections."""
+
+    def close(self) -> None:
+        """Close idle connections."""
+        ...
+
+
 class Denial:
     """Since when the bucket has refused our keys, with nothing granted in between. Any thread may note an answer."""
 
@@ -96,6 +105,12 @@ class ReadWriteSplit:
         for store in self._stores():
             if isinstance(store, SupportsReload):
                 store.reload()
+
+    def close(self) -> None:
+        """Close the idle connections of every store."""
+        for store in self._stores():
+            if isinstance(store, SupportsClose):
+                store.close()
 
     def statistics(self) -> StoreStatistics:
         """Return the requests of all stores together."""

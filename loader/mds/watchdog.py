@@ -102,8 +102,13 @@ def _start() -> None:
 def _run() -> None:
     while True:
         sleep(TICK_SECONDS)
-        for watchdog in list(_watched):
-            watchdog.look(monotonic())
+        _look_at_all()
+
+
+def _look_at_all() -> None:
+    # Apart from `_run`: a local variable there would keep the last dataset, and its open files, for ever.
+    for watchdog in list(_watched):
+        watchdog.look(monotonic())
 
 
 def _forget_thread() -> None:

@@ -51,6 +51,8 @@ class StepPlan:
         together = max(1, BLOCK_SAMPLES // self.samples) if self.epoch_orders.spec.batching == "random" else 1
         while step < stop:
             whole = min(together - step % together, stop - step)
+            if step + whole == self.steps and whole > 1:
+                whole -= 1  # the last step alone: its padding depends on where the plan begins
             block = self._block(epoch, step, whole)
             if block is None:  # the end of the epoch is in it, and is no whole step
                 together, whole = 1, 1

@@ -7,7 +7,9 @@ import pytest
 from tests.crash.conftest import daemon, make_daemon, server, whole_server
 from tests.mount.conftest import (
     bucket,
+    closed_connections,
     expect_log,
+    kept_by_the_session,
     mount,
     mounts,
     place,
@@ -19,8 +21,10 @@ from tests.mount.conftest import (
 
 __all__ = [
     "bucket",
+    "closed_connections",
     "daemon",
     "expect_log",
+    "kept_by_the_session",
     "make_daemon",
     "mount",
     "mounts",

@@ -1,6 +1,7 @@
 """Answers that never come: the engine on a virtual clock, its requests on real sockets to the test server."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fusecache.policy.writeback import multipart
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.s3.store import S3Store
 from tests.s3server import Fault, FaultAction, LogEntry, S3Server
-from tests.support.node import running_node
+from tests.support.node import User, running_node
 
 # A client that waits little for an answer, though longer than a busy machine stands still, and asks once: the
 # patience is the engine's.
@@ -37,15 +38,19 @@ def near() -> Iterator[S3Server]:
         assert server.control.offences() == []
 
 
-def store_of(server: S3Server) -> S3Store:
+@asynccontextmanager
+async def node_of(server: S3Server, cache: Path) -> AsyncIterator[User]:
+    """Run a node on the server's bucket."""
     endpoint = Endpoint(server.endpoint_url, "auto", is_r2=True)
     keys = Credentials(server.access_key, server.secret_key)
-    return S3Store(server.bucket, endpoint, credentials=keys, transport=TRANSPORT)
+    with closing(S3Store(server.bucket, endpoint, credentials=keys, transport=TRANSPORT)) as store:
+        async with running_node(store, cache) as user:
+            yield user
 
 
 async def assert_published_whole(server: S3Server, cache: Path) -> None:
     """Write a file of three parts on a node; see it published, once."""
-    async with running_node(store_of(server), cache) as user:
+    async with node_of(server, cache) as user:
         await user.write("file", DATA)
         assert await user.drained() == "durable"
         assert user.fs.publisher.conflicts == []
@@ -97,7 +102,7 @@ async def test_a_file_replaced_while_the_answer_to_its_complete_is_lost_comes_in
     near.control.faults(
         Fault(FaultAction.SILENT_AFTER, operation="CompleteMultipartUpload", times=1, seconds=SILENCE)
     )
-    async with running_node(store_of(near), tmp_path) as user:
+    async with node_of(near, tmp_path) as user:
         await user.write("file", DATA)
         await user.write("other", b"1")
         await user.write("file", DATA[::-1])

@@ -46,11 +46,37 @@ class Subject:
 STORES = ["memory", "s3"] + (["external"] if os.environ.get("FUSECACHE_TEST_ENDPOINT") else [])
 
 
+# Stores of the test that runs, and of the session.
+_STORES: list[S3Store] = []
+# The session's servers, which run in this process with a thread for each connection.
+_SERVERS: list[S3Server] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_connections() -> Iterator[None]:
+    """Close at the end of a test what its stores opened, and see the servers' threads for that end."""
+    count = len(_STORES)
+    yield
+    for store in _STORES:
+        store.close()
+    del _STORES[count:]
+    for server in _SERVERS:
+        server.control.clear_faults()  # some hold a request until then
+        server.control.drop_connections()
+
+
+def closed_later(store: S3Store) -> S3Store:
+    """Return the store; it is closed at the end of the test."""
+    _STORES.append(store)
+    return store
+
+
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[S3Server]:
     """The test server with R2's rules but the one write a second on a key, which would only slow tests."""
     with S3Server() as server:
         server.control.set_rules(write_interval_seconds=0.0)
+        _SERVERS.append(server)
         yield server
         assert server.control.offences() == []
 
@@ -59,6 +85,7 @@ def shared_server() -> Iterator[S3Server]:
 def both_servers(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """A plain test server, then one with TLS, each for all tests of `server`."""
     with S3Server(tls=request.param) as server:
+        _SERVERS.append(server)
         yield server
         assert server.control.offences() == []
 
@@ -102,12 +129,14 @@ def hasty_store(server: S3Server) -> S3Store:
 
 
 def s3_store(server: S3Server, transport: Transport | None = None) -> S3Store:
-    """Return a store on a test server."""
-    return S3Store(
-        server.bucket,
-        Endpoint(server.endpoint_url, "auto", is_r2=True),
-        credentials=Credentials(server.access_key, server.secret_key),
-        transport=transport,
+    """Return a store on a test server; it is closed at the end of the test."""
+    return closed_later(
+        S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto", is_r2=True),
+            credentials=Credentials(server.access_key, server.secret_key),
+            transport=transport,
+        )
     )
 
 
@@ -120,24 +149,28 @@ def take_short_way(store: S3Store, key: str, body: FileSlice) -> None:
 
 
 @pytest.fixture(params=STORES)
-def subject(request: pytest.FixtureRequest, body: Callable[[bytes], FileSlice]) -> Subject:
+def subject(
+    request: pytest.FixtureRequest, shared_server: S3Server, body: Callable[[bytes], FileSlice]
+) -> Subject:
     """Each store in turn."""
     prefix = f"{uuid.uuid4().hex}/"
     if request.param == "memory":
         return Subject(MemoryStore(), prefix, is_r2=True)
     if request.param == "s3":
-        near = s3_store(request.getfixturevalue("shared_server"), SMALL_COPIES)
+        near = s3_store(shared_server, SMALL_COPIES)
         take_short_way(near, f"{prefix}first", body(b"first"))
         return Subject(near, prefix, is_r2=True)
     environment = os.environ
     endpoint = choose_endpoint({}, endpoint_url=environment["FUSECACHE_TEST_ENDPOINT"])
-    store = S3Store(
-        environment["FUSECACHE_TEST_BUCKET"],
-        endpoint,
-        credentials=Credentials(
-            environment["FUSECACHE_TEST_ACCESS_KEY"], environment["FUSECACHE_TEST_SECRET_KEY"]
-        ),
-        transport=SMALL_COPIES,
+    store = closed_later(
+        S3Store(
+            environment["FUSECACHE_TEST_BUCKET"],
+            endpoint,
+            credentials=Credentials(
+                environment["FUSECACHE_TEST_ACCESS_KEY"], environment["FUSECACHE_TEST_SECRET_KEY"]
+            ),
+            transport=SMALL_COPIES,
+        )
     )
     take_short_way(store, f"{prefix}first", body(b"first"))
     return Subject(store, prefix, is_r2=endpoint.is_r2)

@@ -24,7 +24,7 @@ from fusecache.remote.http.put import SMALL_BYTES, DirectPuts, PutRequest
 from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
-from tests.contract.conftest import ONCE, s3_store
+from tests.contract.conftest import ONCE, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 from tests.support.peer import HANG_UP, MakePeer, Peer
 
@@ -188,10 +188,12 @@ def test_an_answer_that_sends_elsewhere_is_botocores_to_follow(
 
 
 def test_a_session_token_is_sent_and_signed(server: S3Server, body: MakeBody) -> None:
-    store = S3Store(
-        server.bucket,
-        Endpoint(server.endpoint_url, "auto"),
-        credentials=Credentials(server.access_key, server.secret_key, "token/of+a=session"),
+    store = closed_later(
+        S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto"),
+            credentials=Credentials(server.access_key, server.secret_key, "token/of+a=session"),
+        )
     )
     store.probe_write("")
     store.put("a", body(b"bytes"), metadata={}, condition=NEW)
@@ -201,8 +203,12 @@ def test_a_session_token_is_sent_and_signed(server: S3Server, body: MakeBody) ->
 
 def test_keys_that_are_revoked_or_may_only_read_are_denied(server: S3Server, body: MakeBody) -> None:
     server.control.add_account(Account("short", "secret" * 5))
-    store = S3Store(
-        server.bucket, Endpoint(server.endpoint_url, "auto"), credentials=Credentials("short", "secret" * 5)
+    store = closed_later(
+        S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto"),
+            credentials=Credentials("short", "secret" * 5),
+        )
     )
     store.probe_write("")
     server.control.revoke("short")

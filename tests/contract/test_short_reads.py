@@ -16,7 +16,7 @@ from fusecache.remote.http.ranged_get import DirectGets, GetRequest
 from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
-from tests.contract.conftest import ONCE, s3_store
+from tests.contract.conftest import ONCE, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 from tests.support.peer import HANG_UP, PAUSE, MakePeer, Peer
 
@@ -157,11 +157,13 @@ def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
 def test_what_botocore_asks_for_hears_the_same_of_slowing_down() -> None:
     answer = b"HTTP/1.1 503 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
     with closing(Peer([[answer]], None, None)) as there:
-        store = S3Store(
-            "bucket",
-            Endpoint(f"http://127.0.0.1:{there.port}", "auto"),
-            credentials=Credentials("key", "secret"),
-            transport=ONCE,
+        store = closed_later(
+            S3Store(
+                "bucket",
+                Endpoint(f"http://127.0.0.1:{there.port}", "auto"),
+                credentials=Credentials("key", "secret"),
+                transport=ONCE,
+            )
         )
         with pytest.raises(Unavailable) as caught:
             store.head("a")
@@ -216,10 +218,12 @@ def test_any_key_is_read_the_short_way(server: S3Server, name: str) -> None:
 
 
 def test_a_session_token_is_sent_and_signed(server: S3Server) -> None:
-    store = S3Store(
-        server.bucket,
-        Endpoint(server.endpoint_url, "auto"),
-        credentials=Credentials(server.access_key, server.secret_key, "token/of+a=session"),
+    store = closed_later(
+        S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto"),
+            credentials=Credentials(server.access_key, server.secret_key, "token/of+a=session"),
+        )
     )
     object_id = ObjectId("a", server.control.put("a", b"bytes"))
     assert [read(store, object_id, 5) for _ in range(2)] == [b"bytes"] * 2
@@ -245,7 +249,7 @@ def test_keys_that_are_renewed_by_themselves_are_used_by_the_next_read(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     issue("one")
-    store = S3Store(server.bucket, Endpoint(server.endpoint_url, "auto"), transport=ONCE)
+    store = closed_later(S3Store(server.bucket, Endpoint(server.endpoint_url, "auto"), transport=ONCE))
     object_id = ObjectId("a", server.control.put("a", b"bytes"))
     for _ in range(2):
         read(store, object_id, 5)
@@ -260,11 +264,13 @@ def test_behind_a_proxy_every_read_is_botocores(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
-        store = S3Store(
-            "bucket",
-            Endpoint("http://far.invalid:9000", "auto"),
-            credentials=Credentials("key", "secret"),
-            transport=ONCE,
+        store = closed_later(
+            S3Store(
+                "bucket",
+                Endpoint("http://far.invalid:9000", "auto"),
+                credentials=Credentials("key", "secret"),
+                transport=ONCE,
+            )
         )
         assert [read(store, OBJECT, 5) for _ in range(2)] == [b"12345"] * 2
         assert [request.split(b" ")[1] for request in proxy.requests] == [
@@ -352,8 +358,12 @@ def test_an_interruption_that_comes_too_late_changes_nothing(server: S3Server) -
 
 def test_keys_that_are_refused_are_denied_the_short_way_too(server: S3Server) -> None:
     server.control.add_account(Account("short", "secret" * 5))
-    store = S3Store(
-        server.bucket, Endpoint(server.endpoint_url, "auto"), credentials=Credentials("short", "secret" * 5)
+    store = closed_later(
+        S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto"),
+            credentials=Credentials("short", "secret" * 5),
+        )
     )
     object_id = ObjectId("a", server.control.put("a", DATA))
     read(store, object_id, 5)

@@ -26,10 +26,11 @@ def whole_server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def server(whole_server: ServerProcess) -> ServerProcess:
+def server(whole_server: ServerProcess) -> Iterator[ServerProcess]:
     """An empty bucket."""
     whole_server.control.reset()
-    return whole_server
+    yield whole_server
+    whole_server.control.close()
 
 
 @pytest.fixture

@@ -62,6 +62,15 @@ def whole_bucket(service: Service) -> Bucket:
     return Bucket(service, service.client(), f"{uuid.uuid4().hex}/")
 
 
+@pytest.fixture(autouse=True)
+def closed_connections(whole_bucket: Bucket) -> Iterator[None]:
+    """Close at the end of a test what it opened in clients of the whole session."""
+    yield
+    whole_bucket.client.close()
+    if whole_bucket.service.control is not None:
+        whole_bucket.service.control.close()
+
+
 class Mounts:
     """All mounts of the run."""
 
@@ -229,6 +238,13 @@ class Shared:
 def shared(whole_bucket: Bucket, mounts: Mounts) -> Shared:
     """The mounts that `place` lives in."""
     return Shared(whole_bucket.below("shared"), mounts)
+
+
+@pytest.fixture
+def kept_by_the_session(request: pytest.FixtureRequest) -> None:
+    """Make the shared mounts before the first look: they outlive the test."""
+    if "place" in request.fixturenames:
+        request.getfixturevalue("shared").pair()
 
 
 @pytest.fixture

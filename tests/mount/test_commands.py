@@ -14,8 +14,9 @@ import pytest
 
 from fusecache.cli.main import main
 from fusecache.mount import control_client
+from scripts.reference import STATUS_KEYS, flat
 from tests.support.frozen import frozen
-from tests.support.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
+from tests.support.mounts import FUSECACHE, Mount, open_to_other_users, pattern, run, tree_of, wait_until
 from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
@@ -185,9 +186,7 @@ def as_nobody(*words: str | Path) -> tuple[int, str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_everybody_who_sees_the_mount_may_ask_but_evict_is_the_owners(mount, full: Bucket):
     one: Mount = mount("--allow-other")
-    for folder in one.path.parents:
-        if folder.is_relative_to("/tmp/pytest-of-root"):
-            folder.chmod(folder.stat().st_mode | 0o011)
+    open_to_other_users(one.path)
     assert as_nobody("status", one.path) == (0, "")
     assert as_nobody("warm", one.path) == (0, "")
     assert as_nobody("check", one.path)[0] == 0
@@ -320,6 +319,7 @@ def test_the_statistics_file_shows_what_status_shows(mount, full: Bucket):
     assert shown["cache"]["wait_seconds"]["network"] > 0
     assert shown["cache"]["first_byte_p99_seconds"] >= shown["cache"]["first_byte_p50_seconds"] > 0
     assert shown["kernel"].keys() == {"applied", "refused"}
+    assert set(flat(shown)) == set(STATUS_KEYS)
 
 
 def test_status_for_people_fits_a_terminal(mount, full: Bucket):

@@ -23,7 +23,7 @@ from loader.hints import Hints
 from loader.hints import client as module
 from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.world import Machine
-from tests.support.mounts import Mount, wait_until
+from tests.support.mounts import Mount, open_to_other_users, wait_until
 from tests.support.s3_buckets import Bucket
 
 SHARDS = 6
@@ -185,9 +185,7 @@ def test_whoever_sees_the_mount_may_hint(
     mount: Callable[..., Mount], bucket: Bucket, shards: list[bytes]
 ) -> None:
     one = mount("--allow-other", "--read-only")
-    for folder in one.path.parents:
-        if folder.is_relative_to("/tmp/pytest-of-root"):
-            folder.chmod(folder.stat().st_mode | 0o011)
+    open_to_other_users(one.path)
     child = os.fork()
     if child == 0:
         status = 1

@@ -17,6 +17,8 @@ from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 COUNT = 50_000
+# Where a process may tell the kernel to forget which names it knows.
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +189,8 @@ def listed(mount: Callable[..., Mount], bucket: Bucket) -> Iterator[tuple[Mount,
     bucket.control.set(latency=0.0)
 
 
+@pytest.mark.whole_machine
+@pytest.mark.skipif(not os.access(DROP_CACHES, os.W_OK), reason=f"cannot write to {DROP_CACHES}")
 @pytest.mark.usefixtures("kernels_names")
 def test_readers_of_a_large_directory_do_not_wait_for_each_others_lookups(
     listed: tuple[Mount, Path], bucket: Bucket
@@ -194,7 +198,7 @@ def test_readers_of_a_large_directory_do_not_wait_for_each_others_lookups(
     _, folder = listed
     # The kernel may ask for names that it knows side by side; those that it has forgotten it looks up in turn.
     opened = os.open(folder, os.O_RDONLY)  # the folder itself is to stay known
-    Path("/proc/sys/vm/drop_caches").write_text("2\n")
+    DROP_CACHES.write_text("2\n")
     bucket.control.set(latency=1.0)
     bucket.control.clear_log()
     names = [f"{number:06d}.bin" for number in range(5, 3000, 400)]

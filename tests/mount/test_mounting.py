@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.s3server import Account
-from tests.support.mounts import FUSECACHE, Mount, mounted_at, run, run_python, tree_of, wait_until
+from tests.support.mounts import (
+    FUSECACHE,
+    Mount,
+    mounted_at,
+    open_to_other_users,
+    run,
+    run_python,
+    tree_of,
+    wait_until,
+)
 from tests.support.s3_buckets import Bucket
 
 Refused = Callable[..., str]
@@ -253,9 +262,8 @@ def test_other_users_see_the_mount_with_allow_other_only(mount, bucket):
     bucket.put("file", b"1")
     closed: Mount = mount()
     opened: Mount = mount("--allow-other")
-    for folder in [*opened.path.parents, *closed.path.parents]:
-        if folder.stat().st_uid == os.getuid() and folder.is_relative_to("/tmp/pytest-of-root"):
-            folder.chmod(folder.stat().st_mode | 0o011)
+    open_to_other_users(opened.path)
+    open_to_other_users(closed.path)
     nobody = {"user": 65534, "group": 65534, "extra_groups": []}
     assert run("cat", opened.path / "file", **nobody).stdout == "1"
     assert run("cat", closed.path / "file", check=False, **nobody).returncode != 0

@@ -78,7 +78,14 @@ def test_a_distributed_checkpoint_of_two_ranks_is_complete_when_its_metadata_app
 
     def torchrun(mode: str, root: object) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+        words = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            "--nproc-per-node=2",
+            str(program),
+        ]
         run(sys.executable, *words, f"{root}/step-1", mode, env=environment, seconds=240)
 
     torchrun("save", one.path)

@@ -213,7 +213,7 @@ def _perform(
         if answer.body is not None:
             answer.body.close()
         if action is FaultAction.SILENT_AFTER:
-            around.wait(fault.seconds)
+            connection.stand_still(fault.seconds)
         if action is not FaultAction.ANSWER_AFTER:
             raise ConnectionEnded("dropped by script")
         raise S3Error(fault.code, "scripted", status=fault.status)
@@ -315,14 +315,14 @@ def _send(
         if not goes_on:
             extra.append(("Connection", "close"))
         if request.method == "HEAD" or not answer.length:
-            around.wait(stall_seconds)
+            connection.stand_still(stall_seconds)
             _send_head(head, extra, connection, entry)
             return
         _send_head(head, extra, connection, entry)
         body.send(connection, answer.start, first_bytes)
         if fault is not None and fault.action is FaultAction.SHORT_BODY:
             raise ConnectionEnded("body cut by script")
-        around.wait(stall_seconds)
+        connection.stand_still(stall_seconds)
         body.send(connection, answer.start + first_bytes, answer.length - first_bytes)
         connection.send_bytes(memoryview(bytes(extra_bytes)))
     finally:

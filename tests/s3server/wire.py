@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ class Connection:
         self._secure = isinstance(sock, ssl.SSLSocket)
         self._settings = settings
         self._outage = checkpoint
-        self._cut = False
+        self._cut = threading.Event()
         self._down = Pacer(wait)
         self._up = Pacer(wait)
         self._early = bytearray()  # received behind the head
@@ -279,9 +280,14 @@ class Connection:
                 if not socket.socket.recv(self._sock, PIECE_BYTES):  # cipher text will do
                     break
 
+    def stand_still(self, seconds: float) -> None:
+        """Say nothing for a while. Raises ConnectionEnded once the connection is cut."""
+        if seconds > 0 and self._cut.wait(seconds):
+            raise ConnectionEnded("cut")
+
     def cut(self) -> None:
         """End the connection from another thread: its own thread wakes up with ConnectionEnded."""
-        self._cut = True  # what lies in the socket's buffer could still be read
+        self._cut.set()  # what lies in the socket's buffer could still be read
         with contextlib.suppress(OSError):  # it may have ended by itself
             # SSLSocket.shutdown would drop the TLS state under the other thread's feet
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
@@ -293,7 +299,7 @@ class Connection:
 
     def _checkpoint(self) -> None:
         self._outage()
-        if self._cut:
+        if self._cut.is_set():
             raise ConnectionEnded("cut")
 
     def _next_piece(self, left: int) -> int:

@@ -19,7 +19,7 @@ FEW = 20
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Two ranks that wait for calls."""
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    launcher = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m")
     with Worker("jobs_distributed", tmp_path_factory.mktemp("ranks"), launcher=launcher) as worker:
         yield worker
 

@@ -24,7 +24,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """The same in two processes under torchrun."""
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    launcher = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m")
     with Worker("jobs_loader_ranks", tmp_path_factory.mktemp("ranks"), launcher=launcher) as worker:
         yield worker
 

@@ -120,10 +120,15 @@ class BlockCache:
         self._options = options
         self._offload = offload
         self._counters = Counters()
+        self._pool = AlignedBuffers(options.buffer_bytes)
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
-        self._files = CacheFiles(files_directory)
         ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
-        ledger.restore_cache(self._index.used_bytes())
+        try:
+            self._files = CacheFiles(files_directory)
+            ledger.restore_cache(self._index.used_bytes())
+        except BaseException:
+            self.abandon()
+            raise
         self._table = BlockTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
         self._disk_space = DiskSpace(
             offload,
@@ -138,7 +143,6 @@ class BlockCache:
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
         self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
-        self._pool = AlignedBuffers(options.buffer_bytes)
         self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
         self._fetcher = Fetcher(
             store, offload, self._buffer_pool, self._counters, connections=options.connections
@@ -178,7 +182,12 @@ class BlockCache:
                 await trio.sleep_forever()
         finally:
             self._nursery = self._readahead.nursery = None
+            self._pool.close()
             self._table.close()
+
+    def abandon(self) -> None:
+        """Close a cache that never ran; the next start then finds it as after a crash. Does nothing after `run`."""
+        self._index.close(clean=False)
 
     def open(self, object_id: ObjectId, size: int) -> ReadHandle:
         """Return a new handle on an object version of `size` bytes. Does no I/O."""

@@ -229,13 +229,13 @@ class JournalReplay:
     def _recover_queued(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         # Stays PUBLISHING: the request may have been sent, so that only the bucket can tell what it did.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
-        queue = record if record.state is state else replace(record, state=state)
-        version = self._find(queue)
+        queued = record if record.state is state else replace(record, state=state)
+        version = self._find(queued)
         if version is None:
             return self._quarantine(record, Reason.LOST, "its staging file is gone", found)
         words = self._suspect(record, version.file)
+        version.file.close()  # thousands may be pending; each upload opens its own
         if words:
-            version.file.close()
             reason = Reason.DAMAGED if record.boot_id == self._boot_id else Reason.POWER_CUT
             return self._quarantine(record, reason, words, found)
         if self._sizes[record.generation] > record.size:

@@ -91,7 +91,8 @@ class ClientAccess:
         self._direct_http, self._is_shown = None, False
 
     def close(self) -> None:
-        """Close idle connections of the short way; requests under way go on."""
+        """Close idle connections; requests under way go on."""
+        self.client.close()
         if self._direct_http is not None:
             self._direct_http.http.close()
 

@@ -83,6 +83,10 @@ class S3Store:
         """Return how many requests were made."""
         return self._counter.statistics()
 
+    def close(self) -> None:
+        """Close idle connections. The next request opens a new one."""
+        self._access.close()
+
     def reload(self) -> None:
         """Read the credentials again from where they came from; requests under way keep the old ones."""
         with self._reloading:

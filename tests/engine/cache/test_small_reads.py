@@ -14,6 +14,7 @@ from fusecache.disk.direct_reads import DirectReads
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, ObjectId
 from tests.support.block_caches import Bucket, new_bucket, read_all, running_cache, some_bytes, until
+from tests.support.direct_reads import skip_without_direct_reads
 
 SIZE = 10 * MIB + 300
 DATA = some_bytes(SIZE, seed=5)
@@ -22,12 +23,8 @@ READ = 8 * KIB
 
 @pytest.fixture
 def needs_direct_reads(tmp_path: Path) -> None:
-    try:
-        DirectReads(1).close()
-        (tmp_path / "probe").touch()
-        os.close(os.open(tmp_path / "probe", os.O_RDONLY | os.O_DIRECT))
-    except OSError as exc:
-        pytest.skip(f"not offered here: {exc}")
+    (tmp_path / "probe").write_bytes(bytes(4 * KIB))
+    skip_without_direct_reads(tmp_path / "probe")
 
 
 async def _cached(directory: Path) -> tuple[Bucket, ObjectId]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -25,19 +25,12 @@ SILENT_SECONDS = 50.0
 IN_TIME_SECONDS = 25.0
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[S3Server]:
-    with S3Server() as server:
-        server.control.set_rules(write_interval_seconds=0.0)
-        yield server
-
-
 @pytest.fixture
-def server(shared_server: S3Server) -> Iterator[S3Server]:
-    yield shared_server
-    shared_server.control.clear_faults()
-    for key in shared_server.control.objects():
-        shared_server.control.delete(key)
+def server() -> Iterator[S3Server]:
+    """A server of the test's own: its end is the end of every silence."""
+    with S3Server() as made:
+        made.control.set_rules(write_interval_seconds=0.0)
+        yield made
 
 
 @asynccontextmanager
@@ -53,15 +46,16 @@ async def cache_on(server: S3Server, directory: Path, *, connections: int = 8) -
         directory, 1 << 30, buffer_bytes=40 * MIB, connections=connections, free_space_floor_bytes=0
     )
     cache = BlockCache(store, ThreadOffload(network_threads=16, upload_threads=1), options)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(cache.run)
-        for number in range(FEWEST_WAITS):
-            etag = server.control.put(f"first-{number}", b"some bytes")
-            await read_all(cache, ObjectId(f"first-{number}", etag), 10)
-        server.control.clear_log()
-        yield cache
-        server.control.clear_faults()
-        nursery.cancel_scope.cancel()
+    with closing(store):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(cache.run)
+            for number in range(FEWEST_WAITS):
+                etag = server.control.put(f"first-{number}", b"some bytes")
+                await read_all(cache, ObjectId(f"first-{number}", etag), 10)
+            server.control.clear_log()
+            yield cache
+            server.control.clear_faults()
+            nursery.cancel_scope.cancel()
 
 
 def silence(key: str, *, times: int = 1, after_bytes: int = 0) -> Fault:

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from fusecache.daemon.control_server import ControlServer
 from fusecache.engine.runtime.offload import ThreadOffload
-from fusecache.model.errors import NoSpace, ReadOnly
+from fusecache.model.errors import NoSpace, ReadOnly, StateError
 from tests.support.node import Bucket, User, running_node
 
 NOBODY = 65534
@@ -207,3 +207,48 @@ async def test_a_read_that_would_begin_after_nobody_waits_for_answers_any_more_d
         await offload.network(begun.append, "after")
     assert patience.cancelled_caught
     assert begun == ["before"]
+
+
+def descriptors_below(directory: Path) -> list[str]:
+    """Return the files below a directory that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.startswith(f"{directory}/")]
+
+
+async def test_at_its_end_a_node_has_no_file_open(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.takes_nothing = True
+    async with running_node(bucket, cache) as user:
+        await user.write("pending", b"1")
+        await user.open("open for writing")
+        assert descriptors_below(cache / "staging")
+    assert descriptors_below(cache) == []
+
+
+async def test_a_cache_directory_that_opens_only_in_part_is_closed_again(bucket: Bucket, cache: Path) -> None:
+    (cache / "empty").symlink_to(
+        "nowhere/at/all"
+    )  # made last, behind the index, the journal and the listings
+    with pytest.raises(FileNotFoundError) as caught:
+        async with running_node(bucket, cache):
+            raise AssertionError("it runs")
+    # While the error is held, and so every local variable on its way.
+    assert caught.tb is not None
+    assert descriptors_below(cache) == []
+
+
+async def test_a_node_that_refuses_to_run_is_closed(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.takes_nothing = True
+    async with running_node(bucket, cache) as user:
+        await user.write("pending", b"1")
+    with pytest.raises(StateError, match="read-only") as caught:
+        async with running_node(bucket, cache, read_only=True):
+            raise AssertionError("it runs")
+    assert caught.tb is not None
+    assert descriptors_below(cache) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.disk.direct_reads import DirectReads
+from tests.support.direct_reads import skip_without_direct_reads
 
 PAGE = 4096
 DATA = os.urandom(8 * PAGE)
@@ -32,10 +33,7 @@ def path(tmp_path: Path) -> bytes:
     with file.open("wb") as open_file:
         open_file.write(DATA)
         os.fsync(open_file.fileno())
-    try:
-        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
-    except OSError:
-        pytest.skip("this file system has no direct I/O")
+    skip_without_direct_reads(file)
     return os.fsencode(file)
 
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,17 @@ from fusecache.model.objects import GRANULE_BYTES, MIB
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> StagingFile:
-    return StagingFile(tmp_path / "file", create=True)
+def directory(tmp_path: Path) -> Iterator[StagingDirectory]:
+    made = StagingDirectory(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[StagingFile]:
+    made = StagingFile(tmp_path / "file", create=True)
+    yield made
+    made.close()
 
 
 def test_bytes_are_read_as_written_with_zeros_in_holes(file: StagingFile) -> None:
@@ -80,11 +91,14 @@ def test_a_copy_takes_the_first_bytes_or_says_that_they_are_missing(
     tmp_path: Path, file: StagingFile
 ) -> None:
     file.write(0, b"x" * 100_000)
-    copy = StagingFile(tmp_path / "copy", create=True)
-    copy.copy_from(file, 70_000)
-    assert copy.read(0, MIB) == b"x" * 70_000
-    with pytest.raises(Damaged, match="ends at"):
-        StagingFile(tmp_path / "longer", create=True).copy_from(file, 100_001)
+    with closing(StagingFile(tmp_path / "copy", create=True)) as copy:
+        copy.copy_from(file, 70_000)
+        assert copy.read(0, MIB) == b"x" * 70_000
+    with (
+        closing(StagingFile(tmp_path / "longer", create=True)) as longer,
+        pytest.raises(Damaged, match="ends at"),
+    ):
+        longer.copy_from(file, 100_001)
 
 
 @given(st.binary(max_size=300), st.integers(0, 3 * GRANULE_BYTES), st.integers(0, 3 * GRANULE_BYTES))
@@ -105,8 +119,9 @@ def test_any_changed_byte_changes_the_checksum(
     file.delete()
 
 
-def test_a_directory_knows_its_generations_and_moves_them_aside(tmp_path: Path) -> None:
-    directory = StagingDirectory(tmp_path)
+def test_a_directory_knows_its_generations_and_moves_them_aside(
+    directory: StagingDirectory, tmp_path: Path
+) -> None:
     for number in (3, 12):
         directory.create(number).write(0, b"%d" % number)
     (tmp_path / "staging" / "notes.txt").write_text("not ours")
@@ -118,6 +133,20 @@ def test_a_directory_knows_its_generations_and_moves_them_aside(tmp_path: Path) 
     directory.delete(3)
     directory.delete(3)
     assert directory.sizes() == {}
+
+
+def test_a_directory_closes_all_its_files_and_keeps_their_bytes(directory: StagingDirectory) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    first, second = (directory.create(number) for number in (1, 2))
+    first.write(0, b"1")
+    first.close()
+    assert first.read(0, 1) == b"1"  # which opened it again
+    later = directory.known(2)
+    assert later.size() == 0
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    directory.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (first.read(0, 1), second.size()) == (b"1", 0)
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 1), (0, 3 * MIB + 5), (MIB, 2 * MIB), (2 * MIB, MIB + 5)])
@@ -143,11 +172,12 @@ def test_a_part_behind_the_files_end_has_no_digests(file: StagingFile) -> None:
 
 def test_of_files_that_are_synced_together_one_that_fails_fails_alone(tmp_path: Path) -> None:
     good, gone, empty = (StagingFile(tmp_path / name, create=True) for name in ("good", "gone", "empty"))
-    good.write(0, b"x" * (GRANULE_BYTES + 1))
-    gone.delete()
-    first, second, third = sync_all([good, gone, empty])
-    assert (first, third) == (good.checksums(), b"")
-    assert isinstance(second, LocalDiskError)
+    with closing(good), closing(empty):
+        good.write(0, b"x" * (GRANULE_BYTES + 1))
+        gone.delete()
+        first, second, third = sync_all([good, gone, empty])
+        assert (first, third) == (good.checksums(), b"")
+        assert isinstance(second, LocalDiskError)
 
 
 def test_files_whose_folder_is_not_synced_are_not_on_the_disk(
@@ -159,4 +189,5 @@ def test_files_whose_folder_is_not_synced_are_not_on_the_disk(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", failing)
-    assert all(isinstance(each, LocalDiskError) for each in sync_all(files))
+    with closing(files[0]), closing(files[1]):
+        assert all(isinstance(each, LocalDiskError) for each in sync_all(files))

@@ -25,13 +25,15 @@ def session_client(process: ServerProcess) -> Iterator["S3Client"]:
 
 
 @pytest.fixture
-def server(process: ServerProcess) -> ServerProcess:
+def server(process: ServerProcess) -> Iterator[ServerProcess]:
     """The server, empty, with every rule but the spacing of writes, which would slow all tests down."""
     process.control.reset()
     process.control.set_rules(write_interval_seconds=0)
-    return process
+    yield process
+    process.control.close()
 
 
 @pytest.fixture
-def client(server: ServerProcess, session_client: "S3Client") -> "S3Client":
-    return session_client
+def client(server: ServerProcess, session_client: "S3Client") -> Iterator["S3Client"]:
+    yield session_client
+    session_client.close()  # its connections; the next request opens new ones

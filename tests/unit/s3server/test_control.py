@@ -29,6 +29,7 @@ def either(request: pytest.FixtureRequest, process: ServerProcess) -> Iterator[S
     if request.param == "process":
         process.control.reset()
         yield process
+        process.control.close()
     else:
         with S3Server() as server:
             yield server

@@ -29,6 +29,7 @@ def secure_client(secure: ServerProcess) -> Iterator["S3Client"]:
     client = boto_client(secure, retries={"mode": "standard", "total_max_attempts": 2})
     yield client
     client.close()
+    secure.control.close()
 
 
 def test_bytes_go_both_ways(secure: ServerProcess, secure_client: "S3Client") -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from loader.errors import OrderError
@@ -59,7 +59,20 @@ class Sizes:
         self.weights = (Weight(), Weight())
 
 
+# The padding of an incomplete last step, planned from the middle of the epoch.
+PADDED = {
+    "sizes": [1, 18],
+    "order": "py1e",
+    "world": World(2, 6, 2),
+    "batch": 6,
+    "drop_last": False,
+    "block": 64,
+    "canonical_nodes": 2,
+}
+
+
 @given(runs())
+@example(PADDED)
 @settings(max_examples=100, deadline=None)
 def test_a_course_has_the_batches_of_all_ranks_of_the_machine(run: dict) -> None:
     batching = run["order"] if run["order"] in {"stratified", "per_stream"} else "random"

@@ -1,5 +1,6 @@
 """Batches: one block of memory from a worker, a plain dict of tensors in the loop."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,17 @@ def sample(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> MDSDataset:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data")
     with MDSWriter(out, COLUMNS, size_limit=8192) as writer:
         for number in range(40):
             writer.write(sample(number))
-    return MDSDataset(out)
+    return out
+
+
+@pytest.fixture
+def dataset(directory: Path) -> MDSDataset:
+    return MDSDataset(directory)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

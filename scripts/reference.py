@@ -1,0 +1,236 @@
+"""Writes docs/reference.md from the code: commands, options of a mount, exit statuses, JSON keys of `status`.
+
+`python -m scripts.reference`; a test compares the page with what the code says now.
+"""
+
+import argparse
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fusecache.cli.main import _parser
+from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
+from tests.support import ROOT
+from tests.support.node import Bucket, running_node
+
+PAGE = ROOT / "docs" / "reference.md"
+
+# What each key of `fusecache status --json` means. A key that is missing here, or is no key any more, fails a test.
+STATUS_KEYS = {
+    "state": "the mount: `ok` or `auth-failed`; with a path: the state of that path",
+    "version": "version of the daemon",
+    "pid": "process id of the daemon",
+    "source": "the bucket and prefix",
+    "mountpoint": "where it is mounted",
+    "read_only": "whether the mount refuses writes",
+    "keys_from": "where the keys for reading come from",
+    "write_keys_from": "where the keys for writing come from",
+    "options": "every option in force",
+    "options_changed": "options that differ from their default",
+    "kernel": "kernel settings that were applied, and settings that the kernel refused",
+    "uptime_seconds": "since the mount began",
+    "pending_files": "changes that the bucket does not have yet: files and changes of names",
+    "pending_contents": "how many of them are files with their bytes",
+    "pending_bytes": "bytes of those files",
+    "left_bytes": "bytes of them that were not sent yet",
+    "deferred_files": "deletes that wait on purpose: `delete_delay`, or a program here has the file open",
+    "deferred_seconds": "how long they wait at most",
+    "oldest_pending_seconds": "age of the oldest pending change that does not wait on purpose",
+    "requested_files": "changes in requests right now",
+    "requested_bytes": "bytes of those requests",
+    "requested_seconds": "age of the longest of those requests",
+    "uploading": "files that are being uploaded: path, bytes sent, bytes in all",
+    "waiting": "changes that failed and are retried: path, cause, remedy",
+    "dirty_files": "files that are being written",
+    "dirty_bytes": "their bytes",
+    "exposed_bytes": "bytes that exist only on this node: dirty, pending, rejected and local-only",
+    "upload_bytes_per_second": "upload rate of the last 10 s",
+    "seconds_left": "estimate until everything is uploaded; null while an error holds something up",
+    "local_only_files": "files that match `local_only`",
+    "local_only_bytes": "their bytes",
+    "local_only": "the first of their paths",
+    "waiting_for": "what stops all uploads right now; empty if nothing does",
+    "rejected": "files that the bucket refused for good: the newest paths",
+    "rejected_files": "how many there are",
+    "conflicts": "names that another client changed first: path, name of our copy, cause",
+    "conflict_files": "how many there are",
+    "shortages": "writes of the last hour that found no space (ENOSPC)",
+    "orphans": "quarantined files whose writer never closed them",
+    "suspects": "quarantined files that a power cut may have damaged",
+    "aside_bytes": "bytes of quarantined files",
+    "inodes": "inodes in the daemon's memory",
+    "cache.hits": "reads served from memory or disk",
+    "cache.misses": "reads that waited for the bucket",
+    "cache.requests": "GETs of the cache, retries included",
+    "cache.bytes_by_cause": "bytes fetched, by cause: `demand`, `hint`, `readahead`",
+    "cache.bytes_read": "bytes that readers got",
+    "cache.wait_seconds": "seconds that readers waited, by cause: `network`, `queue`, `disk`, `metadata`",
+    "cache.waiting_reads": "reads that wait for the bucket right now",
+    "cache.longest_wait_seconds": "the longest of them",
+    "cache.evicted_blocks": "blocks evicted from the disk",
+    "cache.evicted_bytes": "their bytes",
+    "cache.used_bytes": "bytes of cached blocks on the disk",
+    "cache.reserved_bytes": "bytes reserved for blocks that are being written",
+    "cache.staging_bytes": "bytes of files that the bucket does not have yet",
+    "cache.limit_bytes": "`cache_size`",
+    "cache.buffers": "memory buffers",
+    "cache.buffers_in_use": "memory buffers in use",
+    "cache.errors": "GETs that failed",
+    "cache.disk_errors": "errors of the cache disk",
+    "cache.checksum_failures": "cached blocks that failed their checksum and were fetched again",
+    "cache.uncached": "fetches that could not be kept on the disk",
+    "cache.not_admitted": "fetches not kept because those on the disk are worth more",
+    "cache.stalls": "GETs that went silent and were repeated on another connection",
+    "cache.latency_p50_seconds": "median time of a read",
+    "cache.latency_p99_seconds": "99th percentile of the time of a read",
+    "cache.first_byte_p50_seconds": "median time to the first byte of a GET",
+    "cache.first_byte_p99_seconds": "99th percentile of the time to the first byte of a GET",
+    "requests.lists": "ListObjectsV2",
+    "requests.heads": "HeadObject",
+    "requests.gets": "GetObject",
+    "requests.puts": "PutObject",
+    "requests.creates": "CreateMultipartUpload",
+    "requests.parts": "UploadPart",
+    "requests.completes": "CompleteMultipartUpload",
+    "requests.aborts": "AbortMultipartUpload",
+    "requests.copies": "CopyObject and UploadPartCopy",
+    "requests.deletes": "DeleteObject",
+    "requests.errors": "requests that failed",
+    "requests.bytes_read": "bytes of the bodies of GETs",
+    "requests.bytes_written": "bytes of objects that the bucket accepted",
+    "requests.bytes_sent": "bytes of bodies sent, those of requests under way included",
+    "requests.class_a": "requests that R2 bills as class A",
+    "requests.class_b": "requests that R2 bills as class B",
+    "warming": "warm-ups that run or ended lately",
+    "hints.jobs": "jobs that sent hints: rate, distance, hits",
+    "hints.predicted_stalls": "pieces under way that will come after their step has begun",
+    "hints.exact_bytes": "bytes in memory that were fetched as exact ranges",
+    "hints.forgotten_jobs": "jobs dropped because they were silent",
+    "closes_waiting.files": "closes that wait for space",
+    "closes_waiting.named": "the first of them: path, process, seconds",
+    "closes_waiting.high_water_bytes": "staged bytes above which a close waits",
+    "unanswered_seconds": "how long the bucket has not answered; 0 while it does",
+    "refused_seconds": "how long the bucket has refused the keys; 0 while it does not",
+}
+# Those that the daemon adds to the engine's.
+DAEMON_KEYS = frozenset(list(STATUS_KEYS)[: list(STATUS_KEYS).index("uptime_seconds")])
+# Keys whose values are taken as a whole: their own keys are names, causes or paths.
+_WHOLE = ("options", "options_changed", "kernel", "cache.bytes_by_cause", "cache.wait_seconds", "shortages")
+
+
+def page() -> str:
+    """The page as the code says it now."""
+    return "\n".join(
+        [
+            "# Reference",
+            "",
+            "Written from the code by `python -m scripts.reference`. Do not edit.",
+            "",
+            *_commands(),
+            *_options(),
+            *_json_keys(),
+        ]
+    )
+
+
+def status_keys() -> set[str]:
+    """The keys that the engine of a node really has; those of the daemon around it are not among them."""
+
+    async def collect() -> Mapping[str, Any]:
+        with tempfile.TemporaryDirectory() as directory:
+            async with running_node(Bucket(), Path(directory) / "cache") as user:
+                return user.fs.statistics()
+
+    return set(flat(trio.run(collect)))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name not in _WHOLE:
+            yield from flat(value, f"{name}.")
+        else:
+            yield name
+
+
+def _commands() -> Iterator[str]:
+    yield "## Commands"
+    yield ""
+    (choices,) = (each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for name, parser in choices.choices.items():
+        yield f"### fusecache {name}"
+        yield ""
+        yield str(parser.description)
+        yield ""
+        yield "| argument | meaning |"
+        yield "|---|---|"
+        options = _option_flags() if name == "mount" else set()
+        for action in parser._actions:
+            if action.help == argparse.SUPPRESS or action.dest == "help":
+                continue
+            if not options & set(action.option_strings):
+                yield f"| `{_spelling(action)}` | {_cell(action.help or '')} |"
+        yield ""
+        if name == "mount":
+            yield "And every [option of a mount](#options-of-a-mount), as a flag."
+            yield ""
+        yield _exit_status(str(parser.epilog))
+        yield ""
+
+
+def _option_flags() -> set[str]:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser)
+    return {flag for action in parser._actions for flag in action.option_strings}
+
+
+def _exit_status(epilog: str) -> str:
+    return epilog[epilog.index("Exit status") :]
+
+
+def _spelling(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar or action.dest)
+    value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+    return ", ".join(action.option_strings) + value
+
+
+def _options() -> Iterator[str]:
+    yield "## Options of a mount"
+    yield ""
+    yield "Each is a flag (`--cache-size`), a key of the TOML file (`cache_size`), and a variable"
+    yield f"(`{VARIABLE_PREFIX}CACHE_SIZE`). A flag wins over the variable, the variable over the file."
+    yield ""
+    yield "| option | meaning [default] |"
+    yield "|---|---|"
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser)
+    helps = {action.dest: action.help or "" for action in parser._actions}
+    for name, item in FIELDS.items():
+        text = helps.get(name) or item.metadata["help"]
+        yield f"| `{name}` | {_cell(text)} |"
+    yield ""
+
+
+def _json_keys() -> Iterator[str]:
+    yield "## JSON keys of `fusecache status --json`"
+    yield ""
+    yield "`<mount>/.fusecache/stats.json` has the same. Counters count since the mount began; sizes are in bytes."
+    yield ""
+    yield "| key | meaning |"
+    yield "|---|---|"
+    for name, text in STATUS_KEYS.items():
+        yield f"| `{name}` | {text} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("%%", "%").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,53 @@
+"""Where pytest keeps files, and how it reports, in all tests."""
+
+import gc
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.support.left_behind import kept_by_the_session, nothing_left_behind
+
+__all__ = ["kept_by_the_session", "nothing_left_behind"]
+
+# On a disk, as the caches of real mounts are: /tmp is often a tmpfs, which refuses direct reads, is too small for the
+# buckets of the tests' servers, and may be mounted without devices. Processes that tests start inherit it.
+os.environ.setdefault("TMPDIR", "/var/tmp")
+tempfile.tempdir = None  # pytest has asked for the folder before, and Python remembers the answer
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+NEEDS_TORCH = re.compile(
+    r"^(import|from) (torch|torchdata|streaming|loader\.(torch|fast|streaming)|examples\.demo\.\w+"
+    r"|tests\.support\.(real_)?streaming\w*)\b",
+    re.MULTILINE,
+)
+
+
+def pytest_report_header() -> str | None:
+    """Say why there are fewer tests than usual."""
+    return None if HAS_TORCH else "torch is not installed: the files of tests that import it are left out"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what cannot be imported without torch. None: pytest decides."""
+    if HAS_TORCH or collection_path.suffix != ".py":
+        return None
+    return True if NEEDS_TORCH.search(collection_path.read_text()) else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collect no garbage while pytest parses sources to show a failure.
+
+    Python 3.11.2, which Debian 12 has, loses count if a finalizer parses anything meanwhile, and ends the whole run
+    with "SystemError: AST constructor recursion depth mismatch". A ResourceWarning's traceback is enough for that.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()

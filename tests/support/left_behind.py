@@ -1,0 +1,136 @@
+"""Each test must leave the process as it was: no more descriptors, threads, child processes or mounts than before.
+
+Pytest opens session and module fixtures before the first look, so what they hold does not count. ALLOWED lists what
+libraries open once per process and keep.
+"""
+
+import gc
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+
+# What one look found: what identifies a thing, and how the message names it.
+Found = dict[tuple[str, object], str]
+
+# Patterns of names, as the message shows them, and why the thing may stay.
+ALLOWED = {
+    r"thread Trio thread \d+": "trio's idle worker threads: a cache, each ends by itself after ten seconds",
+    r"thread loader-watchdog": "the loader's watchdog: one thread a process, begun by the first read",
+    r"thread tqdm_monitor": "tqdm's own: one thread a process, begun by the first bar",
+    r"descriptor .*/matplotlib/mpl-data/fonts/.*": "matplotlib keeps each font open that it has drawn with",
+    r"child .* from multiprocessing\.resource_tracker import main.*": "multiprocessing's: one child a process",
+}
+_ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED))
+# A closed queue's thread ends within milliseconds.
+_QUEUE_SECONDS = 5.0
+
+
+@pytest.fixture
+def kept_by_the_session() -> None:
+    """Override it in a folder whose session fixtures open things late: what it opens does not count."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    caplog: pytest.LogCaptureFixture,
+    kept_by_the_session: None,
+) -> Iterator[None]:
+    """Fail a test that leaves descriptors, threads, child processes, or mounts below the temporary folder."""
+    folder = tmp_path_factory.getbasetemp()
+    before = _look(folder)
+    yield
+    if not _left(before, folder):
+        return
+    # Pytest keeps these a little longer: the values of fixtures, and logged exceptions with their frames' variables.
+    request.node.funcargs.clear()
+    for phase in ("setup", "call"):
+        caplog.get_records(phase).clear()
+    _collect()
+    left = _left(before, folder)
+    if left:
+        pytest.fail("left behind: " + "; ".join(sorted(left)), pytrace=False)
+
+
+def _collect() -> None:
+    """Collect garbage: datasets and torch's DataLoaders have no close, and end with their last reference."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # of a DataLoader's queue, which is closed by now
+            thread.join(_QUEUE_SECONDS)
+
+
+def _left(before: Found, folder: Path) -> list[str]:
+    """Return the names of what was not there before and may not stay."""
+    return [
+        f"{name}{_ends(name)}"
+        for key, name in _look(folder).items()
+        if key not in before and not _ALLOWED.fullmatch(name)
+    ]
+
+
+def _ends(name: str) -> str:
+    """Return where a socket leads; "" for everything else."""
+    found = re.match(r"descriptor (\d+) of socket:", name)
+    if not found:
+        return ""
+    with suppress(OSError), socket.socket(fileno=os.dup(int(found[1]))) as end:
+        with suppress(OSError):
+            return f" from {end.getsockname()} to {end.getpeername()}"
+        return f" at {end.getsockname()}"
+    return ""
+
+
+def _look(folder: Path) -> Found:
+    return {**_descriptors(), **_threads(), **_children(), **_mounts(folder)}
+
+
+def _descriptors() -> Found:
+    found: Found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            target = os.readlink(f"/proc/self/fd/{number}")
+            found[target, number] = f"descriptor {number} of {target}"
+    # The pipe to multiprocessing's resource tracker, of which a process has one.
+    tracker = str(resource_tracker._resource_tracker._fd)
+    return {key: name for key, name in found.items() if key[1] != tracker}
+
+
+def _threads() -> Found:
+    # The object, not its number: the kernel uses a number again.
+    return {("thread", thread): f"thread {thread.name}" for thread in threading.enumerate()}
+
+
+def _children() -> Found:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {}  # as nearly always
+    found: Found = {}
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # a thread that just ended
+            for number in Path(f"/proc/self/task/{task}/children").read_text().split():
+                found["child", number] = f"child {number} {_command(number)}"
+    return found
+
+
+def _command(number: str) -> str:
+    words = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return words.strip() or "(ended, and nobody waited for it)"
+
+
+def _mounts(folder: Path) -> Found:
+    found: Found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split(" ", 5)[4]
+        if point.startswith(f"{folder}/"):
+            found["mount", point] = f"mount {point}"
+    return found

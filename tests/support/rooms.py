@@ -1,0 +1,364 @@
+"""The rooms of both packages: what each may import, which library lives where, and limits that keep them readable.
+
+Works on source text, so imports inside functions and under TYPE_CHECKING count as well.
+`python -m tests.support.rooms` writes the table of rooms into docs/architecture.md.
+"""
+
+import ast
+import graphlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.support import ROOT
+
+MODULE_LINES_MAX = 500
+ROOM_MODULES_MAX = 16
+CLASS_FIELDS_MAX = 25
+ENGINE_FLOORS_MAX = 8
+
+# What lies below the engine and outside it.
+_STORAGE = (
+    "fusecache.disk",
+    "fusecache.index",
+    "fusecache.model",
+    "fusecache.policy",
+    "fusecache.remote.store",
+)
+_ENGINE = "fusecache.engine"
+
+
+def _engine(*rooms: str) -> tuple[str, ...]:
+    return (*(f"{_ENGINE}.{room}" for room in rooms), *_STORAGE)
+
+
+# room -> the rooms, or single modules, that its modules may import besides each other. A room is one folder: what may
+# import `fusecache.remote` may not import `fusecache.remote.s3` for that.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "fusecache": ("fusecache.cli",),
+    "fusecache.model": (),
+    "fusecache.policy": ("fusecache.model",),
+    "fusecache.policy.cache": ("fusecache.policy", "fusecache.model"),
+    "fusecache.policy.writeback": ("fusecache.policy", "fusecache.model"),
+    "fusecache.disk": ("fusecache.model",),
+    "fusecache.index": ("fusecache.model",),
+    "fusecache.remote": ("fusecache.model",),
+    "fusecache.remote.protocol": ("fusecache.remote", "fusecache.model"),
+    "fusecache.remote.http": ("fusecache.remote.protocol", "fusecache.remote", "fusecache.model"),
+    "fusecache.remote.s3": (
+        "fusecache.remote.http",
+        "fusecache.remote.protocol",
+        "fusecache.remote",
+        "fusecache.model",
+    ),
+    "fusecache.engine.runtime": _engine(),
+    "fusecache.engine.cache": (*_engine("runtime"), "fusecache.policy.cache"),
+    "fusecache.engine.namespace": (*_engine("cache", "runtime"), "fusecache.policy.writeback"),
+    "fusecache.engine.writeback": (*_engine("namespace", "runtime"), "fusecache.policy.writeback"),
+    "fusecache.engine.prefetch": (*_engine("cache", "namespace", "runtime"), "fusecache.policy.cache"),
+    "fusecache.engine.admin": (*_engine("cache", "namespace", "runtime"), "fusecache.policy.cache"),
+    "fusecache.engine.write": (
+        *_engine("cache", "namespace", "writeback", "runtime"),
+        "fusecache.policy.writeback",
+    ),
+    "fusecache.engine.publish": (
+        *_engine("cache", "namespace", "writeback", "write", "runtime"),
+        "fusecache.policy.writeback",
+    ),
+    "fusecache.engine.namespace_ops": _engine("namespace", "writeback", "write", "runtime"),
+    "fusecache.engine.durability": _engine("namespace", "writeback", "write", "publish", "runtime"),
+    "fusecache.engine.recovery": _engine(
+        "cache", "namespace", "writeback", "write", "publish", "namespace_ops", "runtime"
+    ),
+    "fusecache.engine": _engine(
+        "runtime",
+        "cache",
+        "namespace",
+        "writeback",
+        "prefetch",
+        "admin",
+        "write",
+        "publish",
+        "namespace_ops",
+        "durability",
+        "recovery",
+    ),
+    "fusecache.fs": (
+        "fusecache.engine",
+        "fusecache.engine.namespace",
+        "fusecache.engine.prefetch",
+        "fusecache.model",
+    ),
+    "fusecache.config": ("fusecache.remote.endpoints", "fusecache.model"),
+    "fusecache.mount": ("fusecache.model",),
+    "fusecache.daemon": (
+        "fusecache",
+        "fusecache.config",
+        "fusecache.mount",
+        "fusecache.engine",
+        "fusecache.engine.admin",
+        "fusecache.engine.cache",
+        "fusecache.engine.namespace",
+        "fusecache.engine.prefetch",
+        "fusecache.engine.runtime",
+        "fusecache.fs",
+        "fusecache.disk",
+        "fusecache.remote",
+        "fusecache.remote.s3",
+        "fusecache.model",
+    ),
+    "fusecache.cli": (
+        "fusecache",
+        "fusecache.config",
+        "fusecache.daemon",
+        "fusecache.mount",
+        "fusecache.model",
+        "fusecache.engine.recovery.offline",
+    ),
+    # The loader talks to the daemon through files; all that both share is the format of the hints.
+    "loader": (
+        "loader.base",
+        "loader.mds",
+        "loader.parquet",
+        "loader.sampling",
+        "loader.hints",
+        "loader.torch",
+        "loader.tools",
+    ),
+    "loader.base": ("loader.errors",),
+    "loader.order": ("loader.base", "loader.errors", "loader.world"),
+    "loader.mds": ("loader.order", "loader.base", "loader.errors"),
+    "loader.sampling": ("loader.order", "loader.base", "loader.errors", "loader.world"),
+    "loader.parquet": ("loader.mds", "loader.base", "loader.errors"),
+    "loader.hints": (
+        "loader.mds",
+        "loader.sampling",
+        "loader.base",
+        "loader.errors",
+        "loader.world",
+        "fusecache.model.hints",
+    ),
+    "loader.torch": (
+        "loader.hints",
+        "loader.mds",
+        "loader.sampling",
+        "loader.order",
+        "loader.base",
+        "loader.errors",
+        "loader.world",
+    ),
+    "loader.tools": (
+        "loader",
+        "loader.hints",
+        "loader.mds",
+        "loader.parquet",
+        "loader.sampling",
+        "loader.order",
+        "loader.base",
+    ),
+}
+
+# library -> the rooms or modules that may import it. A library with no line here may be imported nowhere.
+OWNERS: dict[str, tuple[str, ...]] = {
+    "boto3": ("fusecache.remote.s3",),
+    "botocore": ("fusecache.remote.s3",),
+    "mypy_boto3_s3": ("fusecache.remote.s3",),
+    "lmdb": ("fusecache.index",),
+    "msgspec": ("loader.mds.index_parser",),
+    "numpy": ("loader",),
+    "pyfuse3": ("fusecache.fs", "fusecache.daemon.main"),
+    "torch": ("loader.torch",),
+    "tqdm": ("fusecache.mount.progress", "loader"),
+    "trio": ("fusecache.engine", "fusecache.fs", "fusecache.daemon"),
+    "urllib3": ("fusecache.remote.s3",),
+    "xxhash": ("fusecache.disk", "fusecache.engine", "loader"),
+    "zstandard": ("loader",),
+}
+
+# Rooms of values and decisions: no I/O, no clock, no log; time and randomness are arguments.
+PURE = ("fusecache.model", "fusecache.policy")
+IMPURE_MODULES = frozenset(
+    "asyncio fcntl io logging mmap os shutil socket subprocess tempfile threading time".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One folder of modules. purpose: the first line of its docstring; may_import: rooms and single modules."""
+
+    name: str
+    purpose: str
+    modules: int
+    lines: int
+    may_import: tuple[str, ...]
+
+
+def project_files() -> dict[str, str]:
+    """Source text of both packages by path from the root."""
+    paths = [path for package in ("fusecache", "loader") for path in (ROOT / package).rglob("*.py")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
+def rooms(files: Mapping[str, str]) -> list[Room]:
+    """Every room with what it holds, from the top down as ROOMS has them."""
+    found = []
+    for name, may_import in ROOMS.items():
+        folder = name.replace(".", "/")
+        modules = [file for file in files if room_of(file) == name and not file.endswith("/__init__.py")]
+        docstring = ast.get_docstring(ast.parse(files[f"{folder}/__init__.py"])) or ""
+        lines = sum(files[file].count("\n") for file in modules)
+        found.append(Room(name, docstring.partition("\n")[0], len(modules), lines, may_import))
+    return found
+
+
+def room_of(file: str) -> str:
+    """The room of a file, as a dotted name."""
+    return file.rpartition("/")[0].replace("/", ".")
+
+
+def complaints(files: Mapping[str, str]) -> list[str]:
+    """What is wrong with the imports of these files. files: path from the root -> source text."""
+    found: list[str] = []
+    graph: dict[str, set[str]] = {}
+    for file, source in sorted(files.items()):
+        tree = ast.parse(source, file)
+        names = set(_imported_names(tree))
+        found += [f"{file} may not import {name}" for name in sorted(names) if not _is_allowed(file, name)]
+        if _is_pure(file) and any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(tree)):
+            found.append(f"{file} may not await")
+        graph[file] = {target for name in names if (target := _target_file(name, files))} - {file}
+    return found + _cycles(graph)
+
+
+def repeated_class_names(files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Class names that a package has more than once: name -> files. A leading underscore does not count."""
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for file, source in sorted(files.items()):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                places[file.split("/")[0], node.name.lstrip("_")].append(file)
+    return {name: where for (_, name), where in places.items() if len(where) > 1}
+
+
+def field_counts(files: Mapping[str, str]) -> dict[str, int]:
+    """Fields of each class: what it declares, and what it sets on `self`. Class -> count."""
+    counts = {}
+    for source in files.values():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                counts[node.name] = len(_fields_of(node))
+    return counts
+
+
+def engine_floors() -> int:
+    """The longest chain of rooms of the engine, each of which may import the next."""
+    graph = {
+        name: {each for each in may_import if each in ROOMS and each.startswith(_ENGINE)}
+        for name, may_import in ROOMS.items()
+        if name.startswith(_ENGINE)
+    }
+    heights: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter(graph).static_order():
+        heights[name] = 1 + max((heights[each] for each in graph[name]), default=0)
+    return max(heights.values())
+
+
+def table(files: Mapping[str, str]) -> str:
+    """The rooms as a table in Markdown. Lines are rounded to hundreds, so that small changes leave it as it is."""
+    storage = ", ".join(f"`{_short(each, 'fusecache')}`" for each in _STORAGE)
+    note = f"`storage` stands for {storage}.\n\n"
+    rows = ["| room | what it is | modules | lines | may import |", "|---|---|---|---|---|"]
+    for room in rooms(files):
+        may_import = ", ".join(_short(each, room.name) for each in room.may_import) or "nothing"
+        may_import = may_import.replace(", ".join(_short(each, room.name) for each in _STORAGE), "storage")
+        lines = max(100, round(room.lines, -2)) if room.modules else 0
+        rows.append(f"| `{room.name}` | {room.purpose} | {room.modules} | {lines} | {may_import} |")
+    return note + "\n".join(rows) + "\n"
+
+
+def _short(name: str, room: str) -> str:
+    package = room.split(".")[0]
+    return name.removeprefix(f"{package}.")
+
+
+def _imported_names(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that a module imports; `from a import b` is `a.b`, a relative import begins with a dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def _is_allowed(file: str, name: str) -> bool:
+    package = name.split(".")[0]
+    if package in sys.stdlib_module_names:
+        return not (_is_pure(file) and package in IMPURE_MODULES)
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    if package not in ("fusecache", "loader"):
+        return f"{module}.".startswith(tuple(f"{owner}." for owner in OWNERS.get(package, ())))
+    room = room_of(file)
+    return any(_leads_into(name, target) for target in (room, *ROOMS[room]))
+
+
+def _leads_into(name: str, target: str) -> bool:
+    """Whether a dotted name lies in a room, not in a room below it, or is, or lies in, a single module."""
+    if target not in ROOMS:
+        return f"{name}.".startswith(f"{target}.")
+    return name.startswith(f"{target}.") and not any(
+        f"{name}.".startswith(f"{room}.") for room in ROOMS if room.startswith(f"{target}.")
+    )
+
+
+def _is_pure(file: str) -> bool:
+    return f"{room_of(file)}.".startswith(tuple(f"{room}." for room in PURE))
+
+
+def _target_file(name: str, files: Mapping[str, str]) -> str | None:
+    """The project's file that a dotted name leads to, if any: a module, or the module that holds the name."""
+    parts = name.split(".")
+    for length in (len(parts), len(parts) - 1):
+        stem = "/".join(parts[:length])
+        for file in (f"{stem}.py", f"{stem}/__init__.py"):
+            if file in files:
+                return file
+    return None
+
+
+def _cycles(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return ["import cycle: " + " <- ".join(error.args[1])]
+    return []
+
+
+def _fields_of(node: ast.ClassDef) -> set[str]:
+    declared = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    return declared | {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+
+
+BEGIN, END = "<!-- rooms: written by `python -m tests.support.rooms` -->\n", "<!-- end of rooms -->\n"
+DOCUMENT = ROOT / "docs" / "architecture.md"
+
+
+def table_in_document() -> str:
+    """The table of rooms as docs/architecture.md has it now."""
+    return DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+if __name__ == "__main__":
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    DOCUMENT.write_text(before + BEGIN + table(project_files()) + END + rest.partition(END)[2])

@@ -1,0 +1,11 @@
+"""docs/reference.md is what the code says; each JSON key of `status` has a meaning there, and no other has."""
+
+from scripts.reference import DAEMON_KEYS, PAGE, STATUS_KEYS, page, status_keys
+
+
+def test_the_page_is_written_from_the_code_as_it_is() -> None:
+    assert PAGE.read_text() == page(), "run: python -m scripts.reference"
+
+
+def test_every_json_key_of_the_engine_is_described() -> None:
+    assert status_keys() == set(STATUS_KEYS) - DAEMON_KEYS
