@@ -1,1 +1,1 @@
-"""The block cache: reads of immutable object versions through memory, local disk and bucket."""
+"""The block cache: reads of immutable object versions from memory, local disk or bucket."""

@@ -1,12 +1,12 @@
-"""The read path: a bounded pool of buffers before a local block cache before the bucket.
+"""The read path: a bounded pool of buffers, then the block cache on the local disk, then the bucket.
 
-What callers see; the work is done by `Fetcher` (requests into buffers), `Keeper` (what is on disk) and the
-pure functions of `policy.readahead`.
+This module is the interface for callers. `Fetcher` fills buffers, `DiskTier` loads and stores cache files,
+`DiskSpace` accounts for the disk, and the pure functions of `policy.cache.readahead` decide what to prefetch.
 
 Invariants:
-1. Replies are views of pool buffers; one buffer is not reused before its reader's next checkpoint.
-2. Memory is bounded: by the pool, by the chunks of open objects, by rows that are at most a second old.
-3. A reader that is cancelled breaks no fetch.
+1. A reply is a view of a pool buffer. The buffer is not reused before the reader's next checkpoint.
+2. Memory is bounded: by the pool, by the chunks of open objects, and by changed rows that are at most a second old.
+3. A cancelled reader does not break a fetch.
 """
 
 import logging
@@ -19,15 +19,17 @@ import trio
 
 from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.disk.cache_files import CacheFiles, delete_tree
+from fusecache.engine.cache.adoption import Adoption, StagedObject
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
-from fusecache.engine.cache.disk_tier import DiskTier, StagedObject
-from fusecache.engine.cache.fetcher import Fetcher, RangeReader
+from fusecache.engine.cache.disk_tier import DiskTier
+from fusecache.engine.cache.fetch_task import RangeReader
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
-from fusecache.engine.cache.readahead import Readahead, ReadStream
+from fusecache.engine.cache.readahead import PrefetchRange, Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex, read_boot_id
@@ -41,9 +43,9 @@ from fusecache.policy.cache.space_ledger import SpaceLedger
 log = logging.getLogger(__name__)
 
 INDEX_SECONDS = 1.0
-# For the journal, the logs and other programs of the node.
+# Free space left for the journal, the logs and other programs of the node.
 FREE_SPACE_FLOOR_BYTES = GIB
-# Some 2 KiB each, and 8 MiB of an object: 64 GiB of objects stay known without a look into the index.
+# Some 2 KiB each. They describe 64 GiB of objects, which are read without a lookup in the index.
 CHUNKS_IN_MEMORY = 8192
 
 
@@ -51,11 +53,11 @@ CHUNKS_IN_MEMORY = 8192
 class CacheOptions:
     """Where the cache is and how much it may take. Sizes in bytes.
 
-    buffer_bytes: memory of the daemon's read path, at least 24 MiB; more buffers, more requests in flight.
-    connections: most GETs in flight; 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each, random reads
-    of many threads take as many as they are given: 64 of them 1.4 times as much with 64 as with 32.
-    free_space_floor_bytes: left free on the file system whatever the limit says.
-    write_reserve_bytes: of staging, kept free for what the kernel has accepted, while files are made.
+    buffer_bytes: memory of the daemon's read path, at least 24 MiB. More buffers allow more requests in flight.
+    connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
+    of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
+    free_space_floor_bytes: left free on the file system, even if the limit allows more.
+    write_reserve_bytes: part of the staging space, kept free for accepted writes that are still in the kernel.
     """
 
     directory: Path
@@ -68,19 +70,19 @@ class CacheOptions:
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0 or self.connections < 1 or self.free_space_floor_bytes < 0:
-            raise ValueError(f"sizes and connections must be positive: {self}")
+            raise ValueError(f"cache options: sizes and connections must be positive: {self}")
 
 
 @dataclass(eq=False, slots=True)
 class ReadHandle:
-    """One open file: an object version and the ways in which it is read, the last used first."""
+    """One open file: an object version and its streams of reads, the last used first."""
 
     entry: CachedObject
     streams: list[ReadStream] = field(default_factory=list)
 
     @property
     def object_id(self) -> ObjectId:
-        """The version that it reads."""
+        """The object version that it reads."""
         return self.entry.object_id
 
     @property
@@ -90,34 +92,25 @@ class ReadHandle:
 
 
 class ReadHints(Protocol):
-    """What is known of future reads, as far as reads need it."""
+    """The hints of jobs, as far as the read path uses them."""
 
     def names(self, object_id: ObjectId) -> bool:
-        """Say whether somebody has said that he will read a version."""
+        """Return whether a job's plan names this object version."""
         ...
 
     async def read_exactly(
         self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
     ) -> memoryview | None:
-        """Fetch bytes [start, stop) if these and no more are worth it; is_random: what is around them is not read."""
+        """Fetch exactly bytes [start, stop), or return None. is_random: the reads of this stream jump."""
         ...
 
     def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
-        """Bytes of a version were read; has_waited: for the bucket."""
+        """Bytes of a version were read. has_waited: whether the reader waited for the bucket."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchRange:
-    """Bytes [0, stop) of an object version of `size` bytes, at most one chunk of them, worth having soon."""
-
-    object_id: ObjectId
-    size: int
-    stop: int
-
-
 class BlockCache:
-    """Reads of immutable objects, and the account of the node's disk. Runs on the trio loop."""
+    """Reads immutable objects and accounts for the node's disk space. Runs on the trio loop."""
 
     def __init__(self, store: RangeReader, offload: Offload, options: CacheOptions) -> None:
         """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""
@@ -149,6 +142,7 @@ class BlockCache:
         self._disk_tier = DiskTier(
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
+        self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
         self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
         self._fetcher = Fetcher(
             store, offload, self._buffer_pool, self._counters, connections=options.connections
@@ -158,7 +152,7 @@ class BlockCache:
             offload, self._files, self._index, self._table, self._disk_space, self._fetcher, self._buffer_pool
         )
         self.range_cache = RangeCache(self._fetcher)
-        # Told of what is read while there are hints.
+        # Called for each read while there are hints.
         self.hints: ReadHints | None = None
         self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher)
         self._nursery: trio.Nursery | None = None
@@ -166,15 +160,15 @@ class BlockCache:
 
     @property
     def limit(self) -> RequestLimit:
-        """How many requests the bucket bears, learned by the reads; others may share it."""
+        """How many requests in flight the bucket accepts, learned from reads; other clients may share it."""
         return self._fetcher.limit
 
     def is_fetching(self) -> bool:
-        """Say whether the bucket is being read: GETs are under way, or were a moment ago."""
+        """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
         return self._fetcher.is_fetching()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the cache's tasks until cancelled; then write the index's rows and its clean mark."""
+        """Run the cache's tasks until cancelled; then write the index's pending rows and its clean mark."""
         self._pool.touch()
         try:
             async with trio.open_nursery() as nursery:
@@ -197,12 +191,12 @@ class BlockCache:
 
     def open(self, object_id: ObjectId, size: int) -> ReadHandle:
         """Return a new handle on an object version of `size` bytes. Does no I/O."""
-        entry = self._entry(object_id, size)
+        entry = self._table.object_entry(object_id, size)
         entry.handles += 1
         return ReadHandle(entry)
 
     def close(self, handle: ReadHandle) -> None:
-        """End a handle: its read-ahead stops, its object leaves memory when its buffers do."""
+        """Close a handle. Its read-ahead stops. Its object leaves memory when its buffers do."""
         entry = handle.entry
         self._readahead.close(handle.streams)
         entry.handles -= 1
@@ -212,7 +206,7 @@ class BlockCache:
             self._table.drop_object_if_idle(entry)
 
     def is_open(self, object_id: ObjectId) -> bool:
-        """Say whether somebody has an object version open."""
+        """Return whether an object version is open."""
         entry = self._table.objects.get(object_id)
         return entry is not None and entry.handles > 0
 
@@ -220,7 +214,7 @@ class BlockCache:
         """Return bytes [offset, offset + length), clamped to the object's size; empty at its end.
 
         A returned memoryview is valid until the caller's next checkpoint.
-        Raises ObjectChanged, ObjectMissing, AccessDenied, or Unavailable after a minute of trying.
+        Raises ObjectChanged, ObjectMissing, AccessDenied, or Unavailable after a minute of retries.
         """
         stop = min(offset + length, handle.entry.size)
         if offset >= stop:
@@ -242,11 +236,11 @@ class BlockCache:
     async def _read_cached(
         self, handle: ReadHandle, start: int, stop: int
     ) -> tuple[memoryview | bytes, bool]:
-        """Read through buffers and disk, and ahead of the reader; return whether the bucket was needed, too."""
+        """Read from buffers, disk or bucket, with read-ahead. Also return whether the bucket was needed."""
         now = trio.current_time()
         if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):
-            # Somebody has said what he reads: no guess that who reads the beginning reads it all, or that samples which
-            # happen to be neighbours are more than that.
+            # A job's plan names this file. So do not guess that a read at its start means a read of all, or that
+            # neighbouring samples are a sequential read.
             handle.streams.append(ReadStream(handle.entry, side_stream(0, near_bytes=0)))
         stream = self._readahead.observe(handle.streams, handle.entry, start, stop, now)
         data = self._read_nowait(stream, start, stop, now)
@@ -263,7 +257,7 @@ class BlockCache:
         return data, False
 
     async def _read_exactly(self, stream: ReadStream, start: int, stop: int) -> memoryview | None:
-        """Read bytes of which hints say that no more shall be fetched, if nothing of them is here; else None."""
+        """Read exactly these bytes if hints ask for that and none of them is cached or in flight; else None."""
         entry, hints = stream.entry, self.hints
         if hints is None or not await self._is_not_cached(entry, start, stop):
             return None
@@ -271,7 +265,7 @@ class BlockCache:
         return await hints.read_exactly(entry.object_id, entry.size, start, stop, is_random=is_random)
 
     async def _is_not_cached(self, entry: CachedObject, start: int, stop: int) -> bool:
-        """Say whether none of these bytes are here, or on their way."""
+        """Return whether none of these bytes is cached or in flight."""
         for index, first, last in split_by_chunk(Extent(start, stop)):
             chunk = await self._chunk(entry, index)
             if mask_of_bytes(first, last) & (chunk.present | chunk.in_memory() | chunk.pending()):
@@ -279,70 +273,49 @@ class BlockCache:
         return True
 
     def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
-        """Have the starts of objects read ahead, the first of them first. Never waits, never fails."""
+        """Prefetch the starts of objects, in the given order. Never waits, never fails."""
         if self._nursery is not None:
-            self._nursery.start_soon(self._prefetch, objects, name="prefetch")
+            self._nursery.start_soon(self._readahead.prefetch, objects, name="prefetch")
 
-    async def _prefetch(self, objects: Sequence[PrefetchRange]) -> None:
-        held = []
-        for wanted in objects:
-            known = self._table.objects.get(wanted.object_id)
-            if known is None or known.size == wanted.size:
-                entry = self._entry(wanted.object_id, wanted.size)
-                entry.handles += 1  # it stays in memory while its rows are loaded
-                held.append((entry, mask_of_bytes(0, wanted.stop)))
-        try:
-            await self._table.load_objects([entry for entry, _ in held])
-            for depth, (entry, mask) in enumerate(held):
-                chunk = await self._table.loaded_chunk(entry, 0)
-                self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth)
-            self._fetcher.pump()
-        finally:
-            for entry, _ in held:
-                entry.handles -= 1
-                for chunk in list(entry.chunks.values()):
-                    self._table.drop_if_idle(chunk)
-                self._table.drop_object_if_idle(entry)
-
-    # ---- the disk's account, for the write path
+    # ---- disk space, for the write path
 
     async def reserve_staging(self, nbytes: int) -> None:
-        """Reserve room for staging files, evicting clean blocks if needed. Raises NoSpace."""
+        """Reserve space for staging files, evicting clean blocks if needed. Raises NoSpace."""
         await self._disk_space.reserve_staging(nbytes)
 
     def reserve_staging_nowait(self, nbytes: int) -> bool:
-        """Reserve room for staging files if there is enough right now."""
+        """Reserve space for staging files if there is enough now; evicts nothing."""
         return self._disk_space.reserve_staging_nowait(nbytes)
 
     def writable_bytes(self) -> int:
-        """Return how much more may be begun to be written, if all clean blocks make way for it.
+        """Return how many bytes new writes may take if all clean blocks are evicted for them.
 
-        The reserve for what the kernel has accepted, and not written yet, is not counted.
+        The reserve for accepted writes that are still in the kernel is not counted.
         """
         ledger = self._disk_space.ledger
         left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._disk_space.clean_limit_bytes())
         return max(0, left - ledger.write_reserve_bytes)
 
     def usable_bytes(self) -> int:
-        """Return how much of its limit the disk has room for: all of it, or less."""
+        """Return how many bytes of the limit the disk has space for: all of them, or fewer."""
         return self._disk_space.usable_bytes()
 
     @property
     def high_water_bytes(self) -> int:
-        """What staging files may hold before closes should wait for uploads."""
+        """How many bytes staging files may hold before closes should wait for uploads."""
         return self._disk_space.ledger.high_water_bytes
 
     @property
     def is_staging_high(self) -> bool:
-        """Whether staging files hold more than that."""
+        """Whether staging files hold more than `high_water_bytes`."""
         return self._disk_space.ledger.staging_bytes > self.high_water_bytes
 
     async def staging_released(self) -> None:
-        """Return when staging files give room back, and hold less than that."""
+        """Wait until staging files release space and hold no more than `high_water_bytes`."""
         await self._staging_fell.wait()
 
     def announce_staging(self) -> None:
-        """Wake those who wait for `staging_released`."""
+        """Wake the waiters of `staging_released`."""
         self._staging_fell.set()
         self._staging_fell = trio.Event()
 
@@ -351,19 +324,22 @@ class BlockCache:
         self._disk_space.ledger.restore_staging(nbytes)
 
     def release_staging(self, nbytes: int) -> None:
-        """Give reserved room back."""
+        """Release reserved staging space."""
         self._disk_space.ledger.release_staging(nbytes)
         if not self.is_staging_high:
             self.announce_staging()
 
     async def adopt(self, files: Sequence[StagedObject]) -> None:
-        """Make staging files whose bytes the bucket has cache files; the reservation of each moves with it.
+        """Turn uploaded staging files into cache files. The reservation of each moves with it.
 
-        A file that cannot be kept is removed.
+        A file that cannot become a cache file is removed.
         """
         objects = self._table.objects
-        await self._disk_tier.adopt(
-            [(objects.get(file.object_id) or self._entry(file.object_id, file.size), file) for file in files]
+        await self._adoption.adopt(
+            [
+                (objects.get(file.object_id) or self._table.object_entry(file.object_id, file.size), file)
+                for file in files
+            ]
         )
         if not self.is_staging_high:
             self.announce_staging()
@@ -373,56 +349,17 @@ class BlockCache:
         await self._disk_tier.forget(object_id)
 
     def pin(self, is_pinned: Callable[[ObjectId], bool]) -> None:
-        """Keep blocks of objects of which `is_pinned` is true unless nothing else can make room for what is written."""
-        self._disk_space.is_pinned = is_pinned
+        """Evict blocks of pinned objects only for writes, and only if nothing else is left to evict."""
+        self._disk_space.evictor.is_pinned = is_pinned
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""
-        counters, ledger = self._counters, self._disk_space.ledger
-        began = next(iter(counters.waiting.values()), None)
-        return CacheStatistics(
-            hits=counters.hits,
-            misses=counters.misses,
-            requests=counters.requests,
-            bytes_by_cause={
-                cause.name.lower(): counters.bytes_by_cause[cause.name.lower()] for cause in Cause
-            },
-            bytes_read=counters.bytes_read,
-            wait_seconds=dict(counters.wait_seconds),
-            waiting_reads=len(counters.waiting),
-            longest_wait_seconds=trio.current_time() - began if began is not None else 0.0,
-            evicted_blocks=counters.evicted_blocks,
-            evicted_bytes=counters.evicted_bytes,
-            used_bytes=ledger.cache_bytes,
-            reserved_bytes=ledger.reserved_bytes,
-            staging_bytes=ledger.staging_bytes,
-            limit_bytes=ledger.limit_bytes,
-            buffers=self._buffer_pool.large_count + self._buffer_pool.small_count,
-            buffers_in_use=self._buffer_pool.in_use,
-            errors=counters.errors,
-            disk_errors=counters.disk_errors,
-            checksum_failures=counters.checksum_failures,
-            uncached=counters.uncached,
-            not_admitted=counters.not_admitted,
-            stalls=counters.stalls,
-            latency_p50_seconds=counters.latency.seconds(0.5),
-            latency_p99_seconds=counters.latency.seconds(0.99),
-            first_byte_p50_seconds=counters.first_byte.seconds(0.5),
-            first_byte_p99_seconds=counters.first_byte.seconds(0.99),
-        )
+        return self._counters.snapshot(self._disk_space.ledger, self._buffer_pool, trio.current_time())
 
     # ---- one read
 
-    def _entry(self, object_id: ObjectId, size: int) -> CachedObject:
-        entry = self._table.objects.get(object_id)
-        if entry is None:
-            entry = self._table.objects[object_id] = CachedObject(object_id, size)
-        elif entry.size != size:
-            raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
-        return entry
-
     def _read_nowait(self, stream: ReadStream, start: int, stop: int, now: float) -> memoryview | None:
-        """Answer out of one frame, if one holds it all."""
+        """Answer from one buffer, if one holds all of it."""
         index = start // CHUNK_BYTES
         base = index * CHUNK_BYTES
         chunk = stream.entry.chunks.get(index)
@@ -437,7 +374,7 @@ class BlockCache:
         return buffer.view(start - base, stop - base)
 
     async def _read_disk(self, stream: ReadStream, start: int, stop: int) -> memoryview | None:
-        """Answer a little from the disk by the shortest way, if all of it lies there and nothing else concerns it."""
+        """Answer a small read from disk in the reader's task, if all of it is there and no fetch concerns it."""
         index = start // CHUNK_BYTES
         start, stop = start - index * CHUNK_BYTES, stop - index * CHUNK_BYTES
         first, end = start // GRANULE_BYTES, -(-stop // GRANULE_BYTES)
@@ -470,14 +407,14 @@ class BlockCache:
     async def _read_with_fetch(
         self, stream: ReadStream, start: int, stop: int
     ) -> tuple[memoryview | bytes, bool]:
-        """Ask for what is missing, read ahead, wait; return whether the bucket was needed, too."""
+        """Request missing granules, read ahead, and wait. Also return whether the bucket was needed."""
         stream.pattern = grow(stream.pattern)
         pieces = split_by_chunk(Extent(start, stop))
         from_network = False
         for index, first, last in pieces:
             chunk = await self._chunk(stream.entry, index)
             from_network |= bool(mask_of_bytes(first, last) & ~chunk.in_memory() & ~chunk.present)
-        # All is asked for before any of it is waited for.
+        # Request all pieces before waiting for the first.
         fetch_stop = demand_stop(stream.pattern, start, stop, stream.entry.size)
         for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
             chunk = await self._chunk(stream.entry, index)
@@ -495,15 +432,14 @@ class BlockCache:
         if len(pieces) == 1:
             index, first, last = pieces[0]
             return await self._read_chunk_range(stream, index, first, last), from_network
-        # One chunk pinned at a time: readers that held one and waited for another could block each other
-        # for ever.
+        # Hold one chunk at a time: readers that hold one and wait for another could block each other for ever.
         parts = bytearray()
         for index, first, last in pieces:
             parts += await self._read_chunk_range(stream, index, first, last)
         return memoryview(parts), from_network
 
     async def _read_chunk_range(self, stream: ReadStream, index: int, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of one chunk, waiting as long as it takes."""
+        """Return bytes [start, stop) of one chunk, waiting until they are in memory. Raises the fetch's error."""
         need = mask_of_bytes(start, stop)
         chunk = await self._chunk(stream.entry, index)
         chunk.readers += 1
@@ -517,25 +453,25 @@ class BlockCache:
             if buffer is not None:
                 self._on_read(stream, chunk, buffer, stop, now)
                 return buffer.view(start, stop)
-            return memoryview(_joined(chunk, start, stop))
+            return memoryview(chunk.copy_bytes(start, stop))
         finally:
             chunk.readers -= 1
 
     async def _wait_for(self, chunk: Chunk, need: int) -> None:
-        """Wait for granules, and count what the reader waited for: its place in the queue, then the source."""
+        """Wait for granules. Count the seconds in the queue and the seconds of the source apart."""
         began = trio.current_time()
-        requests = [request for request in chunk.fetches if request.mask & need]
-        asks_bucket = any(request.source is FetchSource.NETWORK for request in requests)
+        fetches = [fetch for fetch in chunk.fetches if fetch.mask & need]
+        asks_bucket = any(fetch.source is FetchSource.NETWORK for fetch in fetches)
         wait = self._counters.begin_wait(began) if asks_bucket else None
         try:
             await self._fetcher.wait_for(chunk, need)
         finally:
             if wait is not None:
                 del self._counters.waiting[wait]
-            self._counters.count_wait(requests, began, trio.current_time())
+            self._counters.count_wait(fetches, began, trio.current_time())
 
     async def _chunk(self, entry: CachedObject, index: int) -> Chunk:
-        """Return a chunk with its rows loaded, for a reader who waits for it."""
+        """Return a chunk with its rows loaded, and count the reader's wait for them."""
         chunk = entry.chunks.get(index)
         if chunk is not None and chunk.loaded:
             return chunk
@@ -548,7 +484,7 @@ class BlockCache:
     # ---- tasks
 
     async def _write_index(self) -> None:
-        """Write rows and look at the disk once a second."""
+        """Once a second: write changed rows, measure free space, forget idle chunks and streams."""
         while True:
             await trio.sleep(INDEX_SECONDS)
             await self._table.flush_rows()
@@ -557,20 +493,8 @@ class BlockCache:
             self._readahead.forget_idle(trio.current_time())
 
     async def _clean_up_after_last_run(self) -> None:
-        """Delete what was discarded at start, and files that no row knows (a kill between file and row)."""
+        """Delete folders discarded at start, and files without a row (after a kill between file and row)."""
         for folder in self._index.opening.discarded:
             await self._offload.disk(delete_tree, folder)
         if self._index.opening.unclean:
             await self._disk_tier.delete_unindexed_files()
-
-
-def _joined(chunk: Chunk, start: int, stop: int) -> bytearray:
-    """Copy bytes [start, stop) of a chunk out of several frames."""
-    data = bytearray()
-    while start < stop:
-        end = min(stop, (start // GRANULE_BYTES + 1) * GRANULE_BYTES)
-        buffer = chunk.buffer_of(start // GRANULE_BYTES)
-        assert buffer is not None, "the caller has seen that every granule is in memory"
-        data += buffer.view(start, end)
-        start = end
-    return data

@@ -1,11 +1,13 @@
-"""The cache's table in memory: which objects and chunks are known, and how they follow the index.
+"""The table of objects and chunks in memory, and their rows in the index on disk.
 
-Used on the loop; calls that may block go through `offload`. Not here: bytes (`keeper`), room for them (`room`).
+Used on the trio loop; calls that may block go through `offload`. Not here: bytes (`disk_tier`), disk space
+(`disk_space`).
 
 Invariants:
-1. Rows are read and written under one lock, and memory is changed before it is let go, so that memory and index agree.
+1. Rows are read and written under one lock. Memory changes before the lock is released, so memory and index agree.
 2. A chunk with rows that the index lacks (`dirty`) stays in memory.
-3. What changes memory, index, ledger and files together runs to its end, whoever is cancelled (`to_its_end`).
+3. An operation that changes memory, index, ledger and files together runs to its end, even if its caller is cancelled
+   (`run_to_completion`).
 """
 
 import contextlib
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NUMBERS_PER_LEASE = 4096
-# A block whose last read was noted less than 1/8 of a cache of traffic ago is not noted again.
+# The stamp of a block is updated only after 1/8 of a cache of traffic, which saves row writes.
 _STAMP_STEP = STAMPS_PER_LIMIT // 8
 
 
@@ -45,7 +47,7 @@ class BlockTable:
         self._warned: set[str] = set()
         self._is_unreadable = False
         self._is_unwritable = False
-        # Numbers from here on belong to this run.
+        # File numbers from here on belong to this run of the daemon.
         self.first_number = index.lease_numbers(_NUMBERS_PER_LEASE)
         self._numbers = iter(range(self.first_number, self.first_number + _NUMBERS_PER_LEASE))
         self.nursery: trio.Nursery
@@ -61,11 +63,10 @@ class BlockTable:
         return self._clock_start + self.traffic_bytes * STAMPS_PER_LIMIT // self._limit_bytes
 
     async def run_to_completion(self, call: Callable[..., Awaitable[T]], *args: object, name: str) -> T:
-        """Run something in the cache's own nursery: begun, it ends, even if the caller is cancelled
-        meanwhile.
+        """Run a call in the cache's own nursery. Once begun, it runs to its end, even if the caller is cancelled.
 
-        The cache's own end waits for it too: memory, index, ledger and files would differ if it stopped half-way.
-        Raises what `call` does, and StateError if the cache ends by its failure.
+        The shutdown of the cache waits for it too: if it stopped half-way, memory, index, ledger and files would
+        differ. Raises what `call` raises, and StateError if the cache ends by a failure.
         """
         results: list[T] = []
         errors: list[FusecacheError] = []
@@ -85,19 +86,30 @@ class BlockTable:
         if errors:
             raise errors[0]
         if not results:
-            # Cancelled with the cache, as when another of its tasks failed: who uses it is cancelled later, if at all.
-            raise StateError(f"{name}: the cache has ended")
+            # Cancelled with the cache, as when another of its tasks failed. Its callers are cancelled later, if at all.
+            raise StateError(
+                f"{name}: the cache has shut down after a failure; see the log, then mount again"
+            )
         return results[0]
 
+    def object_entry(self, object_id: ObjectId, size: int) -> CachedObject:
+        """Return the entry of an object version, created if needed. Raises ValueError if its size differs."""
+        entry = self.objects.get(object_id)
+        if entry is None:
+            entry = self.objects[object_id] = CachedObject(object_id, size)
+        elif entry.size != size:
+            raise ValueError(f"{object_id} has {entry.size} bytes, not {size}")
+        return entry
+
     async def load_object(self, entry: CachedObject) -> None:
-        """Look up what is cached of an object. Several readers may call at once."""
+        """Look up the object's row in the index. Several readers may call at once."""
         if entry.loading is not None:
             await entry.loading.wait()
         else:
             await self.load_objects([entry])
 
     async def load_objects(self, entries: Sequence[CachedObject]) -> None:
-        """Look up several objects by one crossing to a thread; those that others look up already are left to them."""
+        """Look up several objects by one call in a thread. Skips objects that another task looks up already."""
         loading = [(entry, trio.Event()) for entry in entries if not entry.loaded and entry.loading is None]
         for entry, event in loading:
             entry.loading = event
@@ -120,7 +132,7 @@ class BlockTable:
             await self.load_object(entry)
 
     def new_chunk(self, entry: CachedObject, index: int) -> Chunk:
-        """Return an object's chunk, made if needed; it may still have to be loaded."""
+        """Return an object's chunk, created if needed. Its rows may not be loaded yet."""
         chunk = entry.chunks.get(index)
         if chunk is None:
             chunk = entry.chunks[index] = Chunk(entry, index)
@@ -167,14 +179,14 @@ class BlockTable:
         chunk.present &= full_mask(chunk.size)
 
     def drop_if_idle(self, chunk: Chunk) -> None:
-        """Forget a chunk, and then its object, in memory, if nothing needs them there."""
+        """Drop a chunk, and then its object, from memory if nothing needs them there."""
         entry = chunk.owner
         if chunk.is_idle() and entry.chunks.get(chunk.index) is chunk and not entry.handles:
             del entry.chunks[chunk.index]
         self.drop_object_if_idle(entry)
 
     def drop_object_if_idle(self, entry: CachedObject) -> None:
-        """Forget an object in memory if nobody has it open and no chunk of it is needed."""
+        """Drop an object from memory if it is not open and no chunk of it is needed."""
         if entry.handles or entry.chunks or entry.disk_operations or entry.loading is not None:
             return
         if self.objects.get(entry.object_id) is entry:
@@ -183,14 +195,14 @@ class BlockTable:
             del self.by_number[entry.number]
 
     def trim_chunks(self, most: int) -> None:
-        """Forget idle chunks of open objects in memory when there are more than `most`; they load again."""
+        """Drop idle chunks of open objects from memory while there are more than `most`; they can load again."""
         chunks = [chunk for entry in self.objects.values() for chunk in entry.chunks.values()]
         for chunk in chunks[: max(0, len(chunks) - most)]:
             if chunk.is_idle():
                 del chunk.owner.chunks[chunk.index]
 
     def on_use(self, chunk: Chunk) -> None:
-        """A reader used the chunk: its blocks are young again."""
+        """A reader used the chunk: update its stamp, at most once per _STAMP_STEP."""
         clock = self.clock
         if clock - chunk.stamp >= _STAMP_STEP:
             chunk.stamp = clock
@@ -201,7 +213,7 @@ class BlockTable:
         try:
             return await self._offload.rows(self._find_all, object_ids)
         except LocalDiskError as exc:
-            await self._give_index_up(exc)
+            await self._abandon_index(exc)
             return [None] * len(object_ids)
 
     def _find_all(self, object_ids: Sequence[ObjectId]) -> list[ObjectRow | None]:
@@ -212,11 +224,11 @@ class BlockTable:
         try:
             return await self._offload.rows(self._index.block_rows, number, first, stop)
         except LocalDiskError as exc:
-            await self._give_index_up(exc)
+            await self._abandon_index(exc)
             return {}
 
-    async def _give_index_up(self, exc: LocalDiskError) -> None:
-        """The index cannot be read: what is on disk is unknown from here on, until the next start makes it anew."""
+    async def _abandon_index(self, exc: LocalDiskError) -> None:
+        """The index cannot be read: cached blocks are unknown until the next start, which creates a new index."""
         self.count_disk_error(exc)
         if not self._is_unreadable:
             self._is_unreadable = True
@@ -225,11 +237,11 @@ class BlockTable:
 
     @property
     def accepts_blocks(self) -> bool:
-        """Whether rows of new blocks find their way into the index; if not, nothing new is kept on disk."""
+        """Whether the index takes rows of new blocks. If not, no new block is stored on disk."""
         return not (self._is_unreadable or self._is_unwritable)
 
     async def flush_rows(self) -> None:
-        """Write the rows that memory is ahead of; those that the disk does not take are tried again later."""
+        """Write the rows of dirty blocks. If the disk fails, they stay dirty and are retried later."""
         async with self.rows_lock:
             try:
                 await self.write_rows()
@@ -237,7 +249,7 @@ class BlockTable:
                 self.count_disk_error(exc)
 
     async def write_rows(self) -> None:
-        """Write the rows that memory is ahead of, under the lock. Raises LocalDiskError."""
+        """Write the rows of dirty blocks; the caller holds the lock. Raises LocalDiskError."""
         dirty = [
             (chunk, chunk.dirty)
             for entry in self.objects.values()
@@ -245,15 +257,15 @@ class BlockTable:
             if chunk.dirty
         ]
         if not dirty:
-            self._is_unwritable = False  # nothing is owed: the next row will show
+            self._is_unwritable = False  # nothing is pending: the next row will show whether it works
             return
         changes = _changes_of(chunk for chunk, _ in dirty)
         for chunk, _ in dirty:
             chunk.dirty = 0
-            chunk.is_being_indexed = True  # it stays in memory: the index may not take its rows
+            chunk.is_being_indexed = True  # keeps it in memory: the index may fail to take its rows
         try:
             await self._offload.rows(self._index.apply, changes, self.clock)
-        except BaseException as exc:  # or cancelled before it began: the rows are still to be written
+        except BaseException as exc:  # also if cancelled before it began: the rows are still pending
             for chunk, blocks in dirty:
                 chunk.dirty |= blocks
             self._is_unwritable = isinstance(exc, LocalDiskError)
@@ -266,7 +278,7 @@ class BlockTable:
             self.drop_if_idle(chunk)
 
     async def new_number(self) -> int:
-        """Return a file number that was never used."""
+        """Return a file number that was never used. Raises LocalDiskError."""
         number = next(self._numbers, None)
         while number is None:
             async with self.rows_lock:
@@ -278,33 +290,38 @@ class BlockTable:
         return number
 
     def close(self) -> None:
-        """Write what is left and the mark of a clean stop. Blocks the loop: nothing else runs any more."""
+        """Write the remaining rows and the mark of a clean stop. Blocks the loop, where nothing else runs any more."""
         chunks = [chunk for entry in self.objects.values() for chunk in entry.chunks.values() if chunk.dirty]
         try:
             self._index.apply(_changes_of(chunks), self.clock)
             self._index.close(clean=True)
         except LocalDiskError as exc:
-            log.warning("cache was not closed in order, its last second is lost: %s", exc)
+            log.warning("cache index not closed, rows of the last second are lost error=%s", exc)
             self._index.close(clean=False)
 
     def count_disk_error(self, exc: LocalDiskError) -> None:
         self._counters.disk_errors += 1
-        self.warn_once("disk", f"the cache's disk fails: reads go on, uncached: {exc}")
+        self.warn_once(
+            "disk", f"cache disk fails, reads continue uncached; check the disk of --cache-dir error={exc}"
+        )
 
     def count_damaged(self, key: str, granules: int) -> None:
-        """Cached granules are not what their checksums say."""
+        """Count cached granules that do not match their checksums."""
         self._counters.checksum_failures += granules
-        self.warn_once("damaged", f"cached granules are damaged and fetched again, key={key}")
+        self.warn_once(
+            "damaged",
+            f"cached granules are damaged, fetching them again; if this repeats, check the disk key={key}",
+        )
 
     def warn_once(self, topic: str, text: str) -> None:
-        """Warn once a topic: a failing disk would say so a thousand times a second."""
+        """Warn once per topic: a failing disk would log a thousand lines a second."""
         if topic not in self._warned:
             self._warned.add(topic)
-            log.warning("cache %s", text)
+            log.warning("%s", text)
 
 
 def _changes_of(chunks: Iterable[Chunk]) -> list[ObjectChange]:
-    """Return the rows of all dirty blocks."""
+    """Return the rows of all dirty blocks, by object."""
     rows: dict[int, dict[int, BlockRow | None]] = {}
     owners: dict[int, CachedObject] = {}
     for chunk in chunks:

@@ -1,6 +1,6 @@
-"""The pool's buffers as frames: which are free, which are clean, and which is reused next.
+"""The pool of buffers: which are free, which hold clean bytes, and which is recycled next.
 
-Used on the loop only; nothing here awaits, so that a reply made of a frame stays valid until the next checkpoint.
+Used on the trio loop only. Nothing here awaits, so a reply that views a buffer stays valid until the next checkpoint.
 """
 
 from collections import OrderedDict
@@ -10,34 +10,34 @@ from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.engine.cache.chunks import Buffer, Chunk
 from fusecache.policy.cache.fetch_order import Cause
 
-# Bytes read ahead of a reader are not taken away for another's read-ahead until they look abandoned.
+# A hint or read-ahead takes an unread buffer only if it was not used for 2 s: its reader seems to have left.
 ABANDONED_SECONDS = 2.0
 
 
 class BufferPool:
-    """Hands out frames: free ones first, then clean ones, the consumed before the unread."""
+    """Gives out buffers: free ones first, then clean ones, the consumed before the unread."""
 
     def __init__(self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None]) -> None:
         self._free = {
             False: [Buffer(buffer, small=False) for buffer in pool.large],
             True: [Buffer(buffer, small=True) for buffer in pool.small],
         }
-        # Frames that no thread uses, least recently touched first. Keyed by id: a frame is its identity.
+        # Buffers that no thread uses, the least recently used first. Keyed by id, as a buffer is compared by identity.
         self._consumed: dict[bool, OrderedDict[int, Buffer]] = {False: OrderedDict(), True: OrderedDict()}
         self._clean: dict[bool, OrderedDict[int, Buffer]] = {False: OrderedDict(), True: OrderedDict()}
         self._on_recycled = on_recycled
         self.large_count = len(pool.large)
         self.small_count = len(pool.small)
-        # Read-ahead leaves these to demand.
+        # Hints and read-ahead leave these free buffers to demand.
         self._reserve = max(1, self.large_count // 16)
 
     @property
     def in_use(self) -> int:
-        """Frames that hold something."""
+        """How many buffers are not free."""
         return self.large_count + self.small_count - len(self._free[True]) - len(self._free[False])
 
     def acquire(self, *, small: bool, cause: Cause, now: float) -> Buffer | None:
-        """Return an empty frame, None if there is none that this cause may take."""
+        """Return an empty buffer, None if there is none that this cause may take."""
         free = self._free[small]
         if free and (cause is Cause.DEMAND or len(free) > self._reserve):
             return free.pop()
@@ -57,17 +57,17 @@ class BufferPool:
         return None
 
     def acquire_use(self, buffer: Buffer) -> None:
-        """A thread is about to use the frame."""
+        """A thread is about to use the buffer."""
         buffer.busy += 1
         self._unshelve(buffer)
 
     def release_use(self, buffer: Buffer, now: float) -> None:
-        """A thread no longer uses the frame."""
+        """A thread no longer uses the buffer."""
         buffer.busy -= 1
         if buffer.busy:
             return
         if not buffer.valid:
-            # Nothing came. Were it kept, readers that wait for retries could pin all frames and get none.
+            # No bytes came. Otherwise readers that wait for retries could hold all buffers, and none could be filled.
             self.release(buffer)
         else:
             buffer.touched_at = now
@@ -75,21 +75,21 @@ class BufferPool:
             shelf[buffer.small][id(buffer)] = buffer
 
     def touch(self, buffer: Buffer, now: float) -> None:
-        """A reader used the frame."""
+        """A reader used the buffer."""
         buffer.touched_at = now
         for shelf in (self._clean[buffer.small], self._consumed[buffer.small]):
             if id(buffer) in shelf:
                 shelf.move_to_end(id(buffer))
 
     def mark_consumed(self, buffer: Buffer) -> None:
-        """A reader has read the frame to its end: it is the first to be reused."""
-        buffer.is_consumed = True  # known also if a thread still writes it out
+        """A reader has read the buffer to its end: it is recycled first."""
+        buffer.is_consumed = True  # also if a thread still writes it to disk: `release_use` needs it
         if self._clean[buffer.small].pop(id(buffer), None) is not None:
             self._consumed[buffer.small][id(buffer)] = buffer
 
     def release(self, buffer: Buffer) -> None:
-        """Empty a frame that no thread uses."""
-        assert not buffer.busy, "a frame in use cannot be released"
+        """Empty a buffer that no thread uses."""
+        assert not buffer.busy, "a buffer in use cannot be released"
         chunk = buffer.chunk
         assert chunk is not None
         self._unshelve(buffer)
@@ -99,7 +99,7 @@ class BufferPool:
         self._on_recycled(chunk)
 
     def give(self, buffer: Buffer, chunk: Chunk, first: int) -> None:
-        """Let an empty frame hold granules of `chunk` from `first` on."""
+        """Assign an empty buffer to granules of `chunk` from `first` on."""
         buffer.chunk, buffer.first, buffer.valid, buffer.is_consumed = chunk, first, 0, False
         chunk.buffers.append(buffer)
 

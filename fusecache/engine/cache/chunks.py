@@ -1,12 +1,12 @@
-"""What the cache knows in memory: objects, their chunks, the buffers ("frames") that hold bytes of them.
+"""The cache's state in memory: objects, their chunks, and the buffers and fetches of each chunk.
 
-Used on the loop only, never from a thread; nothing here awaits.
+Used on the trio loop only; nothing here awaits. Threads write only some fields of a `Fetch`, as its docstring says.
 
 Invariants:
-1. A frame with `busy > 0` has a thread reading or writing it; one of a pinned chunk has a reader about to
-look at it: neither is recycled.
-2. A bit of `Chunk.present` is set only after its bytes are in the cache file, and cleared before they go.
-3. A granule is pending in at most one request.
+1. A buffer with `busy > 0` is used by a thread. A buffer of a chunk with `readers > 0` is about to be read. Neither is
+   recycled.
+2. A bit of `Chunk.present` is set only after its bytes are in the cache file, and cleared before they are removed.
+3. A granule is pending in at most one fetch.
 """
 
 import enum
@@ -27,30 +27,31 @@ from fusecache.policy.cache.granules import (
 from fusecache.remote.store import Interruption
 
 _CHECKSUM_BYTES = 8
+# A small buffer (128 KiB) holds 2 granules, as a read of 64 KiB may touch two.
 SMALL_GRANULES = 2
-# How long a reader waits for a bucket that does not answer.
+# A reader waits one minute for a bucket that does not answer.
 DEMAND_SECONDS = 60.0
 
 
 class FetchSource(enum.Enum):
-    """Where the bytes of a request come from."""
+    """The source of a fetch's bytes."""
 
     NETWORK = "a ranged GET"
     DISK = "the cache file"
 
 
 class FetchState(enum.Enum):
-    """The life of a request: QUEUED -> RUNNING -> (PAUSED -> QUEUED …) DONE; QUEUED -> DONE: given up."""
+    """The life of a fetch: QUEUED -> RUNNING -> (PAUSED -> QUEUED …) DONE; QUEUED -> DONE: cancelled."""
 
     QUEUED = "in its queue"
-    PAUSED = "failed; waits before it is queued again"
-    RUNNING = "a thread fills its frame"
+    PAUSED = "failed; waits for its retry"
+    RUNNING = "a thread fills its buffer"
     DONE = "nothing more will arrive"
 
 
 @dataclass(eq=False, slots=True)
 class ChunkWaiter:
-    """A reader that waits for granules of one chunk, or for the news that they will not come."""
+    """A reader that waits for granules of one chunk, or for their fetch to fail."""
 
     need: int
     event: trio.Event = field(default_factory=trio.Event)
@@ -59,8 +60,8 @@ class ChunkWaiter:
 
 @dataclass(eq=False, slots=True)
 class CachedObject:
-    """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many
-    warm-ups bring it in right now."""
+    """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many warm-ups
+    are fetching it; number: of its cache file."""
 
     object_id: ObjectId
     size: int
@@ -76,10 +77,10 @@ class CachedObject:
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """8 MiB of an object. All masks are granules of the chunk, but `dirty`, which is blocks.
+    """8 MiB of an object. All masks are of granules of the chunk, except `dirty`, which is of blocks.
 
-    present: on disk; dirty: blocks whose row the index does not have yet, but those that are being written
-    (`is_being_indexed`), which it may still refuse.
+    present: on disk. dirty: blocks whose row the index lacks. While the rows of dirty blocks are being written, they
+    are not in `dirty`, and `is_being_indexed` is set: the index may still fail to take them.
     """
 
     owner: CachedObject
@@ -102,41 +103,52 @@ class Chunk:
         self.size = chunk_size(self.owner.size, self.index)
 
     def in_memory(self) -> int:
-        """Return the granules that some frame holds, counting what running requests have received so far."""
+        """Return the granules in buffers, including granules that running fetches have received so far."""
         mask = 0
-        for request in self.fetches:
-            request.absorb()
+        for fetch in self.fetches:
+            fetch.absorb()
         for buffer in self.buffers:
             mask |= buffer.valid
         return mask
 
     def pending(self) -> int:
-        """Return the granules that requests will still bring."""
+        """Return the granules that fetches will still deliver."""
         mask = 0
-        for request in self.fetches:
-            mask |= request.mask
+        for fetch in self.fetches:
+            mask |= fetch.mask
         return mask
 
     def buffer_with(self, mask: int) -> "Buffer | None":
-        """Return a frame that holds all these granules."""
+        """Return a buffer that holds all these granules, None if there is none."""
         for buffer in self.buffers:
             if not mask & ~buffer.valid:
                 return buffer
         return None
 
     def buffer_of(self, granule: int) -> "Buffer | None":
-        """Return a frame that holds this granule."""
+        """Return a buffer that holds this granule, None if there is none."""
         return self.buffer_with(1 << granule)
 
     def buffer_for(self, first: int, stop: int) -> "Buffer | None":
-        """Return a frame with room for granules first..stop-1, whatever it holds of them."""
+        """Return a buffer of this chunk with space for granules first..stop-1, None if there is none."""
         for buffer in self.buffers:
             if not buffer.small or buffer.first <= first < stop <= buffer.first + SMALL_GRANULES:
                 return buffer
         return None
 
+    def copy_bytes(self, start: int, stop: int) -> bytearray:
+        """Copy bytes [start, stop) from several buffers. Every granule of them must be in memory."""
+        data = bytearray()
+        while start < stop:
+            end = min(stop, (start // GRANULE_BYTES + 1) * GRANULE_BYTES)
+            buffer = self.buffer_of(start // GRANULE_BYTES)
+            assert buffer is not None, "the caller has checked that every granule is in memory"
+            data += buffer.view(start, end)
+            start = end
+        return data
+
     def add_present(self, mask: int) -> None:
-        """The granules' bytes are on disk."""
+        """The bytes of these granules are on disk now."""
         for block in range(BLOCKS_PER_CHUNK):
             shift = block * GRANULES_PER_BLOCK
             if mask >> shift & BLOCK_MASK:
@@ -146,7 +158,7 @@ class Chunk:
         self.present |= mask
 
     def drop_present(self, mask: int) -> None:
-        """The granules' bytes are no longer to be used."""
+        """The bytes of these granules on disk must not be used any more."""
         mask &= self.present
         for block in range(BLOCKS_PER_CHUNK):
             shift = block * GRANULES_PER_BLOCK
@@ -161,12 +173,23 @@ class Chunk:
         return bytes(self.checksums[first * _CHECKSUM_BYTES : stop * _CHECKSUM_BYTES])
 
     def set_checksums(self, first: int, checksums: bytes) -> None:
-        """Remember the checksums of granules from `first` on."""
+        """Store the checksums of granules from `first` on."""
         start = first * _CHECKSUM_BYTES
         self.checksums[start : start + len(checksums)] = checksums
 
+    def wake_readers(self) -> None:
+        """Wake readers that have all their granules, or miss one that no fetch will deliver."""
+        if not self.waiters:
+            return
+        valid = self.in_memory()
+        pending = self.pending()
+        for waiter in self.waiters:
+            missing = waiter.need & ~valid
+            if not missing or missing & ~pending:
+                waiter.event.set()
+
     def is_idle(self) -> bool:
-        """Say whether nothing refers to the chunk, so that it can leave memory without loss."""
+        """Return whether nothing refers to the chunk, so that it can leave memory without loss."""
         return not (
             self.buffers
             or self.fetches
@@ -181,15 +204,16 @@ class Chunk:
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """One fetch or load of neighbouring granules first..stop-1 of a chunk into one frame.
+    """One GET or disk load of neighbouring granules first..stop-1 of a chunk into one buffer, with its retries.
 
-    received: bytes from `first` on that are valid, written by the thread. wake_at: the thread calls the
-    loop when `received` reaches it. After a failure `first` moves past what came. Times in seconds of the
-    loop's clock; started_at: of its first attempt; demanded_at: since when a reader waits for it.
+    received: valid bytes from `first` on, written by the thread. wake_at: the thread calls the loop when `received`
+    reaches it. After a failure, `first` moves past the granules that arrived.
+    Times in seconds of the loop's clock. started_at: of the first attempt; demanded_at: since when a reader waits.
     Of the newest attempt: is_underway, a thread works on it; first_byte_seconds, until the first piece of the body;
-    longest_gap_seconds, between two pieces; interruption ends it; is_given_up, it went silent and is being ended.
-    early_retries: attempts that were begun without a pause; denials: how often the bucket said that this version is
-    gone. error: why it ended without all bytes; kept: if somebody made it, set once they are on disk or given up.
+    longest_gap_seconds, between two pieces; interruption, aborts it; is_aborted, it was silent and is being aborted.
+    early_retries: retries without a pause. denials: how often the bucket answered that this version is gone.
+    error: why it ended without all bytes. kept: an event, present if a caller needs the bytes on disk; set once they
+    are there or the fetch gave up.
     """
 
     chunk: Chunk
@@ -209,7 +233,7 @@ class Fetch:
     longest_gap_seconds: float = 0.0
     interruption: Interruption | None = None
     is_underway: bool = False
-    is_given_up: bool = False
+    is_aborted: bool = False
     early_retries: int = 0
     wake_at: int = 1 << 62
     attempts: int = 0
@@ -220,36 +244,53 @@ class Fetch:
 
     @property
     def mask(self) -> int:
-        """The granules that it still brings."""
+        """The granules that it will still deliver."""
         return mask_between(self.first, self.stop)
 
     @property
     def size(self) -> int:
-        """The bytes that it still brings."""
+        """How many bytes it will still deliver."""
         return min(self.stop * GRANULE_BYTES, self.chunk.size) - self.first * GRANULE_BYTES
 
     def begin_attempt(self) -> None:
-        """Forget what was noted of an earlier attempt."""
+        """Start a new attempt: reset the fields of the earlier one."""
         self.attempts += 1
         self.received = 0
         self.first_byte_seconds = None
         self.longest_gap_seconds = 0.0
         self.interruption = Interruption()
-        self.is_underway = self.is_given_up = False
+        self.is_underway = self.is_aborted = False
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a reader has waited for it as long as readers wait."""
+        """Return whether a reader has waited for it for DEMAND_SECONDS."""
         return self.demanded_at is not None and now >= self.demanded_at + DEMAND_SECONDS
 
     def absorb(self) -> None:
-        """Count the whole granules that have arrived as valid."""
+        """Mark the complete granules that have arrived as valid."""
         if self.buffer is not None and self.received:
             self.buffer.valid |= received_mask(self.first, self.stop, self.received)
+
+    def register_wake_up(self) -> None:
+        """Let the thread call the loop when the last granule of the next waiter is complete.
+
+        The loop sets `wake_at` before it reads `received`. The thread sets `received` before it reads `wake_at`. So at
+        least one of them sees the other's value.
+        """
+        chunk = self.chunk
+        lowest = 1 << 62
+        valid = chunk.in_memory()
+        for waiter in chunk.waiters:
+            missing = waiter.need & ~valid & self.mask
+            if missing:
+                lowest = min(lowest, (missing.bit_length() - self.first) * GRANULE_BYTES)
+        self.wake_at = lowest
+        if self.received >= lowest:
+            chunk.wake_readers()
 
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """A buffer with bytes of one chunk, from granule `first` on. valid: the chunk's granules it holds."""
+    """A pool slot with bytes of one chunk, from granule `first` on. valid: granules that it holds; busy: its users."""
 
     memory: memoryview
     small: bool
@@ -266,5 +307,5 @@ class Buffer:
         return self.memory[start - base : stop - base]
 
     def view_from(self, granule: int) -> memoryview:
-        """Return the buffer from a granule on, to its end: page-aligned, with room for padding."""
+        """Return the buffer from a granule on, to its end: page-aligned, with space for padding."""
         return self.memory[(granule - self.first) * GRANULE_BYTES :]

@@ -1,88 +1,36 @@
-"""Keeps granules on the local disk: writes, loads, whole files that come and go.
+"""Stores granules in cache files, loads them, and forgets objects.
 
-Used on the loop; calls that may block go through `offload`.
+Used on the trio loop; calls that may block go through `offload`. Not here: whole staging files that become cache files
+(`adoption`).
 
 Invariants:
-1. Want of room and errors of the disk never fail a read: the bytes are served and not kept.
+1. A lack of disk space or a disk error never fails a read: the bytes are served and not stored.
 2. While a thread reads or writes a chunk's part of the file, the chunk is not evicted (`disk_operations`).
 """
-
-import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
 from fusecache.disk.direct_reads import LARGEST_BYTES
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
+from fusecache.engine.cache.chunks import Buffer, Chunk
 from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
+from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, ObjectId
+from fusecache.model.objects import GRANULE_BYTES, ObjectId
 from fusecache.policy.cache.granules import (
     CHUNK_BYTES,
-    GRANULES_PER_CHUNK,
     PAGE_BYTES,
     disk_bytes,
-    full_mask,
     mask_between,
     runs,
 )
 
-log = logging.getLogger(__name__)
-
-_CHECKSUM_BYTES = 8
-_ROWS_PER_COMMIT = 16384
-
-
-@dataclass(frozen=True, slots=True)
-class StagedObject:
-    """A staging file whose bytes the bucket has. granule_checksums: xxh3_64, 8 bytes little-endian, of each 64 KiB."""
-
-    object_id: ObjectId
-    size: int
-    path: Path
-    granule_checksums: bytes
-
-    def is_whole(self) -> bool:
-        """Ask the disk whether it has as many bytes as it must have; that many had checksums. Raises LocalDiskError."""
-        if len(self.granule_checksums) != -(-self.size // GRANULE_BYTES) * _CHECKSUM_BYTES:
-            return False
-        try:
-            return self.path.stat().st_size == self.size
-        except OSError as exc:
-            raise LocalDiskError(f"{self.path} cannot be found: {exc}") from exc
-
-
-@dataclass(eq=False, slots=True)
-class _Adopted:
-    """A staging file that becomes cache file `number`.
-
-    padding: bytes to the end of its last page. rows: how many of its blocks the index knows.
-    """
-
-    entry: CachedObject
-    staged: StagedObject
-    number: int
-    padding: int
-    rows: int = 0
-
-    @property
-    def disk_bytes(self) -> int:
-        return self.entry.size + self.padding
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.entry.size // BLOCK_BYTES)
-
 
 class DiskTier:
-    """Moves bytes between frames and cache files."""
+    """Moves bytes between buffers and cache files."""
 
     def __init__(
         self,
@@ -98,18 +46,19 @@ class DiskTier:
         self._index = index
         self._table = table
         self._disk_space = disk_space
+        self._evictor = disk_space.evictor
         self._ledger = disk_space.ledger
         self._counters = counters
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
-        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        """Fill granules of a buffer from the cache file; return the mask of the intact ones."""
         entry = chunk.owner
         wanted = mask_between(first, stop)
         if entry.number is None or wanted & ~chunk.present:
-            return 0  # evicted since it was asked for
+            return 0  # evicted since the load was queued
         start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
-        # Each time: it costs a twentieth of the read (0.4 of 8 ms for 8 MiB, 2 cores), and disks and people
-        # change files under a running daemon too.
+        # Verified at each load, as disk faults or other programs may change the files while the daemon runs. It costs
+        # a twentieth of the read (0.4 of 8 ms for 8 MiB, 2 cores).
         checksums = chunk.checksums_of(first, stop)
         number = entry.number
         chunk.disk_operations += 1
@@ -127,7 +76,7 @@ class DiskTier:
         damaged = 0
         for granule in bad:
             damaged |= 1 << (first + granule)
-        if damaged and entry.number == number:  # else it was forgotten meanwhile
+        if damaged and entry.number == number:  # else it was forgotten during the load
             self._table.count_damaged(entry.object_id.key, damaged.bit_count())
             self._ledger.release_cache(disk_bytes(damaged & chunk.present, chunk.size))
             chunk.drop_present(damaged)
@@ -136,36 +85,39 @@ class DiskTier:
     async def _load(
         self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes
     ) -> list[int]:
-        """Read as `CacheFiles.load` does: a little without a thread, if nothing is wrong with it."""
+        """Read as `CacheFiles.load` does. A small read without an error takes no thread."""
         path = self._files.path_for_direct_reads(number) if size <= LARGEST_BYTES else None
         if path is not None:
             padded = -(-size // PAGE_BYTES) * PAGE_BYTES
             got = await self._offload.read_disk(path, offset, memory[:padded])
-            # A short read is for a thread, which asks for the rest: it may not be the end of the file.
+            # After a short read, a thread reads again for the rest: it may not be the end of the file.
             if got is not None and got >= size:
                 return bad_granules(memory, size, got, checksums)
         return await self._offload.disk(self._files.load, number, offset, memory, size, checksums)
 
     async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
-        """Write granules of a frame to the cache file if there is room."""
+        """Write granules of a buffer to the cache file if there is space. Never raises NoSpace or LocalDiskError."""
         entry = chunk.owner
         mask = mask_between(first, stop) & buffer.valid & ~chunk.present
         nbytes = disk_bytes(mask, chunk.size)
         self._table.traffic_bytes += nbytes
         if not nbytes or not self._table.accepts_blocks:
             return
-        chunk.disk_operations += 1  # no eviction of this chunk, no forgetting it, from here on
+        chunk.disk_operations += 1  # from here on, the chunk is neither evicted nor dropped from memory
         entry.disk_operations += 1
         try:
             if not await self._disk_space.reserve_cache(
-                nbytes, incoming_use=self._disk_space.incoming_use(chunk, mask)
+                nbytes, incoming_use=self._evictor.incoming_use(chunk, mask)
             ):
                 return
             await self._write(chunk, buffer, mask, nbytes)
         except NoSpace:
             self._disk_space.on_disk_full()
             self._counters.uncached += 1
-            self._table.warn_once("room", "no room in the cache: reads go on, uncached")
+            self._table.warn_once(
+                "space",
+                "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
+            )
         except LocalDiskError as exc:
             self._counters.uncached += 1
             self._table.count_disk_error(exc)
@@ -174,24 +126,24 @@ class DiskTier:
             entry.disk_operations -= 1
 
     def count_dropped(self) -> None:
-        """Count granules that were not kept as the disk is too slow, and say so once."""
+        """Count fetched granules that were not stored because the disk is too slow. Warns once."""
         self._counters.uncached += 1
         self._table.warn_once(
-            "slow", "disk is slower than the bucket: what it cannot take in time is served and not kept"
+            "slow", "cache disk is slower than the bucket, some fetched blocks are served but not cached"
         )
 
     async def _write(self, chunk: Chunk, buffer: Buffer, mask: int, reserved_bytes: int) -> None:
-        """Write reserved granules. Gives back what was reserved and not written."""
+        """Write reserved granules. Releases the reservation of those not written."""
         entry = chunk.owner
         done = 0
         try:
             if entry.number is None:
                 number = await self._table.new_number()
-                if entry.number is None:  # somebody else may have come first
+                if entry.number is None:  # another fetch may have come first
                     entry.number = number
                     self._table.by_number[number] = entry
             number = entry.number
-            for first, stop in runs(mask & ~self._disk_space.punching_mask(chunk)):
+            for first, stop in runs(mask & ~self._evictor.punching_mask(chunk)):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
                 checksums = await self._offload.disk(
                     self._files.store,
@@ -202,7 +154,7 @@ class DiskTier:
                     self._disk_space.floor_bytes,
                 )
                 self._disk_space.count_written(end - start)
-                if entry.number != number:  # forgotten meanwhile: nobody will look at this file again
+                if entry.number != number:  # forgotten during the write: nothing refers to this file any more
                     with trio.CancelScope(shield=True):
                         await self._offload.disk(self._files.delete, number)
                     return
@@ -216,165 +168,8 @@ class DiskTier:
         finally:
             self._ledger.cancel_cache(reserved_bytes - done)
 
-    async def adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
-        """Make each staging file the cache file of its object; its reservation moves with it."""
-        for entry, _ in files:
-            entry.handles += 1  # it stays in memory
-        await self._table.run_to_completion(self._adopt_held, files, name="cache-adopt")
-
-    async def _adopt_held(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
-        try:
-            await self._adopt(files)
-        finally:
-            for entry, _ in files:
-                entry.handles -= 1
-                for chunk in list(entry.chunks.values()):
-                    self._table.drop_if_idle(chunk)
-                self._table.drop_object_if_idle(entry)
-
-    async def _adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
-        await self._table.load_objects([entry for entry, _ in files])
-        for entry, _ in files:
-            await self._table.load_object_now(entry)
-            entry.disk_operations += 1
-        try:
-            needless: list[int] = []
-            adopted: list[_Adopted] = []
-            for file in await self._take_over(files):
-                if file.entry.number is None:
-                    file.entry.number, self._table.by_number[file.number] = file.number, file.entry
-                    adopted.append(file)
-                else:  # a read of it was cached while the file was renamed
-                    self._ledger.release_cache(file.disk_bytes)
-                    needless.append(file.number)
-            needless += await self._write_adopted_rows(adopted)
-        finally:
-            for entry, _ in files:
-                entry.disk_operations -= 1
-        for number in needless:
-            await self._offload.disk(self._files.delete, number)
-
-    async def _take_over(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> "list[_Adopted]":
-        """Rename staging files to cache files, the last page of each reserved as a whole; return those that are.
-
-        The others are removed: the object has a cache file already, or is empty, or there is no room for it.
-        """
-        moves: list[_Adopted] = []
-        taken: set[CachedObject] = set()
-        for entry, staged in files:
-            number = await self._number_for(entry, staged) if entry not in taken else None
-            padding = -entry.size % PAGE_BYTES
-            if number is not None and self._ledger.reserve_cache(padding):
-                taken.add(entry)
-                moves.append(_Adopted(entry, staged, number, padding))
-        moved = {file.staged.path: file.number for file in moves}
-        done = await self._offload.disk(
-            self._rename_all, [(staged, moved.get(staged.path)) for _, staged in files]
-        )
-        for file in moves:
-            if file.number in done:
-                self._ledger.adopt(file.entry.size)
-                self._ledger.commit_cache(file.padding)
-            else:
-                self._ledger.cancel_cache(file.padding)
-        for _, staged in files:
-            if moved.get(staged.path) not in done:
-                self._ledger.release_staging(staged.size)
-        return [file for file in moves if file.number in done]
-
-    async def _number_for(self, entry: CachedObject, staged: StagedObject) -> int | None:
-        """Return the number of the cache file that a staging file may become; None: it may not."""
-        if entry.number is not None or not entry.size or entry.size != staged.size:
-            return None
-        try:
-            return await self._table.new_number() if self._table.accepts_blocks else None
-        except LocalDiskError as exc:
-            self._table.count_disk_error(exc)
-            return None
-
-    def _rename_all(self, moves: Sequence[tuple[StagedObject, int | None]]) -> set[int]:
-        """Run in a thread: make files cache files, or remove those without a number; return the numbers that are."""
-        done: set[int] = set()
-        for staged, number in moves:
-            if number is not None:
-                try:
-                    if staged.is_whole():
-                        self._files.adopt(staged.path, number)
-                        done.add(number)
-                    else:
-                        log.warning(
-                            "a staging file was cut or lengthened by somebody else: it is in the bucket as it "
-                            "was written, and not kept here path=%s key=%s bytes=%d",
-                            staged.path, staged.object_id.key, staged.size,
-                        )  # fmt: skip
-                except LocalDiskError as exc:
-                    log.debug("staging file not adopted path=%s reason=%s", staged.path, exc)
-            if number not in done:
-                try:
-                    _unlink(staged.path)
-                except LocalDiskError as exc:
-                    log.warning("a file that is in the bucket cannot be removed error=%s", exc)
-        return done
-
-    async def _write_adopted_rows(self, files: "list[_Adopted]") -> list[int]:
-        """Write the rows of whole files, a bounded number of them in one transaction.
-
-        Return the numbers of those that the index does not take: they are no cache files any more.
-        """
-        doomed: list[int] = []
-        async with self._table.rows_lock:
-            try:
-                for group in _commits(files, self._table.clock):
-                    await self._offload.rows(
-                        self._index.apply, [change for _, change in group], self._table.clock
-                    )
-                    for file, change in group:
-                        file.rows += len(change.rows)
-            except LocalDiskError as exc:
-                self._table.count_disk_error(exc)
-            for file in files:
-                is_known = await self._is_known(file)
-                self._uncount_chunks(file.entry)
-                if is_known:
-                    self._fill_chunks(file)
-                else:
-                    self._table.by_number.pop(file.number, None)
-                    file.entry.number = None
-                    self._ledger.release_cache(file.disk_bytes)
-                    doomed.append(file.number)
-        return doomed
-
-    async def _is_known(self, file: "_Adopted") -> bool:
-        """Say whether the index has the rows of a whole file; those of a part of it are taken back."""
-        if not file.rows or file.rows == file.blocks:
-            return file.rows > 0
-        try:
-            await self._offload.rows(self._index.remove_object, file.entry.object_id)
-        except LocalDiskError as exc:
-            self._table.count_disk_error(exc)
-            return True  # what has no row stays counted until the next start
-        return False
-
-    def _uncount_chunks(self, entry: CachedObject) -> None:
-        """Forget what chunks know that were made, and written, before the whole file was known: it is counted twice."""
-        for chunk in entry.chunks.values():
-            self._ledger.release_cache(disk_bytes(chunk.present, chunk.size))
-            chunk.present = chunk.dirty = 0
-        entry.blocks = 0
-
-    def _fill_chunks(self, file: "_Adopted") -> None:
-        """Have the chunks of a file know that it is there as a whole. Without its rows: reading those may fail."""
-        file.entry.blocks = file.blocks
-        chunk_sums = GRANULES_PER_CHUNK * _CHECKSUM_BYTES
-        for chunk in file.entry.chunks.values():
-            first = chunk.index * chunk_sums
-            chunk.set_checksums(0, file.staged.granule_checksums[first : first + chunk_sums])
-            chunk.present = full_mask(chunk.size)
-            chunk.stamp = self._table.clock
-            chunk.loaded = True
-
     async def forget(self, object_id: ObjectId) -> None:
-        """Drop all blocks of an object version; where the index does not take it, they stay, and do no harm."""
+        """Drop all blocks of an object version. If the index fails, they stay and do no harm."""
         try:
             await self._table.run_to_completion(self._forget, object_id, name="cache-forget")
         except LocalDiskError as exc:
@@ -383,17 +178,19 @@ class DiskTier:
     async def _forget(self, object_id: ObjectId) -> None:
         async with self._table.rows_lock:
             entry = self._table.objects.get(object_id)
-            chunks = entry.chunks.values() if entry is not None else ()  # as they are at each look
+            chunks = (
+                entry.chunks.values() if entry is not None else ()
+            )  # a live view: checked again after each await
             while any(chunk.dirty for chunk in chunks):
                 await self._table.write_rows()
             before = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks)
             gone = await self._offload.rows(self._index.remove_object, object_id)
             number, changed = None, 0
             if entry is not None and entry.number is not None:
-                # What was written, or found damaged, while the rows went is in none of them.
+                # Granules written, or found damaged, while the rows were removed are not in `gone.size`.
                 changed = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks) - before
                 number, entry.number, entry.blocks = entry.number, None, 0
-                # Writes that are under way see by the number that their file is not wanted.
+                # Writes in progress see by the number that their file is forgotten.
                 self._table.by_number.pop(number, None)
                 for chunk in chunks:
                     chunk.present = chunk.dirty = 0
@@ -404,7 +201,7 @@ class DiskTier:
             await self._offload.disk(self._files.delete, doomed)
 
     async def delete_unindexed_files(self) -> None:
-        """Delete files of earlier runs that no row knows: written just before a kill. In the background, in pieces."""
+        """Delete files of earlier runs without a row, which were written just before a kill. One folder at a time."""
         try:
             for folder in range(FOLDERS):
                 found = await self._offload.disk(self._files.numbers_in, folder)
@@ -415,41 +212,3 @@ class DiskTier:
                     await self._offload.disk(self._files.delete, number)
         except LocalDiskError as exc:
             self._table.count_disk_error(exc)
-
-
-def _commits(files: Sequence[_Adopted], clock: int) -> Iterator[list[tuple[_Adopted, ObjectChange]]]:
-    """Divide the rows of whole files into transactions of a bounded number of them."""
-    step = _ROWS_PER_COMMIT * BLOCK_BYTES
-    group: list[tuple[_Adopted, ObjectChange]] = []
-    room = _ROWS_PER_COMMIT
-    for file in files:
-        size = file.entry.size
-        for start in range(0, size, step):
-            rows = _whole_rows(size, file.staged.granule_checksums, start, min(size, start + step), clock)
-            if len(rows) > room:
-                yield group
-                group, room = [], _ROWS_PER_COMMIT
-            group.append((file, ObjectChange(file.entry.object_id, file.number, size, rows)))
-            room -= len(rows)
-    if group:
-        yield group
-
-
-def _whole_rows(size: int, checksums: bytes, start: int, stop: int, stamp: int) -> dict[int, BlockRow | None]:
-    """Return the rows of blocks that begin in [start, stop) of a file that is there as a whole."""
-    rows: dict[int, BlockRow | None] = {}
-    row_bytes = GRANULES_PER_BLOCK * _CHECKSUM_BYTES
-    for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-        length = min(BLOCK_BYTES, size - block * BLOCK_BYTES)
-        pages = -(-length // PAGE_BYTES) * PAGE_BYTES
-        sums = checksums[block * row_bytes : (block + 1) * row_bytes].ljust(row_bytes, b"\0")
-        rows[block] = BlockRow(full_mask(length), stamp & 0xFFFFFFFF, pages, sums)
-    return rows
-
-
-def _unlink(path: Path) -> None:
-    """Run in a thread."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as exc:
-        raise LocalDiskError(f"{path} cannot be removed: {exc}") from exc

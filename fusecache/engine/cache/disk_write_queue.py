@@ -1,10 +1,10 @@
-"""Whose bytes are written to the cache's disk next, and whose are not written: a slow disk must not slow the reads.
+"""The queue of fetched buffers before the cache's disk. A slow disk must not slow down reads.
 
-A frame that was fetched is held until it is on the disk. Where the bucket gives more than the disk takes, all frames
-would end up waiting for the disk, and readers for frames. So a few are written at a time, and of those that wait for
-their turn one is given up whenever a reader's fetch finds no frame. It was served, and is fetched again another time.
+A fetched buffer is held until it is on disk. If the bucket is faster than the disk, all buffers would wait for the
+disk, and readers for buffers. So only a few buffers are written at a time. When a fetch finds no buffer, one waiting
+buffer is dropped from the queue: its bytes are not stored, and a later read fetches them again.
 
-Used on the loop. Invariant: what somebody asked for to be on the disk is never given up.
+Used on the trio loop. Invariant: bytes that a caller wants on disk (`must_store`) are never dropped.
 """
 
 from collections.abc import AsyncIterator
@@ -16,42 +16,42 @@ import trio
 from fusecache.engine.cache.chunks import Buffer
 from fusecache.policy.cache.fetch_order import Cause
 
-# As many saturate a local disk by direct I/O.
+# 8 writes in flight saturate a local disk by direct I/O.
 WRITES = 8
-# A reader's fetch waits so long for the disk to take what waits already.
+# A buffer may be dropped only after it has waited for the disk this long.
 MAX_QUEUE_SECONDS = 0.25
 
 
 class DiskWriteQueue:
-    """Lets a few frames at a time be written; the others wait in the order in which they came.
+    """Lets a few buffers be written at a time. The others wait in order of arrival.
 
-    large_buffers: how many there are; those that are being written are at most half of them.
+    large_buffers: their number. At most half of them are written at a time.
     """
 
     def __init__(self, large_buffers: int) -> None:
         self._slots = trio.Semaphore(max(1, min(WRITES, -(-large_buffers // 2))))
-        # Frames that wait and may be given up, the oldest first.
+        # Waiting buffers that may be dropped, the oldest first.
         self._waiting: dict[Buffer, _Wait] = {}
         self._dropped = 0
 
     def __bool__(self) -> bool:
-        """Say whether frames wait that may be given up."""
+        """Return whether a waiting buffer may be dropped, now or later."""
         return bool(self._waiting)
 
     @asynccontextmanager
-    async def slot(self, buffer: Buffer, *, is_asked_for: bool) -> AsyncIterator[bool]:
-        """Wait for the turn to write a part of a frame; False: the frame is wanted for other bytes, do not write it.
+    async def slot(self, buffer: Buffer, *, must_store: bool) -> AsyncIterator[bool]:
+        """Wait for a slot to write a part of a buffer. Yields False if the buffer was dropped: do not write it.
 
-        is_asked_for: somebody wants these bytes to be on the disk. It is never False then.
+        must_store: a caller wants these bytes on disk. It never yields False then.
         """
         with trio.CancelScope() as scope:
-            if is_asked_for:
+            if must_store:
                 await self._slots.acquire()
             else:
                 await self._wait(buffer, scope)
         if scope.cancel_called:
             self._dropped -= 1
-        if scope.cancelled_caught:  # else its turn had come just then
+        if scope.cancelled_caught:  # else the slot was granted just before the drop
             yield False
             return
         try:
@@ -70,26 +70,26 @@ class DiskWriteQueue:
                 del self._waiting[buffer]
 
     def drop_oldest(self, *, small: bool, cause: Cause) -> None:
-        """Have a frame that has waited long not be written, if a fetch of this cause may take it then.
+        """Drop the oldest buffer that has waited MAX_QUEUE_SECONDS, if a fetch of this cause may take it.
 
-        Its bytes stay until it is taken. Frames that have been read go first; read-ahead takes no others. small: the
-        fetch fits a small frame; if no such one can go, a large one does.
+        Its bytes stay in memory until it is taken. Consumed buffers go first; only demand may take unread ones. small:
+        the fetch fits a small buffer; if no small one may go, a large one does.
         """
         if self._dropped:
-            return  # one is about to be free
-        long_ago = trio.current_time() - MAX_QUEUE_SECONDS
-        tired = [
+            return  # an earlier drop is about to free a buffer
+        waiting_before = trio.current_time() - MAX_QUEUE_SECONDS
+        droppable = [
             (buffer.small is not small, not buffer.is_consumed, wait.since, wait)
             for buffer, wait in self._waiting.items()
-            if wait.since <= long_ago
+            if wait.since <= waiting_before
             and (small or not buffer.small)
             and (buffer.is_consumed or cause is Cause.DEMAND)
-            and buffer.busy == len(wait.scopes)  # nothing else uses it
+            and buffer.busy == len(wait.scopes)  # no thread uses it otherwise
             and buffer.chunk is not None
             and not buffer.chunk.readers
         ]
-        if tired:
-            *_, wait = min(tired, key=lambda row: row[:3])
+        if droppable:
+            *_, wait = min(droppable, key=lambda row: row[:3])
             self._dropped = len(wait.scopes)
             for scope in wait.scopes:
                 scope.cancel()
@@ -97,7 +97,7 @@ class DiskWriteQueue:
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """Since when a frame waits, of the loop's clock, and how to end that for each part of it that was fetched."""
+    """The wait of a buffer. since: in seconds of the loop's clock; scopes: cancel the wait of each fetched part."""
 
     since: float
     scopes: list[trio.CancelScope] = field(default_factory=list)

@@ -1,27 +1,21 @@
-"""Brings granules into frames: from the bucket by ranged GETs, from the cache file by direct I/O.
+"""Queues fetches of granules and gives them buffers: GETs from the bucket, direct I/O loads from the cache file.
 
-Requests wait in queues ordered by cause; `pump` starts as many as connections and frames allow. Each runs
-as a task of the cache's own nursery, so that a reader that goes away breaks nothing for the others. Readers
-wait on their chunk and are woken as soon as *their* granules are there.
+Fetches wait in queues ordered by cause. `pump` starts as many as connections and buffers allow. Each runs as a task of
+the cache's own nursery, so a cancelled reader breaks nothing for the others. Readers wait on their chunk and wake as
+soon as *their* granules are in memory. Not here: one GET and its retries (`fetch_task`).
 
 Invariants:
-1. At most one request is in flight for a granule (`Chunk.pending`).
-2. A request takes a frame before it starts and holds it (`busy`) until its bytes are on disk or given up.
-3. Only errors of requests that a reader waits for reach readers.
-4. One thread at a time fills a granule: a request that is given up is begun again when its thread has ended.
+1. At most one fetch is in flight for a granule (`Chunk.pending`).
+2. A fetch takes a buffer before it starts. It holds the buffer (`busy`) until its bytes are on disk or dropped.
+3. A reader gets only the errors of fetches that a reader waits for.
 """
 
-import logging
-import random
-import time
-from collections.abc import Awaitable, Callable, Sized
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import (
-    DEMAND_SECONDS,
     SMALL_GRANULES,
     Buffer,
     Chunk,
@@ -31,64 +25,45 @@ from fusecache.engine.cache.chunks import (
     FetchState,
 )
 from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
-from fusecache.engine.cache.stall_watch import StallWatch
+from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
+from fusecache.model.errors import RemoteError
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
-from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause, FetchQueue
 from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pieces, runs
-from fusecache.policy.cache.stall_timeout import EARLY_RETRIES
 from fusecache.remote.store import Interruption
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sized
 
-# Permissions of new tokens take a while to spread; credentials that are really wrong should say so soon.
-ACCESS_DENIED_RETRIES = 3
-# One wrong 404, 412 or 416 must not end a reader's file: the version is gone when so many more GETs say so too.
-DENIALS_CHECKED = 2
-# 8 in flight saturate a local disk by direct I/O.
+# 8 loads in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
-# So many more of a granule or two, for readers who wait for no turn: they take no thread.
+# Besides, 16 loads of one or two granules in readers' own tasks: they do not queue and take no thread.
 SMALL_LOADS = 16
-# A reader who goes on makes no longer pause between two GETs.
+# A reader that continues makes no longer pause between two GETs.
 IDLE_GAP_SECONDS = 1.0
 
 
-class RangeReader(Protocol):
-    """The part of a store that reads need."""
-
-    def get_into(
-        self,
-        object_id: ObjectId,
-        extent: Extent,
-        buffer: memoryview,
-        progress: Callable[[int], None],
-        interruption: Interruption | None = None,
-    ) -> None:
-        """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
-        ...
-
-
 class DiskTierProtocol(Protocol):
-    """The part of the cache that reads and keeps granules on disk."""
+    """The part of the cache that loads and stores granules on disk."""
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
-        """Fill granules of a frame from the cache file; return the mask of those that are good."""
+        """Fill granules of a buffer from the cache file; return the mask of the intact ones."""
         ...
 
     async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
-        """Write granules of a frame to the cache file if there is room. Never raises for want of it."""
+        """Write granules of a buffer to the cache file if there is space. Never raises NoSpace."""
         ...
 
     def count_dropped(self) -> None:
-        """Granules that came are not kept: their frame is wanted, and the disk too slow."""
+        """Fetched granules are not stored: a fetch needs their buffer, and the disk is too slow."""
         ...
 
 
 class RangeTicket:
-    """A GET that fills no frame and waits for its turn among the requests that do. depth: as of theirs."""
+    """A GET that fills no pool buffer, queued by cause and depth among the fetches that do."""
 
     def __init__(self, depth: int) -> None:
         self.cause = Cause.HINT
@@ -97,7 +72,7 @@ class RangeTicket:
 
 
 class Fetcher:
-    """Owns the queues, the bounds and the tasks of all fetches and loads."""
+    """Owns the queues, the limits and the tasks of all fetches and loads."""
 
     def __init__(
         self,
@@ -113,25 +88,27 @@ class Fetcher:
         self._buffer_pool = buffer_pool
         self._counters = counters
         self.limit = RequestLimit(connections)
-        self._stalls = StallWatch(counters, self._start_task)
         self._write_queue = DiskWriteQueue(buffer_pool.large_count)
-        self._retries = False
+        self._is_polling = False
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
+        self._tasks = FetchTasks(store, offload, counters, self.limit, self._running, self)
         self._small_loads = 0
-        self._last_get = float("-inf")
-        # One queue a source and size of buffer: large buffers running out must not stop small reads.
+        # One queue per source and buffer size: a lack of large buffers must not stop small reads.
         self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
             (source, small): FetchQueue() for source in FetchSource for small in (False, True)
         }
-        # Requests whose chunk has a frame for them wait for none. Behind one that does they would wait for ever: the
-        # frame that it needs may be held by the reader who waits for them.
+        # Fetches whose chunk has a buffer for them need no other. Queued behind one that needs a buffer, they could
+        # deadlock: the reader that waits for them may hold that buffer.
         self._buffered: dict[FetchSource, FetchQueue[Fetch]] = {
             source: FetchQueue() for source in FetchSource
         }
-        self._turns: FetchQueue[RangeTicket] = FetchQueue()
-        self._all_queues: tuple[Sized, ...] = (*self._queues.values(), *self._buffered.values(), self._turns)
-        self._random = random.Random()
-        # Called with the handle of read-ahead for which there is no buffer now.
+        self._tickets: FetchQueue[RangeTicket] = FetchQueue()
+        self._all_queues: tuple[Sized, ...] = (
+            *self._queues.values(),
+            *self._buffered.values(),
+            self._tickets,
+        )
+        # Called with the handle of a read-ahead that finds no buffer now.
         self.on_refused: Callable[[object], None] = lambda handle: None
         self.disk: DiskTierProtocol
         self.nursery: trio.Nursery
@@ -146,14 +123,14 @@ class Fetcher:
         handle: object = None,
         most_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """See to it that granules are in memory or asked for. Never waits; call `pump` after it.
+        """Queue fetches for granules that are neither in memory nor pending. Never waits; call `pump` after it.
 
-        most_bytes: of one GET; several GETs side by side bring a chunk sooner than one does.
+        most_bytes: of one GET. Several parallel GETs fetch a chunk sooner than one does.
         """
         now = trio.current_time()
-        for request in chunk.fetches:
-            if request.mask & mask:
-                self._promote(request, cause, now)
+        for fetch in chunk.fetches:
+            if fetch.mask & mask:
+                self._promote(fetch, cause, now)
         missing = mask & ~chunk.in_memory() & ~chunk.pending()
         for source, part in (
             (FetchSource.DISK, missing & chunk.present),
@@ -161,58 +138,59 @@ class Fetcher:
         ):
             step = most_bytes // GRANULE_BYTES if source is FetchSource.NETWORK else GRANULES_PER_CHUNK
             for first, stop in pieces(part, step):
-                request = Fetch(chunk, first, stop, source, cause, depth, handle, now)
+                fetch = Fetch(chunk, first, stop, source, cause, depth, handle, now)
                 if cause is Cause.DEMAND:
-                    request.demanded_at = now
-                chunk.fetches.append(request)
-                self._push(request)
+                    fetch.demanded_at = now
+                chunk.fetches.append(fetch)
+                self._push(fetch)
 
     def is_fetching(self) -> bool:
-        """Say whether GETs are under way, or were a moment ago."""
+        """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
         return (
-            self._running[FetchSource.NETWORK] > 0 or trio.current_time() < self._last_get + IDLE_GAP_SECONDS
+            self._running[FetchSource.NETWORK] > 0
+            or trio.current_time() < self._tasks.last_get_at + IDLE_GAP_SECONDS
         )
 
     def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
-        """Give up what only this handle's read-ahead wanted and no thread works on yet."""
+        """Cancel queued fetches that only this handle's read-ahead wanted."""
         for chunk in chunks:
-            for request in list(chunk.fetches):
+            for fetch in list(chunk.fetches):
                 if (
-                    request.handle is handle
-                    and request.cause is Cause.READAHEAD
-                    and request.state is FetchState.QUEUED
+                    fetch.handle is handle
+                    and fetch.cause is Cause.READAHEAD
+                    and fetch.state is FetchState.QUEUED
                 ):
-                    if request.queue is not None:
-                        request.queue.remove(request)
-                    self._end(request)
+                    if fetch.queue is not None:
+                        fetch.queue.remove(fetch)
+                    self.end(fetch)
 
     async def wait_for(self, chunk: Chunk, need: int) -> None:
-        """Wait until the granules are in memory or nothing will bring them. Raises the fetch's error.
+        """Wait until the granules are in memory, or until no fetch will deliver them. Raises the fetch's error.
 
-        The caller pins the chunk, and looks again: what came may be only a part.
+        The caller keeps `chunk.readers` above zero and checks again: perhaps only some granules have come.
         """
         waiter = ChunkWaiter(need)
         chunk.waiters.append(waiter)
         try:
-            for request in chunk.fetches:
-                if request.mask & need and request.state is FetchState.RUNNING:
-                    self._register_wake_up(request)
+            for fetch in chunk.fetches:
+                if fetch.mask & need and fetch.state is FetchState.RUNNING:
+                    fetch.register_wake_up()
             if need & ~chunk.in_memory():
                 await waiter.event.wait()
         finally:
             chunk.waiters.remove(waiter)
         if waiter.error is not None:
-            # Its own instance for each reader: a shared one would collect all their tracebacks.
+            # Each reader gets its own instance: a shared one would collect all their tracebacks.
             raise type(waiter.error)(*waiter.error.args) from waiter.error
 
     def pump(self) -> None:
-        """Start requests while connections and frames allow."""
+        """Start fetches while connections and buffers allow."""
         if not any(map(len, self._all_queues)):
-            return  # as most often: whoever ends a request asks
+            return  # the usual case: every end of a fetch calls this
         for source in FetchSource:
-            seated = self._buffered[source]
-            queues = (seated, self._queues[source, True], self._queues[source, False])
-            while self._running[source] < self._bound(source):
+            buffered = self._buffered[source]
+            queues = (buffered, self._queues[source, True], self._queues[source, False])
+            while self._running[source] < self._slots_of(source):
                 if source is FetchSource.NETWORK and self._give_ticket([queue.peek() for queue in queues]):
                     continue
                 heads = [
@@ -221,11 +199,11 @@ class Fetcher:
                     if (head := queue.peek()) is not None
                 ]
                 for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
-                    if self._give_buffer(head):
+                    if self._assign_buffer(head):
                         queue.pop()
                         self._start(head)
                         break
-                    if queue is seated:  # its frame went to others meanwhile
+                    if queue is buffered:  # the buffer was recycled since it was queued
                         self._push(queue.pop())
                         break
                     if head.cause is not Cause.HINT:
@@ -236,35 +214,36 @@ class Fetcher:
                     break
 
     async def load_at_once(self, chunk: Chunk, first: int, stop: int, handle: object) -> None:
-        """Bring a few granules from the disk in the reader's own task, if that can begin now; else do nothing.
+        """Load a few granules from disk in the reader's own task if it can start now; else do nothing.
 
-        None of them may be in memory or asked for. What is damaged does not come. The caller pins the chunk.
+        None of them may be in memory or pending. Damaged granules do not come. The caller keeps `chunk.readers` above
+        zero.
         """
         if self._small_loads >= SMALL_LOADS:
             return
         now = trio.current_time()
-        request = Fetch(
+        fetch = Fetch(
             chunk, first, stop, FetchSource.DISK, Cause.DEMAND, 0, handle, now, now, FetchState.RUNNING, now
         )
-        if not self._give_buffer(request):
+        if not self._assign_buffer(fetch):
             return
-        chunk.fetches.append(request)
-        buffer = request.buffer
+        chunk.fetches.append(fetch)
+        buffer = fetch.buffer
         assert buffer is not None
         self._small_loads += 1
         try:
             found = await self.disk.load(chunk, buffer, first, stop)
-            buffer.valid |= found  # what came meanwhile counts, too
+            buffer.valid |= found  # |=: another fetch may have filled other granules during the load
         finally:
             self._small_loads -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
-            self._end(request)
+            self.end(fetch)
 
     async def get_exactly(
         self, object_id: ObjectId, extent: Extent, buffer: memoryview, ticket: RangeTicket
     ) -> None:
-        """Fill `buffer[:extent.size]` by one GET, once; in its turn. Raises RemoteError."""
-        self._turns.push(ticket, ticket.cause, ticket.depth)
+        """Fill `buffer[:extent.size]` by one GET without retries, queued by its ticket. Raises RemoteError."""
+        self._tickets.push(ticket, ticket.cause, ticket.depth)
         self.pump()
         try:
             await ticket.is_due.wait()
@@ -276,103 +255,100 @@ class Fetcher:
         except RemoteError as exc:
             self._counters.errors += 1
             if exc.asks_to_slow_down:
-                self._slow_down(exc, trio.current_time())
+                self._tasks.slow_down(exc, trio.current_time())
             raise
         finally:
             if ticket.is_due.is_set():
                 self._running[FetchSource.NETWORK] -= 1
-                self._last_get = trio.current_time()
+                self._tasks.last_get_at = trio.current_time()
             else:
-                self._turns.remove(ticket)
+                self._tickets.remove(ticket)
             self.pump()
 
     def expedite(self, ticket: RangeTicket) -> None:
-        """A reader waits for it now."""
-        if ticket in self._turns:
+        """A reader waits for this GET now: move it forward."""
+        if ticket in self._tickets:
             ticket.cause, ticket.depth = Cause.DEMAND, 0
-            self._turns.push(ticket, Cause.DEMAND)
+            self._tickets.push(ticket, Cause.DEMAND)
             self.pump()
 
     def _give_ticket(self, others: list[Fetch | None]) -> bool:
-        """Let a GET that needs no frame go if it comes before all requests that wait; return whether it went."""
-        turn = self._turns.peek()
-        if turn is None or any(
-            (head.cause, head.depth) < (turn.cause, turn.depth) for head in others if head is not None
+        """Start the first ticket's GET if it comes before all queued fetches; return whether it started."""
+        ticket = self._tickets.peek()
+        if ticket is None or any(
+            (head.cause, head.depth) < (ticket.cause, ticket.depth) for head in others if head is not None
         ):
             return False
-        self._turns.pop()
+        self._tickets.pop()
         self._running[FetchSource.NETWORK] += 1
         self._counters.requests += 1
-        turn.is_due.set()
+        ticket.is_due.set()
         return True
 
-    def _bound(self, source: FetchSource) -> int:
+    def _slots_of(self, source: FetchSource) -> int:
         if source is FetchSource.DISK:
             return DISK_LOADS
         return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
 
-    def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
-        self.nursery.start_soon(task, name="stall-watch")
-
-    def _push(self, request: Fetch) -> None:
-        chunk = request.chunk
-        if chunk.buffer_for(request.first, request.stop) is not None:
-            request.queue = self._buffered[request.source]
+    def _push(self, fetch: Fetch) -> None:
+        chunk = fetch.chunk
+        if chunk.buffer_for(fetch.first, fetch.stop) is not None:
+            fetch.queue = self._buffered[fetch.source]
         else:
-            request.queue = self._queues[request.source, _is_small(request)]
-        request.queue.push(request, request.cause, request.depth)
+            fetch.queue = self._queues[fetch.source, _is_small(fetch)]
+        fetch.queue.push(fetch, fetch.cause, fetch.depth)
 
-    def _assign_buffer(self, chunk: Chunk, but: Fetch) -> None:
-        """The chunk has a frame now: its other requests need not wait for one."""
-        for request in chunk.fetches:
-            queue = request.queue
-            if request is not but and queue is not None and request in queue:
-                queue.remove(request)
-                self._push(request)
+    def _move_to_buffered(self, chunk: Chunk, but: Fetch) -> None:
+        """The chunk has a buffer now: its other queued fetches need not wait for one."""
+        for fetch in chunk.fetches:
+            queue = fetch.queue
+            if fetch is not but and queue is not None and fetch in queue:
+                queue.remove(fetch)
+                self._push(fetch)
 
-    def _promote(self, request: Fetch, cause: Cause, now: float) -> None:
-        """Let a more urgent cause take over a request."""
-        if cause is Cause.DEMAND and request.demanded_at is None:
-            request.demanded_at = now
-        if cause >= request.cause:
+    def _promote(self, fetch: Fetch, cause: Cause, now: float) -> None:
+        """Move a fetch forward if the cause is more urgent than its own."""
+        if cause is Cause.DEMAND and fetch.demanded_at is None:
+            fetch.demanded_at = now
+        if cause >= fetch.cause:
             return
-        request.cause, request.depth = cause, 0
-        if request.queue is not None and request in request.queue:
-            request.queue.push(request, cause)
+        fetch.cause, fetch.depth = cause, 0
+        if fetch.queue is not None and fetch in fetch.queue:
+            fetch.queue.push(fetch, cause)
 
-    def _give_buffer(self, request: Fetch) -> bool:
-        """Find the request a frame: one that its chunk has, or an empty one. False if there is none now."""
-        request.buffer = self._buffer_for(request)
-        if request.buffer is None:
+    def _assign_buffer(self, fetch: Fetch) -> bool:
+        """Give the fetch a buffer: one of its chunk, or an empty one. False if there is none now."""
+        fetch.buffer = self._buffer_for(fetch)
+        if fetch.buffer is None:
             return False
-        self._buffer_pool.acquire_use(request.buffer)
+        self._buffer_pool.acquire_use(fetch.buffer)
         return True
 
-    def _buffer_for(self, request: Fetch) -> Buffer | None:
-        chunk, now = request.chunk, trio.current_time()
-        buffer = chunk.buffer_for(request.first, request.stop)
+    def _buffer_for(self, fetch: Fetch) -> Buffer | None:
+        chunk, now = fetch.chunk, trio.current_time()
+        buffer = chunk.buffer_for(fetch.first, fetch.stop)
         if buffer is not None:
             return buffer
-        chunk.readers += 1  # making room must not take this chunk's own frames
+        chunk.readers += 1  # recycling must not take this chunk's own buffers
         try:
-            if _is_small(request):
-                buffer = self._buffer_pool.acquire(small=True, cause=request.cause, now=now)
+            if _is_small(fetch):
+                buffer = self._buffer_pool.acquire(small=True, cause=fetch.cause, now=now)
                 if buffer is not None:
-                    self._buffer_pool.give(buffer, chunk, request.first)
-                    self._assign_buffer(chunk, request)
+                    self._buffer_pool.give(buffer, chunk, fetch.first)
+                    self._move_to_buffered(chunk, fetch)
                     return buffer
-            buffer = self._buffer_pool.acquire(small=False, cause=request.cause, now=now)
+            buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now)
             if buffer is None:
                 return None
             self._buffer_pool.give(buffer, chunk, 0)
             self._merge_small_buffers(chunk, buffer)
-            self._assign_buffer(chunk, request)
+            self._move_to_buffered(chunk, fetch)
         finally:
             chunk.readers -= 1
         return buffer
 
     def _merge_small_buffers(self, chunk: Chunk, large: Buffer) -> None:
-        """Copy what the chunk's small frames hold into its new large one, so that a read meets one frame."""
+        """Copy the chunk's small buffers into its new large one, so that one buffer answers a read."""
         for buffer in [buffer for buffer in chunk.buffers if buffer.small and not buffer.busy]:
             for first, stop in runs(buffer.valid):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
@@ -380,185 +356,31 @@ class Fetcher:
             large.valid |= buffer.valid
             self._buffer_pool.release(buffer)
 
-    def _start(self, request: Fetch) -> None:
-        request.state = FetchState.RUNNING
-        self._running[request.source] += 1
+    def _start(self, fetch: Fetch) -> None:
+        fetch.state = FetchState.RUNNING
+        self._running[fetch.source] += 1
         now = trio.current_time()
-        if request.started_at is None:
-            request.started_at = now
-        if request.cause is Cause.HINT and request.demanded_at is None:
-            request.demanded_at = now  # somebody asked for it by name: worth as many attempts as a reader's
-        run = self._fetch if request.source is FetchSource.NETWORK else self._load
-        self.nursery.start_soon(run, request, name=f"{request.source.name.lower()}-fill")
+        if fetch.started_at is None:
+            fetch.started_at = now
+        if fetch.cause is Cause.HINT and fetch.demanded_at is None:
+            fetch.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
+        run = self._tasks.run if fetch.source is FetchSource.NETWORK else self._load
+        self.nursery.start_soon(run, fetch, name=f"{fetch.source.name.lower()}-fill")
 
-    # ---- the network
-
-    async def _fetch(self, request: Fetch) -> None:
-        """Run one GET; then keep what came, and ask again for the rest while a reader waits for it."""
-        chunk, buffer = request.chunk, request.buffer
-        assert buffer is not None
-        offset, length = request.first * GRANULE_BYTES, request.size
-        base = chunk.index * CHUNK_BYTES + offset
-        request.begin_attempt()
-        self._counters.requests += 1
-        self._register_wake_up(request)
-        self._stalls.begin(request)
-        error: RemoteError | None = None
-        try:
-            view = buffer.view(offset, offset + length)
-            await self._offload.network(self._get, request, Extent(base, base + length), view)
-            request.received = length
-        except RemoteError as exc:
-            error = exc
-        finally:
-            self._running[FetchSource.NETWORK] -= 1
-            self._last_get = trio.current_time()
-            self._stalls.end(request)
-        if request.first_byte_seconds is not None:
-            self._counters.first_byte.count(request.first_byte_seconds)
-        self._counters.bytes_by_cause[request.cause.name.lower()] += request.received
-        first = request.first
-        if request.received == length:
-            buffer.valid |= request.mask
-            self.limit.on_success(trio.current_time())
-            self._end(request)
-        else:
-            assert error is not None
-            request.absorb()
-            has_lost_connection = not error.asks_to_slow_down and (
-                request.is_given_up or request.received > 0
-            )
-            request.first += request.received // GRANULE_BYTES
-            request.received = 0
-            request.buffer = None
-            if has_lost_connection and request.early_retries < EARLY_RETRIES and self._has_time(request):
-                self._retry_early(request)
-            else:
-                self._retry_or_give_up(request, error)
-        stop = request.stop if error is None else request.first
-        await self._store_on_disk(chunk, buffer, first, stop, is_asked_for=request.kept is not None)
-        if request.kept is not None and request.state is FetchState.DONE:
-            request.kept.set()
-
-    def _get(self, request: Fetch, extent: Extent, buffer: memoryview) -> None:
-        """Run in a thread: the GET, with word to the loop only when a reader waits for what came."""
-
-        last = time.perf_counter()
-        request.is_underway = True
-
-        def progress(received: int) -> None:
-            nonlocal last
-            request.received = received  # before looking at wake_at: see _ask_to_be_woken
-            now = time.perf_counter()
-            if request.first_byte_seconds is None:
-                request.first_byte_seconds = now - last
-            elif now - last > request.longest_gap_seconds:
-                request.longest_gap_seconds = now - last
-            last = now
-            if received >= request.wake_at:
-                request.wake_at = 1 << 62
-                self._offload.call_soon(self._on_progress, request)
-
-        object_id = request.chunk.owner.object_id
-        self._store.get_into(object_id, extent, buffer, progress, request.interruption)
-
-    def _register_wake_up(self, request: Fetch) -> None:
-        """Have the thread call when the next waiter's last granule is whole.
-
-        wake_at is set before `received` is looked at, the thread does it the other way round: one of them
-        sees it.
-        """
-        chunk = request.chunk
-        lowest = 1 << 62
-        valid = chunk.in_memory()
-        for waiter in chunk.waiters:
-            missing = waiter.need & ~valid & request.mask
-            if missing:
-                lowest = min(lowest, (missing.bit_length() - request.first) * GRANULE_BYTES)
-        request.wake_at = lowest
-        if request.received >= lowest:
-            self._wake(chunk)
-
-    def _on_progress(self, request: Fetch) -> None:
-        """Some reader's bytes are there."""
-        if request.state is FetchState.RUNNING:
-            self._wake(request.chunk)
-            self._register_wake_up(request)
-
-    def _wake(self, chunk: Chunk) -> None:
-        """Wake the readers of a chunk that have all they need, or for whom nothing is on its way."""
-        if not chunk.waiters:
-            return
-        valid = chunk.in_memory()
-        pending = chunk.pending()
-        for waiter in chunk.waiters:
-            missing = waiter.need & ~valid
-            if not missing or missing & ~pending:
-                waiter.event.set()
-
-    def _has_time(self, request: Fetch) -> bool:
-        """Return whether no reader has waited for the request as long as readers wait."""
-        return not request.is_overdue(trio.current_time())
-
-    def _retry_early(self, request: Fetch) -> None:
-        """Ask for the rest at once: the connection failed, not the bucket."""
-        self._counters.errors += 1
-        request.early_retries += 1
-        self._wake(request.chunk)
-        self._repush(request)
-
-    def _retry_or_give_up(self, request: Fetch, error: RemoteError) -> None:
-        """Queue the rest again after a pause while a reader waits and its time is not over; else end it."""
-        now = trio.current_time()
-        self._counters.errors += 1
-        if error.asks_to_slow_down:
-            self._slow_down(error, now)
-        retriable = isinstance(error, Unavailable) or (
-            isinstance(error, AccessDenied) and request.attempts <= ACCESS_DENIED_RETRIES
-        )
-        if isinstance(error, (ObjectChanged, ObjectMissing)):
-            request.denials += 1
-            retriable = request.denials <= DENIALS_CHECKED
-        left = 0.0 if request.demanded_at is None else request.demanded_at + DEMAND_SECONDS - now
-        if not retriable or left <= 0:
-            log.debug("fetch failed key=%s error=%s", request.chunk.owner.object_id.key, error)
-            self._end(request, error)
-            return
-        request.state = FetchState.PAUSED
-        self._wake(request.chunk)
-        pause = min(left, backoff_seconds(request.attempts, self._random.random()))
-        if request.denials:
-            pause = 0.0  # an answer, not an outage: asking again costs a round trip
-        self.nursery.start_soon(self._requeue, request, pause, name="fetch-pause")
+    def requeue(self, fetch: Fetch) -> None:
+        """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
+        fetch.state = FetchState.QUEUED
+        fetch.queued_at = trio.current_time()
+        self._push(fetch)
         self.pump()
 
-    def _slow_down(self, error: RemoteError, now: float) -> None:
-        """Have fewer requests in flight; none for a while, if the bucket said for how long."""
-        self.limit.on_throttled(now, error.retry_after_seconds)
-        if self.limit.silent_until > now:
-            self.nursery.start_soon(self._pump_after, self.limit.silent_until - now, name="fetch-silence")
-
-    async def _pump_after(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-        self.pump()
-
-    async def _requeue(self, request: Fetch, pause_seconds: float) -> None:
-        await trio.sleep(pause_seconds)
-        self._repush(request)
-
-    def _repush(self, request: Fetch) -> None:
-        request.state = FetchState.QUEUED
-        request.queued_at = trio.current_time()
-        self._push(request)
-        self.pump()
-
-    async def _store_on_disk(
-        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, is_asked_for: bool
+    async def store_on_disk(
+        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, must_store: bool
     ) -> None:
-        """Keep granules on disk, unless it is too slow for that; then let the frame go."""
+        """Write granules to disk unless it is too slow for that; then release the buffer."""
         try:
             if first < stop:
-                async with self._write_queue.slot(buffer, is_asked_for=is_asked_for) as may_write:
+                async with self._write_queue.slot(buffer, must_store=must_store) as may_write:
                     if may_write:
                         await self.disk.store(chunk, buffer, first, stop)
                     else:
@@ -567,50 +389,48 @@ class Fetcher:
             self._buffer_pool.release_use(buffer, trio.current_time())
         self.pump()
 
-    def _drop_one_unwritten(self, request: Fetch) -> None:
-        """No frame is left for a reader's request: if all wait for the disk, one waits no longer.
+    def _drop_one_unwritten(self, fetch: Fetch) -> None:
+        """A fetch found no buffer: drop one buffer from the disk write queue.
 
-        Who may go changes with time, and with what readers do, of which nobody tells: look again.
+        Eligibility depends on time and on reader activity, which sends no event, so poll.
         """
-        self._write_queue.drop_oldest(small=_is_small(request), cause=request.cause)
-        if not self._retries and (request.cause is Cause.DEMAND or self._write_queue):
-            self._retries = True
-            self.nursery.start_soon(self._retry, name="slow-disk")
+        self._write_queue.drop_oldest(small=_is_small(fetch), cause=fetch.cause)
+        if not self._is_polling and (fetch.cause is Cause.DEMAND or self._write_queue):
+            self._is_polling = True
+            self.nursery.start_soon(self._poll_write_queue, name="slow-disk")
 
-    async def _retry(self) -> None:
+    async def _poll_write_queue(self) -> None:
         await trio.sleep(MAX_QUEUE_SECONDS)
-        self._retries = False
+        self._is_polling = False
         self.pump()
 
-    def _end(self, request: Fetch, error: RemoteError | None = None) -> None:
-        """Nothing more will arrive by this request: tell the readers."""
-        request.state = FetchState.DONE
-        request.error = error
-        chunk = request.chunk
-        chunk.fetches.remove(request)
-        if error is not None and request.demanded_at is not None:
+    def end(self, fetch: Fetch, error: RemoteError | None = None) -> None:
+        """End a fetch: nothing more will arrive by it. Wake its readers, with the error if a reader waited for it."""
+        fetch.state = FetchState.DONE
+        fetch.error = error
+        chunk = fetch.chunk
+        chunk.fetches.remove(fetch)
+        if error is not None and fetch.demanded_at is not None:
             for waiter in chunk.waiters:
-                if waiter.need & request.mask:
+                if waiter.need & fetch.mask:
                     waiter.error = error
                     waiter.event.set()
-        self._wake(chunk)
+        chunk.wake_readers()
         self.pump()
 
-    # ---- the disk
-
-    async def _load(self, request: Fetch) -> None:
-        """Read granules from the cache file; bad ones are simply not there afterwards, and are fetched."""
-        buffer = request.buffer
+    async def _load(self, fetch: Fetch) -> None:
+        """Load granules from the cache file. Damaged ones stay missing and are fetched from the bucket."""
+        buffer = fetch.buffer
         assert buffer is not None
         try:
-            found = await self.disk.load(request.chunk, buffer, request.first, request.stop)
-            buffer.valid |= found  # what came meanwhile counts, too
+            found = await self.disk.load(fetch.chunk, buffer, fetch.first, fetch.stop)
+            buffer.valid |= found  # |=: another fetch may have filled other granules during the load
         finally:
             self._running[FetchSource.DISK] -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
-        self._end(request)
+        self.end(fetch)
 
 
-def _is_small(request: Fetch) -> bool:
-    """Say whether a small buffer holds all of it."""
-    return request.stop - request.first <= SMALL_GRANULES
+def _is_small(fetch: Fetch) -> bool:
+    """Return whether the fetch fits a small buffer."""
+    return fetch.stop - fetch.first <= SMALL_GRANULES

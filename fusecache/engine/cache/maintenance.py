@@ -1,10 +1,10 @@
-"""What people ask of the disk cache by name: bring chunks in, drop objects, check what lies there.
+"""Maintenance of the disk cache by name: fill chunks, evict objects, scrub cached blocks.
 
-Used on the loop; calls that may block go through `offload`, in pieces that are bounded whatever the cache holds.
+Used on the trio loop. Calls that may block go through `offload`, in pieces whose size does not grow with the cache.
 
 Invariants:
-1. What a warm-up brought in is not evicted while any warm-up runs (`next_use` of the room).
-2. Only clean blocks are dropped: what the bucket does not have yet lies in staging files, not here.
+1. Blocks fetched by a warm-up are not evicted for other cache blocks while that warm-up runs (`Evictor.next_use`).
+2. Only clean blocks are evicted: bytes that the bucket lacks are in staging files, not here.
 """
 
 import mmap
@@ -29,14 +29,14 @@ from fusecache.policy.cache.eviction import EvictionCandidate
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import full_mask, runs
 
-# One look into the index: a few ms in a thread, during which rows of readers wait, and the loop shares the GIL.
-_OBJECTS_A_LOOK = 2048
-_BLOCKS_A_LOOK = 256
-# One piece of a check: some 10 ms of a disk, then as long a rest.
-_BYTES_A_CHECK = 8 * MIB
+# One scan of the index takes a few ms in a thread. Row lookups of readers wait for it, and the loop shares the GIL.
+_OBJECTS_PER_SCAN = 2048
+_BLOCKS_PER_SCAN = 256
+# One piece of a scrub: some 10 ms of a disk, then a pause of the same length.
+_BYTES_PER_PIECE = 8 * MIB
 _FILL_ATTEMPTS = 3
 _DROP_ATTEMPTS = 3
-# Whether frames are free for hints depends on time too, so that nobody may say when: ask again.
+# Buffers become available for hints with time, which sends no event: pump again every 0.5 s.
 _PUMP_SECONDS = 0.5
 _OBJECTS_BETWEEN_CHECKPOINTS = 256
 
@@ -45,7 +45,7 @@ IsWanted = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class EvictResult:
-    """Bytes dropped from the disk, and those that stayed, as they were in use at that moment."""
+    """freed_bytes: evicted from the disk; left_bytes: not evicted, because in use or not allowed to."""
 
     freed_bytes: int
     left_bytes: int
@@ -53,7 +53,7 @@ class EvictResult:
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """One piece of a check: what was read, and the objects and bytes of granules that were damaged."""
+    """The result of one piece of a scrub: what was read, and the objects and bytes of its damaged blocks."""
 
     blocks: int
     bytes: int
@@ -62,7 +62,7 @@ class ScrubResult:
 
 
 class CacheMaintenance:
-    """Fills, drops and checks cached blocks."""
+    """Fills, evicts and scrubs cached blocks."""
 
     def __init__(
         self,
@@ -82,15 +82,15 @@ class CacheMaintenance:
         self._fetcher = fetcher
         self._buffer_pool = buffer_pool
         self._warmed: list[set[int]] = []
-        disk_space.next_use = self._next_use
-        # Chunks that may be on their way at once: three quarters of the buffers stay to readers.
+        disk_space.evictor.next_use = self._next_use
+        # Most chunks in flight at once: three quarters of the buffers are left to readers.
         self.large_at_once = max(1, buffer_pool.large_count // 4)
 
-    # ---- bringing in
+    # ---- fill
 
     @contextmanager
     def protect_warmed(self) -> Iterator[set[int]]:
-        """Give a set of file numbers whose blocks nothing evicts that has no nearer use."""
+        """Yield a set for file numbers. No other cache block evicts the blocks of these files."""
         warmed: set[int] = set()
         self._warmed.append(warmed)
         try:
@@ -104,7 +104,7 @@ class CacheMaintenance:
         return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
 
     def free_space_bytes(self) -> int:
-        """Return how many bytes the cache could hold if all that it holds were evicted."""
+        """Return how many bytes the cache could hold if all its blocks were evicted."""
         return self._disk_space.clean_limit_bytes()
 
     async def fill(
@@ -116,9 +116,9 @@ class CacheMaintenance:
         depth: int = 0,
         attempts: int = _FILL_ATTEMPTS,
     ) -> None:
-        """Bring a chunk onto the disk, behind what readers wait for: as a whole, or the granules of `mask`.
+        """Fetch a chunk, or the granules of `mask`, to disk, after the fetches that readers wait for.
 
-        The caller keeps the object in memory. Raises the fetch's error; NoSpace if it came and was not kept.
+        The caller keeps the object in memory. Raises the fetch's error; NoSpace if it was fetched and not stored.
         """
         chunk = await self._table.loaded_chunk(entry, index)
         chunk.readers += 1
@@ -129,20 +129,22 @@ class CacheMaintenance:
                     return
                 await self._store_buffers(chunk, full & ~chunk.present)
                 await self._fetch(chunk, full & ~chunk.present, depth)
-            # What others fetched meanwhile is not kept for their sake if the disk is slow.
+            # Granules that other callers fetched during this are not stored by them if the disk is slow.
             await self._store_buffers(chunk, full & ~chunk.present)
             if full & ~chunk.present:
-                raise NoSpace("it was fetched, but not kept: no room in the cache, or its disk fails")
+                raise NoSpace(
+                    "fetched, but not cached: the cache has no space or its disk fails; see `fusecache status`"
+                )
         finally:
             chunk.readers -= 1
             for buffer in chunk.buffers:
                 self._buffer_pool.mark_consumed(
                     buffer
-                )  # the first to be reused: who reads it later has it on the disk
+                )  # recycled first: a later reader finds these bytes on disk
             self._table.drop_if_idle(chunk)
 
     async def _store_buffers(self, chunk: Chunk, missing: int) -> None:
-        """Write what was read without being kept."""
+        """Store missing granules that are in memory."""
         pending = chunk.pending()
         for buffer in list(chunk.buffers):
             for first, stop in runs(buffer.valid & missing & ~pending):
@@ -153,55 +155,53 @@ class CacheMaintenance:
                     self._buffer_pool.release_use(buffer, trio.current_time())
 
     async def missing(self, entry: CachedObject, index: int, mask: int) -> int:
-        """Return which granules of a chunk are not on disk, and not on their way. The caller keeps the object."""
+        """Return granules of a chunk that are neither on disk nor in flight. The caller keeps the object in memory."""
         chunk = await self._table.loaded_chunk(entry, index)
         found = mask & full_mask(chunk.size) & ~chunk.present & ~chunk.pending()
         self._table.drop_if_idle(chunk)
         return found
 
     async def evict_for(self, nbytes: int, incoming_use: float) -> bool:
-        """Evict what is read later than so many bytes that will come soon; False if they would not be kept."""
+        """Evict blocks read later than `nbytes` that will come soon; False if those would not be stored."""
         return self._table.accepts_blocks and await self._disk_space.evict_for(nbytes, incoming_use)
 
     def free_bytes(self) -> int:
-        """Return how much may be brought in without anything going for it."""
+        """Return how many bytes may be fetched without an eviction."""
         return self._disk_space.free_bytes() if self._table.accepts_blocks else 0
 
     def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
-        """Keep what is read soonest: `hinted_use` says in how many seconds that is; None: nobody says."""
+        """Keep the blocks that are read soonest. hinted_use returns in how many seconds; None: there are no hints."""
         self._disk_space.listen_to_hints(hinted_use)
 
     async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
         self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)
         self._fetcher.pump()
-        requests = [
-            request
-            for request in chunk.fetches
-            if request.source is FetchSource.NETWORK and request.mask & missing
+        fetches = [
+            fetch for fetch in chunk.fetches if fetch.source is FetchSource.NETWORK and fetch.mask & missing
         ]
-        # All events before the first wait: the second request may end while we wait for the first.
-        events = [trio.Event() if request.kept is None else request.kept for request in requests]
-        for request, kept in zip(requests, events, strict=True):
-            request.kept = kept
-        for request, kept in zip(requests, events, strict=True):
+        # Attach all events before the first wait: the second fetch may end during the wait for the first.
+        events = [trio.Event() if fetch.kept is None else fetch.kept for fetch in fetches]
+        for fetch, kept in zip(fetches, events, strict=True):
+            fetch.kept = kept
+        for fetch, kept in zip(fetches, events, strict=True):
             while not kept.is_set():
                 with trio.move_on_after(_PUMP_SECONDS):
                     await kept.wait()
                 self._fetcher.pump()
-            if request.error is not None:
-                # Its own instance for each who hears of it: a shared one would collect all their tracebacks.
-                raise type(request.error)(*request.error.args) from request.error
+            if fetch.error is not None:
+                # Each caller gets its own instance: a shared one would collect all their tracebacks.
+                raise type(fetch.error)(*fetch.error.args) from fetch.error
 
-    # ---- dropping
+    # ---- evict
 
     async def evict(self, is_wanted: IsWanted, *, may_drop: Callable[[ObjectId], bool]) -> EvictResult:
-        """Drop the blocks of all objects whose key is wanted, but of those that may not be dropped."""
+        """Evict the blocks of all objects whose key is wanted, except objects that `may_drop` refuses."""
         freed = left = 0
         for _ in range(_DROP_ATTEMPTS):
             left = 0
-            async for blocks in self._walk(is_wanted):
+            async for blocks in self._scan(is_wanted):
                 pairs = [(each.number, each.block) for each in blocks if may_drop(each.object_id)]
-                gone = await self._disk_space.drop(pairs)
+                gone = await self._disk_space.evictor.drop(pairs)
                 freed += gone
                 left += sum(each.row.size for each in blocks) - gone
             if not left:
@@ -210,13 +210,13 @@ class CacheMaintenance:
         return EvictResult(freed, left)
 
     async def cached(self, is_wanted: IsWanted) -> set[ObjectId]:
-        """Return the versions of wanted keys of which something is on the disk."""
-        return {each.object_id async for blocks in self._walk(is_wanted) for each in blocks}
+        """Return the object versions of wanted keys that have a cached block."""
+        return {each.object_id async for blocks in self._scan(is_wanted) for each in blocks}
 
     async def _empty_buffers(self, is_wanted: IsWanted) -> None:
-        """Let go what is in memory of dropped objects, but what somebody is about to read."""
-        for place, entry in enumerate(list(self._table.objects.values())):
-            if place % _OBJECTS_BETWEEN_CHECKPOINTS == 0:
+        """Release the buffers of wanted objects, except those in use or about to be read."""
+        for position, entry in enumerate(list(self._table.objects.values())):
+            if position % _OBJECTS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
             if not is_wanted(entry.object_id.key):
                 continue
@@ -225,12 +225,12 @@ class CacheMaintenance:
                     if not buffer.busy and not chunk.readers and buffer.chunk is chunk:
                         self._buffer_pool.release(buffer)
 
-    # ---- checking
+    # ---- scrub
 
     async def scrub(self, is_wanted: IsWanted) -> AsyncGenerator[ScrubResult, None]:
-        """Read all blocks of wanted objects, drop those that are damaged, and rest as long as reading took."""
+        """Read all blocks of wanted objects and drop damaged ones. Pauses after each piece as long as it took."""
         buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # aligned, as direct I/O wants it
-        async for blocks in self._walk(is_wanted):
+        async for blocks in self._scan(is_wanted):
             while blocks:
                 began = trio.current_time()
                 count, nbytes = _piece_of(blocks)
@@ -248,7 +248,7 @@ class CacheMaintenance:
                 await trio.sleep(trio.current_time() - began)
 
     async def _drop_if_still_bad(self, block: CachedBlock, buffer: memoryview) -> bool:
-        """Look again, as the block may have been evicted while it was read; return whether it is damaged."""
+        """Read a block again, as it may have been evicted during the first read. Return whether it is damaged."""
         async with self._table.rows_lock:
             rows = await self._offload.rows(
                 self._index.block_rows, block.number, block.block, block.block + 1
@@ -260,14 +260,14 @@ class CacheMaintenance:
         if not await self._offload.disk(self._bad_blocks, [again], buffer):
             return False
         for _ in range(_DROP_ATTEMPTS):
-            if await self._disk_space.drop([(block.number, block.block)]):
+            if await self._disk_space.evictor.drop([(block.number, block.block)]):
                 break
             await trio.sleep(_PUMP_SECONDS)
         self._table.count_damaged(block.object_id.key, row.mask.bit_count())
         return True
 
     def _bad_blocks(self, blocks: list[CachedBlock], buffer: memoryview) -> list[CachedBlock]:
-        """Run in a thread: return the blocks of which a granule is not what its checksum says, or not there."""
+        """Run in a thread: return the blocks with a granule that is missing or does not match its checksum."""
         return [block for block in blocks if not self._is_good(block, buffer)]
 
     def _is_good(self, block: CachedBlock, buffer: memoryview) -> bool:
@@ -285,23 +285,23 @@ class CacheMaintenance:
 
     # ---- private
 
-    async def _walk(self, is_wanted: IsWanted) -> AsyncIterator[list[CachedBlock]]:
-        """Yield what the index knows of wanted objects, in bounded portions."""
+    async def _scan(self, is_wanted: IsWanted) -> AsyncIterator[list[CachedBlock]]:
+        """Yield the indexed blocks of wanted objects, in portions of bounded size."""
         await self._table.flush_rows()
-        place: ScanCursor | None = ScanCursor()
-        look = partial(self._index.walk, most_objects=_OBJECTS_A_LOOK, most_blocks=_BLOCKS_A_LOOK)
-        while place is not None:
+        position: ScanCursor | None = ScanCursor()
+        scan = partial(self._index.walk, most_objects=_OBJECTS_PER_SCAN, most_blocks=_BLOCKS_PER_SCAN)
+        while position is not None:
             async with self._table.rows_lock:
-                blocks, place = await self._offload.rows(look, place, is_wanted)
+                blocks, position = await self._offload.rows(scan, position, is_wanted)
             if blocks:
                 yield blocks
 
 
 def _piece_of(blocks: list[CachedBlock]) -> tuple[int, int]:
-    """Return how many of the blocks are read in one go, at least one, and their bytes."""
+    """Return how many of the blocks make one piece, at least one, and their bytes."""
     nbytes = 0
     for count, block in enumerate(blocks):
-        if count and nbytes + block.row.size > _BYTES_A_CHECK:
+        if count and nbytes + block.row.size > _BYTES_PER_PIECE:
             return count, nbytes
         nbytes += block.row.size
     return len(blocks), nbytes

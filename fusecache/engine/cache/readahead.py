@@ -1,6 +1,6 @@
-"""Looks at what readers read and asks for what they will want next, within their shares of the buffers.
+"""Prefetches the next bytes of sequential readers within their share of the buffers, and the starts of objects.
 
-Used on the loop only; decides by `policy.readahead`.
+Used on the trio loop only. The decisions are in `policy.cache.readahead`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk
 from fusecache.engine.cache.fetcher import Fetcher
-from fusecache.model.objects import Extent
+from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import (
@@ -29,15 +29,15 @@ from fusecache.policy.cache.readahead import (
 if TYPE_CHECKING:
     import trio
 
-# A stream that has not read for this long leaves its share of the buffers to the others.
+# A stream that was not read for 5 s loses its share of the buffers to the others.
 STREAM_IDLE_SECONDS = 5.0
-# Threads that share one open file, or fault on one mapping, are told apart up to this number.
+# Streams tracked per open file, for threads that share it or fault on one mapping of it.
 STREAMS_PER_HANDLE = 8
 
 
 @dataclass(eq=False, slots=True)
 class ReadStream:
-    """One way through an object: what its reads look like, and until where they are read ahead."""
+    """One stream of reads of an object: its pattern, and the position up to which it was prefetched."""
 
     entry: CachedObject
     pattern: ReadPattern = field(default_factory=ReadPattern)
@@ -45,8 +45,17 @@ class ReadStream:
     read_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PrefetchRange:
+    """Bytes [0, stop) to prefetch of an object version of `size` bytes; at most one chunk."""
+
+    object_id: ObjectId
+    size: int
+    stop: int
+
+
 class Readahead:
-    """Owns the streams that are read ahead. The nursery is given before the first read."""
+    """Owns the streams with active read-ahead. The nursery is set before the first read."""
 
     def __init__(self, table: BlockTable, buffer_pool: BufferPool, fetcher: Fetcher) -> None:
         self._table = table
@@ -59,16 +68,16 @@ class Readahead:
     def observe(
         self, streams: list[ReadStream], entry: CachedObject, start: int, stop: int, now: float
     ) -> ReadStream:
-        """Return the stream of an open file that a read of [start, stop) belongs to; it knows of the read now.
+        """Return the stream of an open file that a read of [start, stop) belongs to, with the read recorded.
 
-        streams: the file's, the last used first; changed in place.
+        streams: those of the file, the last used first; changed in place.
         """
         index = choose_stream([stream.pattern for stream in streams], start)
         if index is not None:
             stream = streams.pop(index)
             stream.pattern = observe(stream.pattern, start, stop)
         else:
-            # A jump. Whether the other streams go on is open: what they have queued can be asked for again.
+            # A jump. The other streams may not continue: cancel their queued read-ahead; it can be requested again.
             for other in streams:
                 self._stop(other)
             stream = ReadStream(entry)
@@ -84,16 +93,16 @@ class Readahead:
         return stream
 
     def close(self, streams: Sequence[ReadStream]) -> None:
-        """Their file is closed."""
+        """Stop the read-ahead of a closed file."""
         for stream in streams:
             self._stop(stream)
 
     def forget_idle(self, now: float) -> None:
-        """Give the shares of streams that rest to the others."""
+        """Give the buffer shares of idle streams to the others."""
         self._active = {stream for stream in self._active if now - stream.read_at < STREAM_IDLE_SECONDS}
 
     def run(self, stream: ReadStream) -> None:
-        """Ask for what a sequential reader will want next."""
+        """Prefetch the next bytes of a stream if it is sequential."""
         if stream.pattern.phase is not Phase.SEQUENTIAL:
             return
         self._active.add(stream)
@@ -115,13 +124,35 @@ class Readahead:
             self.nursery.start_soon(self._run_unloaded, stream, unloaded, name="read-ahead-rows")
         self._fetcher.pump()
 
+    async def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
+        """Prefetch the starts of objects, in the given order. Never fails."""
+        held = []
+        for wanted in objects:
+            known = self._table.objects.get(wanted.object_id)
+            if known is None or known.size == wanted.size:
+                entry = self._table.object_entry(wanted.object_id, wanted.size)
+                entry.handles += 1  # keeps it in memory while its rows are loaded
+                held.append((entry, mask_of_bytes(0, wanted.stop)))
+        try:
+            await self._table.load_objects([entry for entry, _ in held])
+            for depth, (entry, mask) in enumerate(held):
+                chunk = await self._table.loaded_chunk(entry, 0)
+                self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth)
+            self._fetcher.pump()
+        finally:
+            for entry, _ in held:
+                entry.handles -= 1
+                for chunk in list(entry.chunks.values()):
+                    self._table.drop_if_idle(chunk)
+                self._table.drop_object_if_idle(entry)
+
     # ---- private
 
     async def _run_unloaded(self, stream: ReadStream, pieces: list[tuple[Chunk, int, int]]) -> None:
-        """Load the rows of chunks, then read them ahead."""
+        """Load the rows of chunks, then prefetch them."""
         for chunk, mask, depth in pieces:
             if stream not in self._active:
-                return  # closed, or random by now
+                return  # closed, idle or random by now
             await self._table.load_chunk(chunk)
             if stream not in self._active or chunk.owner.chunks.get(chunk.index) is not chunk:
                 return
@@ -133,13 +164,13 @@ class Readahead:
         self._fetcher.request(chunk, mask, Cause.READAHEAD, depth=depth, handle=stream, most_bytes=most)
 
     def _stop(self, stream: ReadStream) -> None:
-        """Take back what only this stream's read-ahead has queued."""
+        """Cancel the fetches that only this stream's read-ahead has queued."""
         if stream.ahead_until:
             self._fetcher.cancel_readahead(stream, list(stream.entry.chunks.values()))
             stream.ahead_until = 0
         self._active.discard(stream)
 
     def _shrink(self, handle: object) -> None:
-        """There was no buffer for a stream's read-ahead."""
+        """Shrink the window of a stream whose read-ahead found no buffer."""
         if isinstance(handle, ReadStream):
             handle.pattern = shrink(handle.pattern)

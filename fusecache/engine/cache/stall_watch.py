@@ -1,6 +1,6 @@
-"""Notices requests that have gone silent, and ends them, so that their bytes are asked for on another connection.
+"""Detects GETs that receive no bytes, and aborts them, so that the fetcher retries on another connection.
 
-Runs on the loop and looks at what the threads note in `Request`: `is_underway`, `received`, the waits.
+Runs on the trio loop and reads the fields that threads write in `Fetch`: `is_underway`, `received`, the waits.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,37 +11,36 @@ from fusecache.engine.cache.chunks import Fetch
 from fusecache.engine.cache.statistics import Counters
 from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, WaitHistory
 
-# A stall is noticed this much late, and by what the loop itself is late; looking at 64 requests takes some 20
-# microseconds.
+# A stall is noticed at most this late, plus the loop's own delay. A check of 64 fetches takes some 20 microseconds.
 LOOK_SECONDS = 0.1
 
 
 class StallWatch:
-    """Watches the requests under way."""
+    """Watches the GETs in flight."""
 
     def __init__(self, counters: Counters, spawn: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
-        """spawn: starts the watching task, which ends when nothing is under way."""
+        """spawn: starts the watching task, which ends when no GET is in flight."""
         self._counters = counters
         self._spawn = spawn
         self._first_byte = WaitHistory()
         self._gap = WaitHistory()
-        # request -> (bytes received, since when no more came; moved on by what the loop stood still)
+        # fetch -> (bytes received, since when no more came). The time is moved forward by the delays of the loop.
         self._seen: dict[Fetch, tuple[int, float]] = {}
         self._is_watching = False
 
-    def begin(self, request: Fetch) -> None:
-        """Watch a request that is about to get a thread."""
-        self._seen[request] = (0, float("inf"))
+    def begin(self, fetch: Fetch) -> None:
+        """Watch a GET that is about to get a thread."""
+        self._seen[fetch] = (0, float("inf"))
         if not self._is_watching:
             self._is_watching = True
             self._spawn(self._watch)
 
-    def end(self, request: Fetch) -> None:
-        """Watch it no longer; learn from how long it waited."""
-        del self._seen[request]
-        if request.first_byte_seconds is not None:
-            self._first_byte.record(request.first_byte_seconds)
-            self._gap.record(request.longest_gap_seconds)
+    def end(self, fetch: Fetch) -> None:
+        """Stop watching a GET and record its waits."""
+        del self._seen[fetch]
+        if fetch.first_byte_seconds is not None:
+            self._first_byte.record(fetch.first_byte_seconds)
+            self._gap.record(fetch.longest_gap_seconds)
 
     async def _watch(self) -> None:
         try:
@@ -55,23 +54,23 @@ class StallWatch:
             self._is_watching = False
 
     def _look(self, now: float, late_seconds: float) -> None:
-        for request, (received, seen) in self._seen.items():
-            if not request.is_underway or request.is_given_up:
+        for fetch, (received, seen) in self._seen.items():
+            if not fetch.is_underway or fetch.is_aborted:
                 continue
-            # While the loop stood still, the machine may have, and the threads: nobody was silent then.
+            # While the loop was blocked, the machine and its threads may have been too: this is not silence.
             since = seen + late_seconds
-            if since == float("inf") or request.received > received:
-                self._seen[request] = (request.received, now)
+            if since == float("inf") or fetch.received > received:
+                self._seen[fetch] = (fetch.received, now)
                 continue
-            self._seen[request] = (received, since)
-            if request.early_retries < EARLY_RETRIES or request.is_overdue(now):
+            self._seen[fetch] = (received, since)
+            if fetch.early_retries < EARLY_RETRIES or fetch.is_overdue(now):
                 waits = self._gap if received else self._first_byte
                 if now - since > waits.deadline_seconds:
                     waits.record(now - since)
-                    self._give_up(request)
+                    self._abort(fetch)
 
-    def _give_up(self, request: Fetch) -> None:
+    def _abort(self, fetch: Fetch) -> None:
         self._counters.stalls += 1
-        request.is_given_up = True
-        assert request.interruption is not None
-        request.interruption.interrupt()
+        fetch.is_aborted = True
+        assert fetch.interruption is not None
+        fetch.interruption.interrupt()

@@ -1,13 +1,16 @@
-"""Counters of the read path: counted on the loop, shown as one frozen value."""
+"""Counters of the read path, updated on the trio loop and returned as one frozen value."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Fetch
+from fusecache.policy.cache.fetch_order import Cause
+from fusecache.policy.cache.space_ledger import SpaceLedger
 
-# Four steps an octave from 1 microsecond on: a percentile is right within 19 %.
+# Four steps per octave from 1 microsecond on: a percentile is at most 19 % off.
 _STEPS_PER_OCTAVE = 4
 _BUCKETS = 128
 
@@ -17,10 +20,10 @@ class CacheStatistics:
     """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
 
     hits: reads answered without waiting for the bucket. bytes_by_cause: fetched for demand, hint, readahead.
-    wait_seconds: what readers waited for, summed over readers: nobody waits for read-ahead. waiting_reads: those that
-    wait for the bucket now, the longest of them for longest_wait_seconds.
-    uncached: fetches that could not be kept on disk; not_admitted: not worth evicting others for.
-    stalls: requests that went silent and were given up for another connection. latency: of `read` as a whole;
+    wait_seconds: time that readers waited, summed over readers, by source or queue; read-ahead has no waiter.
+    waiting_reads: reads that wait for the bucket now; longest_wait_seconds: of the longest of them.
+    uncached: fetches that could not be stored on disk; not_admitted: not worth evicting other blocks.
+    stalls: requests that were silent and were aborted, to retry on another connection. latency: of `read` as a whole;
     first_byte: of a GET, until the first piece of its body.
     """
 
@@ -53,19 +56,19 @@ class CacheStatistics:
 
 
 class LatencyHistogram:
-    """How long things took, as a histogram of bounded size."""
+    """A histogram of durations, of bounded size."""
 
     def __init__(self) -> None:
         self._counts = [0] * _BUCKETS
 
     def count(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         micros = seconds * 1e6
         step = int(math.log2(micros) * _STEPS_PER_OCTAVE) if micros > 1 else 0
         self._counts[min(step, _BUCKETS - 1)] += 1
 
     def seconds(self, share: float) -> float:
-        """Return what this share of them did not exceed; 0 before the first."""
+        """Return the duration that this share of all did not exceed; 0 before the first."""
         rest = share * sum(self._counts)
         if not rest:
             return 0.0
@@ -96,23 +99,55 @@ class Counters:
     wait_seconds: dict[str, float] = field(
         default_factory=lambda: {"network": 0.0, "queue": 0.0, "disk": 0.0}
     )
-    # When each read began that waits for the bucket now, the oldest first, by a number.
+    # Start times of the reads that wait for the bucket now, by wait number, the oldest first.
     waiting: dict[int, float] = field(default_factory=dict)
     waits: int = 0
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     first_byte: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     def begin_wait(self, now: float) -> int:
-        """A reader waits for the bucket from now on; return its number in `waiting`, until it is taken out."""
+        """A reader starts to wait for the bucket. Returns its key in `waiting`, which the caller removes."""
         self.waits += 1
         self.waiting[self.waits] = now
         return self.waits
 
-    def count_wait(self, requests: Sequence[Fetch], began: float, now: float) -> None:
-        """Count a reader's wait for requests: to the queue until the last was started, then to its source."""
-        if not requests:
+    def count_wait(self, fetches: Sequence[Fetch], began: float, now: float) -> None:
+        """Count a reader's wait for fetches: as queue time until the last one started, then as time of its source."""
+        if not fetches:
             return
-        last = max(requests, key=lambda each: math.inf if each.started_at is None else each.started_at)
+        last = max(fetches, key=lambda each: math.inf if each.started_at is None else each.started_at)
         started = now if last.started_at is None else min(now, max(began, last.started_at))
         self.wait_seconds["queue"] += started - began
         self.wait_seconds[last.source.name.lower()] += now - started
+
+    def snapshot(self, ledger: SpaceLedger, buffer_pool: BufferPool, now: float) -> CacheStatistics:
+        """Return the counters as one frozen value, with the use of disk and buffers at this moment."""
+        began = next(iter(self.waiting.values()), None)
+        return CacheStatistics(
+            hits=self.hits,
+            misses=self.misses,
+            requests=self.requests,
+            bytes_by_cause={cause.name.lower(): self.bytes_by_cause[cause.name.lower()] for cause in Cause},
+            bytes_read=self.bytes_read,
+            wait_seconds=dict(self.wait_seconds),
+            waiting_reads=len(self.waiting),
+            longest_wait_seconds=now - began if began is not None else 0.0,
+            evicted_blocks=self.evicted_blocks,
+            evicted_bytes=self.evicted_bytes,
+            used_bytes=ledger.cache_bytes,
+            reserved_bytes=ledger.reserved_bytes,
+            staging_bytes=ledger.staging_bytes,
+            limit_bytes=ledger.limit_bytes,
+            buffers=buffer_pool.large_count + buffer_pool.small_count,
+            buffers_in_use=buffer_pool.in_use,
+            errors=self.errors,
+            disk_errors=self.disk_errors,
+            checksum_failures=self.checksum_failures,
+            uncached=self.uncached,
+            not_admitted=self.not_admitted,
+            stalls=self.stalls,
+            latency_p50_seconds=self.latency.seconds(0.5),
+            latency_p99_seconds=self.latency.seconds(0.99),
+            first_byte_p50_seconds=self.first_byte.seconds(0.5),
+            first_byte_p99_seconds=self.first_byte.seconds(0.99),
+        )

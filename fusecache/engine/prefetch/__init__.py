@@ -1,1 +1,1 @@
-"""Prefetching by hints and by directory scans."""
+"""Prefetch by hints of jobs and by directory scans."""

@@ -1,8 +1,11 @@
-"""Hints of jobs, from the message to the cache: taken, checked, merged, fetched by, shown, forgotten.
+"""The hints of jobs, from message to cache: receives, checks, merges, fetches, reports and forgets them.
 
-Used on the loop; long messages are read in a thread.
+A hint is a plan (what a job will read, step by step) or a cursor (the step where the job is). Used on the trio loop;
+long messages are decoded in a thread.
 
-Invariant: a message that is refused changes nothing, and nothing that is read depends on any.
+Invariants:
+1. A rejected message changes nothing.
+2. No byte that a reader gets depends on a hint.
 """
 
 import logging
@@ -16,8 +19,9 @@ from fusecache.engine.cache.range_cache import is_worth_it
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.prefetch.plan_index import PlanIndex, index_plan
 from fusecache.engine.prefetch.prefetcher import Prefetcher
-from fusecache.engine.prefetch.timeline import Job, PlanIndex, Timeline, index_plan
+from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import Process, process_of
 from fusecache.model.errors import NotFound
@@ -27,14 +31,14 @@ from fusecache.policy.cache.fetch_order import Cause
 
 log = logging.getLogger(__name__)
 
-# As often jobs are looked for that are silent, or whose processes are gone.
-_LOOK_SECONDS = 2.0
-# A use of now is not as sacred as what is pinned.
+# Every 2 s the daemon looks for silent jobs and for jobs whose process has ended: neither sends an event.
+_POLL_SECONDS = 2.0
+# Next use 0.0 means pinned. A hinted read that is due now must rank below that.
 _NOW = 1e-6
 
 
 class HintService:
-    """What jobs have said they will read."""
+    """Receives the hints of jobs and passes them to the cache."""
 
     def __init__(
         self,
@@ -48,53 +52,53 @@ class HintService:
         self._cache = cache
         self._offload = offload
         self._timeline = Timeline()
-        # Who sent a job's plan, where that is to be seen; of these, who says where it is as well: a shell that copies a
-        # plan here may end at once, and its job goes on.
+        # The process that sent a job's plan, where it is known. It is in `_cursor_senders` only if it sends the cursors
+        # too: a shell that only copies a plan may end at once while its job continues.
         self._plan_senders: dict[str, Process] = {}
         self._cursor_senders: dict[str, Process] = {}
         self._prefetcher = Prefetcher(self._timeline, tree, lookup, cache, resolve)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Fetch what is hinted, and forget silent jobs, until cancelled."""
+        """Prefetch hinted bytes and forget silent jobs, until cancelled."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._prefetcher.run, name="prefetch-hinted")
             task_status.started()
             while True:
-                await trio.sleep(_LOOK_SECONDS)
+                await trio.sleep(_POLL_SECONDS)
                 self._end_jobs()
                 silent = self._timeline.forget_silent(trio.current_time())
                 for job in silent:
                     self._forget_process(job)
                 if silent:
-                    log.info("silent jobs are forgotten jobs=%s", ",".join(silent))
+                    log.info("forgot silent jobs jobs=%s", ",".join(silent))
                     self._changed()
 
     def _end_jobs(self) -> None:
-        """Have nothing more fetched for jobs whose processes are gone; killed ones take nothing back."""
+        """Stop fetching for jobs whose process has ended: a killed job does not withdraw its hints."""
         ended = [job for job, process in self._cursor_senders.items() if process.has_ended()]
         for job in ended:
             self._forget_process(job)
             self._timeline.end(job, trio.current_time())
         if ended:
-            log.info("the processes of jobs have ended jobs=%s", ",".join(ended))
+            log.info("job processes ended jobs=%s", ",".join(ended))
             self._changed()
 
     def _forget_process(self, job: str) -> None:
         self._plan_senders.pop(job, None)
         self._cursor_senders.pop(job, None)
 
-    # ---- what jobs say
+    # ---- messages of jobs
 
     async def receive(self, file: str, message: bytes | bytearray, pid: int = 0) -> None:
-        """Take the content of a hint file, `<job>.plan` or `<job>.cursor`. pid: of the thread that says it, or 0.
+        """Receive the content of a hint file, `<job>.plan` or `<job>.cursor`. pid: of the sending thread, or 0.
 
-        Raises HintError, NotFound for the cursor of a job whose plan is not here, NotPermitted if there are too many.
+        Raises HintError; NotFound for the cursor of a job without a plan; NotPermitted if a limit on plans is reached.
         """
         job, kind = job_of(file)
         if kind == CURSOR:
             step = decode_cursor(message)
             if not self._timeline.move(job, step, trio.current_time()):
-                raise NotFound(f"{job}: there is no plan of this job, or it was forgotten")
+                raise NotFound(f"{job}: this job has no plan, or it was forgotten: send the plan again")
             process = process_of(pid)
             if process is not None and process == self._plan_senders.get(job):
                 self._cursor_senders[job] = process
@@ -102,18 +106,20 @@ class HintService:
                 self._cursor_senders.pop(job, None)
         else:
             process = process_of(pid)
-            window = await self._offload.disk(_read_plan, bytes(message))
-            self._timeline.add(job, window, trio.current_time())
+            index = await self._offload.disk(_read_plan, bytes(message))
+            self._timeline.add(job, index, trio.current_time())
             if process is None or process != self._plan_senders.get(job):
                 self._forget_process(job)
             if process is not None:
                 self._plan_senders[job] = process
-            plan = window.plan
-            log.info("plan taken job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step)
+            plan = index.plan
+            log.info(
+                "plan received job=%s window=%d extents=%d step=%d", job, plan.window, len(plan), plan.step
+            )
         self._changed()
 
     def forget(self, job: str) -> bool:
-        """Drop what a job has said; False if it said nothing."""
+        """Drop the hints of a job; False if it has none."""
         known = self._timeline.forget(job)
         self._forget_process(job)
         self._changed()
@@ -124,14 +130,14 @@ class HintService:
         return list(self._timeline.jobs)
 
     def step(self, job: str) -> int | None:
-        """Return where a job is, None if it has no plan."""
+        """Return the step of a job, None if it has no plan."""
         known = self._timeline.jobs.get(job)
         return None if known is None else known.step
 
-    # ---- what is shown
+    # ---- status
 
     def statistics(self) -> dict[str, Any]:
-        """Return what is hinted and what came of it, as plain values."""
+        """Return the hints of all jobs and their effect, as plain values."""
         return {
             "jobs": [self._job_as_dict(job) for job in self._timeline.jobs.values()],
             "predicted_stalls": self._prefetcher.predicted_stalls(),
@@ -140,27 +146,27 @@ class HintService:
         }
 
     def as_dict(self, job: str) -> dict[str, Any]:
-        """Return what is known of one job. Raises NotFound."""
+        """Return the hints of one job and their effect. Raises NotFound."""
         known = self._timeline.jobs.get(job)
         if known is None:
-            raise NotFound(f"{job}: there is no plan of this job")
+            raise NotFound(f"{job}: this job has no plan")
         return self._job_as_dict(known)
 
     def _job_as_dict(self, job: Job) -> dict[str, Any]:
         front = job.front(is_exact=False)
-        to_come = max((window.last for window in job.plans), default=job.step)
-        looked_at = front.first if front is not None else to_come
+        to_come = max((index.last for index in job.plans), default=job.step)
+        checked_until = front.first if front is not None else to_come
         return {
             "job": job.name,
             "step": job.step,
-            "seconds_a_step": round(job.pace.seconds_a_step, 6),
-            "windows": [window.plan.window for window in job.plans],
-            "fetched": [self._prefetcher.fetched(window) for window in job.plans],
+            "seconds_a_step": round(job.step_rate.seconds_a_step, 6),
+            "windows": [index.plan.window for index in job.plans],
+            "fetched": [self._prefetcher.fetched(index) for index in job.plans],
             "extents": job.extents,
             "planned_steps": max(0, to_come - job.step),
-            "horizon_steps": max(0, looked_at - job.step),
+            "horizon_steps": max(0, checked_until - job.step),
             "horizon_bytes": job.ahead_bytes,
-            "lead_seconds": round(job.seconds_until(looked_at), 3),
+            "lead_seconds": round(job.seconds_until(checked_until), 3),
             "fetched_bytes": job.fetched_bytes,
             "hit_bytes": job.hit_bytes,
             "missed_bytes": job.missed_bytes,
@@ -170,7 +176,7 @@ class HintService:
             "ended_seconds": round(max(0.1, trio.current_time() - job.ended_at), 1) if job.has_ended else 0.0,
         }
 
-    # ---- what the cache asks and tells
+    # ---- called by the cache
 
     def _changed(self) -> None:
         is_hinted = bool(self._timeline.jobs)
@@ -184,19 +190,20 @@ class HintService:
             return None
         node = self._tree.find(object_id.key)
         if node is not None and node.object is not None and node.object.etag != object_id.etag:
-            return None  # a version that was replaced
+            return None  # the bucket has a newer version
         return max(_NOW, seconds)
 
     def names(self, object_id: ObjectId) -> bool:
-        """Say whether some job has said that it will read a file: then nobody needs to guess."""
+        """Return whether a job's plan names a file. If so, its read pattern is not guessed."""
         return bool(self._timeline.jobs) and self._timeline.names(self._tree.relative(object_id.key))
 
     async def read_exactly(
         self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
     ) -> memoryview | None:
-        """Fetch bytes [start, stop) around which nothing shall be fetched; None: there may be, or it failed.
+        """Fetch exactly bytes [start, stop); None if more around them may be fetched, or if the fetch failed.
 
-        Because a plan says so, or because there is no room for more of a file that somebody reads here and there.
+        Exact bytes are fetched for an exact plan. They are also fetched for random reads of a planned file when the
+        cache has no free space for a granule.
         """
         cached_ranges, extent = self._cache.range_cache, Extent(start, stop)
         if not is_worth_it(extent):
@@ -204,7 +211,9 @@ class HintService:
         path = self._tree.relative(object_id.key)
         use = self._timeline.exact_use(path, start, stop)
         if use is None and is_random and self._cache.maintenance.free_bytes() < GRANULE_BYTES:
-            use = self._timeline.long_use(path)  # for who waits, and then let go
+            use = self._timeline.long_use(
+                path
+            )  # its step is over: the range is dropped once this reader has it
         if use is None or not cached_ranges.fits(extent):
             return None
         cached_range = cached_ranges.begin(object_id, size, extent, depth=0)
@@ -213,7 +222,7 @@ class HintService:
         return await cached_ranges.read(object_id, start, stop)
 
     def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
-        """Somebody reads a file: the jobs that have named it are alive."""
+        """Bytes of a file were read: the jobs whose plans name it are alive."""
         path = self._tree.relative(object_id.key)
         self._prefetcher.on_read()
         if self._timeline.on_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
@@ -221,11 +230,11 @@ class HintService:
 
 
 def job_of(file: str) -> tuple[str, str]:
-    """Return the job and the kind, PLAN or CURSOR, of a hint file's name. Raises HintError."""
+    """Return the job and the kind, PLAN or CURSOR, of a hint file name. Raises HintError."""
     for kind in (PLAN, CURSOR):
         if file.endswith(kind) and is_job(file.removesuffix(kind)):
             return file.removesuffix(kind), kind
-    raise HintError(f"{file!r} is no hint: <job>{PLAN} and <job>{CURSOR} are")
+    raise HintError(f"{file!r} is not a hint file: name it <job>{PLAN} or <job>{CURSOR}")
 
 
 def _read_plan(message: bytes) -> PlanIndex:

@@ -1,12 +1,12 @@
-"""Fetches what jobs have said they will read: what is needed soonest first, as far ahead as the room is worth it.
+"""Prefetches the planned reads of jobs: the soonest needed first, as far ahead as disk space allows.
 
-A walk goes through a job's extents in the order of their steps and stops at the first piece that is not here: one
-walk a job for exact plans, one for the others. `policy.horizon` says which of these pieces comes next, and whether
-others may go for it. Used on the loop.
+Each job has two cursors (`plan_cursor`): one for exact plans, one for the others. Each stops at its first missing
+piece. `policy.cache.prefetch_horizon` decides which piece comes next, and whether cached bytes may be evicted for it.
+Used on the trio loop.
 
 Invariants:
-1. What is fetched goes behind what readers wait for, and takes at most a quarter of the large buffers.
-2. Nothing is evicted that is read as soon as what comes; what would find no room is not fetched.
+1. Prefetches start after the fetches that readers wait for, and take at most a quarter of the large buffers.
+2. A prefetch never evicts bytes that are read as soon as its own. Bytes that would find no space are not fetched.
 3. No error of a hint reaches a reader.
 """
 
@@ -14,90 +14,55 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
-from fusecache.engine.cache.range_cache import CachedRange, is_worth_it
+from fusecache.engine.cache.range_cache import CachedRange
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.prefetch.timeline import Job, PlanIndex, PlannedRead, Timeline
-from fusecache.model.errors import FusecacheError, NoSpace, NotFound, RemoteError
-from fusecache.model.objects import Extent, ObjectId
-from fusecache.policy.cache.granules import CHUNK_BYTES, mask_bytes, mask_of_bytes, split_by_chunk
+from fusecache.engine.prefetch.plan_cursor import REST_SECONDS, FetchPiece, PieceFinder, PlanCursor
+from fusecache.engine.prefetch.plan_index import PlanIndex, PlannedRead
+from fusecache.engine.prefetch.timeline import Job, Timeline
+from fusecache.model.errors import NoSpace, RemoteError
 from fusecache.policy.cache.prefetch_horizon import JobFront, choose_front, lead_bytes, stalls
 from fusecache.policy.rate_meter import RateMeter
 
 log = logging.getLogger(__name__)
 
-# As many small pieces as a node has connections; large ones are bounded by the buffers too.
+# Fewer small pieces than a node has connections (64); large ones are bounded by the buffers too.
 _SMALL_AT_ONCE = 48
 _SMALL_BYTES = 128 * 1024
-# Whole files come more slowly while the exact bytes of the next steps are on their way: somebody is about to wait for
-# those, and the loop, or the link, does only so much.
+# At most 2 large pieces of whole files while exact bytes are in flight: a reader will wait for the exact bytes of the
+# next steps soon, and both share the loop and the link.
 _LARGE_BESIDE_EXACT = 2
-# So many extents and chunks that need nothing are looked at, some 10 µs each, before all others have a turn.
-_LOOKS_AT_ONCE = 32
-# Room comes with time too, and silent jobs go with it: look again.
-_LOOK_SECONDS = 1.0
-# A directory that was found is not looked up again for so long; its files are checked when they are opened.
-_DIRECTORY_SECONDS = 30.0
-_DIRECTORIES = 256
-# Exact bytes that a job begins with are read at once, or not before a model is loaded.
+# Disk space becomes free, and silent jobs are forgotten, without an event: poll every second.
+_POLL_SECONDS = 1.0
+# A job reads the first exact bytes of its plan at once, or only after it has loaded a model. Other prefetches wait for
+# that read at most 2 s.
 _HOLD_SECONDS = 2.0
-# What was read is unpacked and handed out a moment later: so long whole files leave the node and the line to that.
+# The job unpacks and distributes its first bytes right after reading them. Whole files wait that time, to leave the
+# job CPU and link.
 _HAND_OUT_SECONDS = 0.25
-# A use of now is not as sacred as what is pinned.
+# Next use 0.0 means pinned. A planned read that is due now must rank below that.
 _NOW = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPiece:
-    """What is fetched at once: granules of a chunk, or the exact bytes of an extent (mask 0)."""
-
-    index: int
-    mask: int
-    nbytes: int
-    extent: Extent
-
-
 @dataclass(eq=False, slots=True)
-class PlanCursor:
-    """How far a job's hints, exact ones or others, were looked at.
+class _PieceInFlight:
+    """A piece in flight. deadline: in seconds of the loop's clock; is_urgent: the job cannot begin without it."""
 
-    pieces: of the use it stands at, as the hint has them; piece: the first that is not here. Until rests_until there is
-    no room for it.
-    """
-
-    job: Job
-    is_exact: bool
-    use: PlannedRead | None = None
-    handle: ReadHandle | None = None
-    pieces: deque[tuple[int, int, int]] = field(default_factory=deque)
-    piece: FetchPiece | None = None
-    rests_until: float = -math.inf
-
-    def is_current(self) -> bool:
-        """Say whether the use it stands at is still ahead of its job."""
-        use = self.use
-        return use is not None and use.plan in self.job.plans and use.row == use.plan.front
-
-
-@dataclass(eq=False, slots=True)
-class _Fetch:
-    """A piece of a use on its way. deadline: of the loop's clock; is_urgent: the job cannot begin without it."""
-
-    use: PlannedRead
+    planned: PlannedRead
     deadline: float
     nbytes: int
     is_urgent: bool
 
 
 class Prefetcher:
-    """Runs the fetches of all jobs of a timeline."""
+    """Runs the prefetches of all jobs of a timeline."""
 
     def __init__(
         self,
@@ -108,26 +73,23 @@ class Prefetcher:
         resolve: Callable[[str], Awaitable[Node]],
     ) -> None:
         self._timeline = timeline
-        self._tree = tree
-        self._lookup = lookup
         self._cache = cache
-        self._resolve = resolve
+        self._finder = PieceFinder(timeline, tree, lookup, cache, resolve)
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
-        self._directories: dict[str, tuple[Node, float]] = {}
-        self._fetches: set[_Fetch] = set()
-        # Exact bytes that are here: whose, and the step of their last read.
-        self._snippets: list[tuple[Job, int, CachedRange]] = []
-        # What jobs begin with, that was fetched and not read yet, and until when others wait for that.
+        self._fetches: set[_PieceInFlight] = set()
+        # Exact ranges in memory, each with its job and the step of its last read.
+        self._ranges: list[tuple[Job, int, CachedRange]] = []
+        # First ranges of jobs, fetched and not read yet, each with the time until which other prefetches wait for it.
         self._unread: deque[tuple[CachedRange, float]] = deque()
-        self._handed_out_at = -math.inf
-        self._large = self._small = self._looks = 0
+        self._handed_out_until = -math.inf
+        self._large = self._small = 0
         self._fetched_bytes = 0
         self._rate = RateMeter()
         self._woken = trio.Event()
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Fetch until cancelled."""
+        """Prefetch until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -137,58 +99,55 @@ class Prefetcher:
                     await self._woken.wait()
                 elif not await self._start_one():
                     now = trio.current_time()
-                    is_begun = self._handed_out_at <= now
-                    with trio.move_on_at(now + _LOOK_SECONDS if is_begun else self._handed_out_at):
+                    is_begun = self._handed_out_until <= now
+                    with trio.move_on_at(now + _POLL_SECONDS if is_begun else self._handed_out_until):
                         await self._woken.wait()
 
     def wake(self) -> None:
-        """Jobs have said something, or have moved."""
+        """A job sent a hint, moved, or was forgotten."""
         self._woken.set()
-        done = [entry for entry in self._snippets if not self._is_wanted(*entry[:2])]
+        done = [entry for entry in self._ranges if not self._is_wanted(*entry[:2])]
         if done:
-            self._snippets = [entry for entry in self._snippets if self._is_wanted(*entry[:2])]
+            self._ranges = [entry for entry in self._ranges if self._is_wanted(*entry[:2])]
         for _, _, cached_range in done:
             self._cache.range_cache.drop(cached_range)
         for which, cursor in list(self._cursors.items()):
             cursor.rests_until = -math.inf
-            if not self._is_live(cursor):
-                self._leave(cursor)
+            if not self._finder.is_live(cursor):
+                self._finder.leave(cursor)
                 del self._cursors[which]
 
     def lead_bytes(self, job: Job) -> int:
-        """Return how much may lie ahead of a job at the cost of others."""
-        room = self._cache.maintenance.free_space_bytes()
-        return lead_bytes(room, job.bytes_per_second, len(self._timeline.running()))
+        """Return how many prefetched bytes a job may have ahead by evicting other bytes."""
+        space = self._cache.maintenance.free_space_bytes()
+        return lead_bytes(space, job.bytes_per_second, len(self._timeline.running()))
 
     def predicted_stalls(self) -> int:
-        """Return how many of the pieces on their way will come after their step has begun."""
+        """Return how many of the pieces in flight will arrive after their step has begun."""
         now = trio.current_time()
         deadlines = sorted((fetch.deadline - now, fetch.nbytes) for fetch in self._fetches)
         return stalls(deadlines, self._rate.per_second())
 
     def fetched(self, plan: PlanIndex) -> int:
-        """Return how many extents of a window, counted from its first, were fetched, or were here when looked at."""
-        under_way = (fetch.use.row for fetch in self._fetches if fetch.use.plan is plan)
+        """Return how many extents of a plan, counted from its first, were fetched, or were cached when checked."""
+        under_way = (fetch.planned.row for fetch in self._fetches if fetch.planned.index is plan)
         return min(under_way, default=plan.front)
 
     def _is_wanted(self, job: Job, last: int) -> bool:
         return self._timeline.jobs.get(job.name) is job and job.step <= last and not job.has_ended
 
-    def _is_live(self, cursor: PlanCursor) -> bool:
-        return self._timeline.jobs.get(cursor.job.name) is cursor.job and not cursor.job.has_ended
-
     # ---- choosing
 
     async def _start_one(self) -> bool:
-        """Start the fetch that comes next; False if nothing can be started before something changes."""
+        """Start the next fetch; False if none can be started before something changes."""
         now = trio.current_time()
         for cursor in self._all_cursors():
-            if now >= cursor.rests_until and self._is_live(cursor):
-                await self._look(cursor)
+            if now >= cursor.rests_until and self._finder.is_live(cursor):
+                await self._finder.find_next(cursor)
         cursors = [
             cursor
             for cursor in self._cursors.values()
-            if cursor.piece is not None and cursor.rests_until <= now and self._is_live(cursor)
+            if cursor.piece is not None and cursor.rests_until <= now and self._finder.is_live(cursor)
         ]
         running = sum(fetch.nbytes for fetch in self._fetches)
         free = max(0, self._cache.maintenance.free_bytes() - running)
@@ -196,12 +155,13 @@ class Prefetcher:
         return chosen is not None and await self._evict_and_start(chosen, free, running)
 
     def _whole_file_share(self, cursors: list[PlanCursor], free: int) -> list[PlanCursor]:
-        """Return those whose large piece of a whole file comes before exact bytes, of which there may always be more.
+        """Return the cursors whose large piece of a whole file may start before exact bytes.
 
-        These are needed only until the files are here; those that a job begins with come first all the same.
+        Without this share, exact bytes could delay whole files for ever, and they are needed only until the files are
+        cached. The first exact bytes of a job still go first.
         """
         most = min(_LARGE_BESIDE_EXACT, self._cache.maintenance.large_at_once // 2)
-        if self._whole_under_way() >= most or any(_begins(cursor) for cursor in cursors):
+        if self._whole_in_flight() >= most or any(_begins(cursor) for cursor in cursors):
             return []
         return [
             cursor
@@ -210,7 +170,7 @@ class Prefetcher:
         ]
 
     def _choose(self, cursors: list[PlanCursor], free: int) -> PlanCursor | None:
-        """Return the walk whose piece is to be fetched now, None if none is. free: bytes of room."""
+        """Return the cursor whose piece to fetch now, None if none may start. free: bytes of free disk space."""
         lead = min((self.lead_bytes(cursor.job) for cursor in cursors), default=0)
         cursors = [*cursors]
         while cursors:
@@ -223,7 +183,7 @@ class Prefetcher:
         return None
 
     def _all_cursors(self) -> list[PlanCursor]:
-        """Return two walks for each job."""
+        """Return all cursors, two for each running job."""
         for job in self._timeline.running():
             for is_exact in (True, False):
                 cursor = self._cursors.get((job.name, is_exact))
@@ -232,32 +192,32 @@ class Prefetcher:
         return list(self._cursors.values())
 
     def _may_start(self, cursor: PlanCursor) -> bool:
-        """Say whether there are buffers for a walk's piece, and no job begins just now.
+        """Return whether there are buffers for a cursor's piece, and no job is beginning.
 
-        Whole files would take its first bytes' place on the line: these take a round trip or two, and a moment to be
-        read, and then the first batch is there.
+        Whole files would compete with a job's first bytes for the link. These take one or two round trips and a short
+        time to be read; then the first batch is ready.
         """
         assert cursor.piece is not None
-        assert cursor.use is not None
+        assert cursor.planned is not None
         if not self._has_buffers(cursor.piece, is_exact=cursor.is_exact):
             return False
-        if cursor.use.plan.plan.is_exact:
-            # Half a batch ahead, so that the second is not late: it is on its way when the first is read.
-            window = cursor.use.plan
-            later = window.later_bytes + cursor.piece.nbytes
-            return cursor.use.begins_its_plan or 2 * later <= window.first_bytes or not self._is_beginning()
-        return not self._is_beginning() and self._handed_out_at <= trio.current_time()
+        if cursor.planned.index.plan.is_exact:
+            # Half a batch beyond the first, so that the second is not late: it is in flight when the first is read.
+            plan = cursor.planned.index
+            later = plan.later_bytes + cursor.piece.nbytes
+            return cursor.planned.begins_its_plan or 2 * later <= plan.first_bytes or not self._is_beginning()
+        return not self._is_beginning() and self._handed_out_until <= trio.current_time()
 
     def _is_beginning(self) -> bool:
         now, unread = trio.current_time(), self._unread
         while unread and (unread[0][0].read_at <= now or unread[0][1] <= now):
             read_at = unread.popleft()[0].read_at
             if read_at <= now:
-                self._handed_out_at = max(self._handed_out_at, read_at + _HAND_OUT_SECONDS)
+                self._handed_out_until = max(self._handed_out_until, read_at + _HAND_OUT_SECONDS)
         return bool(unread) or any(fetch.is_urgent for fetch in self._fetches)
 
     def fetch_range(self, job: Job, last: int, cached_range: CachedRange) -> None:
-        """Fetch a snippet for somebody who waits for it, and hold it until the job has come past a step."""
+        """Fetch an exact range that a reader waits for, and hold it until the job is past a step."""
         if self._nursery is None:
             self._cache.range_cache.drop(cached_range)
             cached_range.ended.set()
@@ -269,44 +229,44 @@ class Prefetcher:
             await self._cache.range_cache.fetch(cached_range)
         except RemoteError as exc:
             log.debug(
-                "exact bytes did not come, the cache asks again object=%s error=%s",
+                "exact range not fetched, the cache retries object=%s error=%s",
                 cached_range.object_id,
                 exc,
             )
         else:
-            self._keep(job, last, cached_range)
+            self._hold(job, last, cached_range)
 
-    def _keep(self, job: Job, last: int, cached_range: CachedRange) -> None:
+    def _hold(self, job: Job, last: int, cached_range: CachedRange) -> None:
         if self._is_wanted(job, last):
-            self._snippets.append((job, last, cached_range))
+            self._ranges.append((job, last, cached_range))
         else:
-            self._cache.range_cache.drop(cached_range)  # its job went while it came
+            self._cache.range_cache.drop(cached_range)  # its job ended or moved past it during the fetch
 
     def on_read(self) -> None:
-        """Somebody has read something that was hinted."""
+        """A reader read bytes while there are hints: a job's first bytes may be among them."""
         if self._unread:
             self._woken.set()
 
     async def _evict_and_start(self, cursor: PlanCursor, free: int, running: int) -> bool:
-        """Start a walk's piece, unless it finds no room: then others may."""
-        piece, use = cursor.piece, cursor.use
+        """Start a cursor's piece. If it finds no disk space, the cursor rests, so that others may start."""
+        piece, planned = cursor.piece, cursor.planned
         assert piece is not None
-        assert use is not None
+        assert planned is not None
         if piece.mask and piece.nbytes > free:
-            seconds = max(_NOW, cursor.job.seconds_until(use.first))
+            seconds = max(_NOW, cursor.job.seconds_until(planned.first))
             if not await self._cache.maintenance.evict_for(running + piece.nbytes, seconds):
-                cursor.rests_until = trio.current_time() + _LOOK_SECONDS
+                cursor.rests_until = trio.current_time() + REST_SECONDS
                 return True
-            if cursor.piece is not piece or not cursor.is_current() or not self._is_live(cursor):
+            if cursor.piece is not piece or not cursor.is_current() or not self._finder.is_live(cursor):
                 return True
         assert cursor.handle is not None
-        there = None if piece.mask else self._cache.range_cache.find(cursor.handle.object_id, piece.extent)
-        if there is None:
-            self._start(cursor, use, piece)
+        found = None if piece.mask else self._cache.range_cache.find(cursor.handle.object_id, piece.extent)
+        if found is None:
+            self._start(cursor, planned, piece)
             return True
-        cursor.piece = None  # who reads it was quicker
-        if use.begins_its_plan:
-            self._unread.append((there, trio.current_time() + _HOLD_SECONDS))
+        cursor.piece = None  # a reader or another job has requested it already
+        if planned.begins_its_plan:
+            self._unread.append((found, trio.current_time() + _HOLD_SECONDS))
         return True
 
     def _has_buffers(self, piece: FetchPiece, *, is_exact: bool) -> bool:
@@ -314,157 +274,19 @@ class Prefetcher:
             return self._small < _SMALL_AT_ONCE
         if self._large >= self._cache.maintenance.large_at_once:
             return False
-        if is_exact or not any(fetch.use.plan.plan.is_exact for fetch in self._fetches):
+        if is_exact or not any(fetch.planned.index.plan.is_exact for fetch in self._fetches):
             return True
-        return self._whole_under_way() < _LARGE_BESIDE_EXACT
+        return self._whole_in_flight() < _LARGE_BESIDE_EXACT
 
-    def _whole_under_way(self) -> int:
-        """Return how many large pieces of whole files are on their way; exact bytes may be large, too."""
+    def _whole_in_flight(self) -> int:
+        """Return how many large pieces of whole files are in flight. Exact bytes may be large, too."""
         return sum(
-            fetch.nbytes > _SMALL_BYTES and not fetch.use.plan.plan.is_exact for fetch in self._fetches
+            fetch.nbytes > _SMALL_BYTES and not fetch.planned.index.plan.is_exact for fetch in self._fetches
         )
-
-    # ---- looking
-
-    async def _look(self, cursor: PlanCursor) -> None:
-        """Go on to the first piece that is not here."""
-        while True:
-            await self._take_turns()
-            if not self._is_live(cursor):
-                self._leave(cursor)  # forgotten while it was looked at
-                return
-            if not cursor.is_current():
-                self._leave(cursor)
-                cursor.use = cursor.job.front(is_exact=cursor.is_exact)
-                if cursor.use is None:
-                    return
-                if cursor.use.last < cursor.job.step or not await self._enter(cursor, cursor.use):
-                    if cursor.rests_until > trio.current_time():
-                        cursor.use = None
-                        return
-                    self._advance(cursor)
-                    continue
-            if cursor.piece is not None:
-                return
-            assert cursor.use is not None
-            cursor.piece = await self._first_missing(cursor, cursor.use)
-            if cursor.piece is None:
-                self._advance(cursor)
-
-    async def _take_turns(self) -> None:
-        """Let others run now and then: what is looked at may all be answered from memory, and be very much."""
-        self._looks += 1
-        if self._looks >= _LOOKS_AT_ONCE:
-            self._looks = 0
-            await trio.lowlevel.checkpoint()
-
-    def _advance(self, cursor: PlanCursor) -> None:
-        """All of the use is here, or cannot be."""
-        if cursor.is_current():
-            assert cursor.use is not None
-            cursor.use.plan.front += 1
-        self._leave(cursor)
-
-    def _leave(self, cursor: PlanCursor) -> None:
-        if cursor.handle is not None:
-            self._cache.close(cursor.handle)
-        cursor.use = cursor.handle = cursor.piece = None
-        cursor.pieces.clear()
-
-    async def _enter(self, cursor: PlanCursor, use: PlannedRead) -> bool:
-        """Find the object of a use; False if there is nothing to fetch of it."""
-        try:
-            found = await self._find(use.path)
-        except NotFound as exc:
-            self._skip(cursor.job, use.path, exc)
-            return False
-        except FusecacheError as exc:
-            log.debug("a hinted file is not found now path=%s error=%s", use.path, exc)
-            cursor.rests_until = trio.current_time() + _LOOK_SECONDS
-            return False
-        if found is None or not cursor.is_current():
-            return False
-        object_id, size = found
-        if use.start >= size:
-            return False
-        try:
-            cursor.handle = self._cache.open(object_id, size)
-        except ValueError:
-            return False  # an open file of that version has another size: it is the one to be believed
-        cursor.pieces.extend(split_by_chunk(Extent(use.start, min(size, use.start + use.length))))
-        return True
-
-    async def _find(self, path: str) -> tuple[ObjectId, int] | None:
-        """Return the version and the size of a file; None if the bucket has nothing of it. Raises NotFound."""
-        folder, _, name = path.rpartition("/")
-        now = trio.current_time()
-        parent, until = self._directories.get(folder, (None, -math.inf))
-        if parent is None or until <= now or self._tree.nodes.get(parent.number) is not parent:
-            parent = await self._resolve(folder)
-            while len(self._directories) >= _DIRECTORIES:
-                del self._directories[next(iter(self._directories))]
-            self._directories[folder] = parent, now + _DIRECTORY_SECONDS
-        if parent.kind is not Kind.DIRECTORY:
-            raise NotFound(f"{path}: {folder} is no directory")
-        child = parent.children.get(name)
-        if child is None:
-            # However old the listing: a wrong guess is refused by the bucket, and costs one request.
-            row = self._lookup.cached_row(parent, name)
-            if row is not None:
-                return (ObjectId(self._tree.key_of_path(path), row.etag), row.size) if row.size else None
-            child = await self._resolve(path)
-        if child.kind is Kind.DIRECTORY:
-            raise NotFound(f"{path}: it is a directory")
-        if child.version is not None or child.object is None or not child.object.size:
-            return None  # it is here as it was written, or empty, or a link
-        return child.object.object_id, child.object.size
-
-    async def _first_missing(self, cursor: PlanCursor, use: PlannedRead) -> FetchPiece | None:
-        """Return the first piece of a use that is not here, None if there is none; those before it are forgotten."""
-        handle = cursor.handle
-        assert handle is not None
-        stop = min(handle.size, use.start + use.length)
-        extent = Extent(use.start, stop)
-        if cursor.pieces and cursor.is_exact and is_worth_it(extent):
-            missing = 0
-            for index, first, last in list(cursor.pieces):
-                await self._take_turns()
-                missing |= await self._cache.maintenance.missing(
-                    handle.entry, index, mask_of_bytes(first, last)
-                )
-            if cursor.handle is not handle or not missing:
-                return None
-            if self._cache.range_cache.find(handle.object_id, extent) is not None:
-                return None
-            if self._cache.range_cache.fits(extent):
-                cursor.pieces.clear()
-                return FetchPiece(0, 0, extent.size, extent)
-        while cursor.pieces and cursor.handle is handle:
-            await self._take_turns()
-            if cursor.handle is not handle:
-                break
-            index, first, last = cursor.pieces[0]
-            missing = await self._cache.maintenance.missing(handle.entry, index, mask_of_bytes(first, last))
-            if cursor.handle is not handle:
-                break
-            cursor.pieces.popleft()
-            if missing:
-                size = min(CHUNK_BYTES, handle.size - index * CHUNK_BYTES)
-                return FetchPiece(index, missing, mask_bytes(missing, size), extent)
-        return None
-
-    def _skip(self, job: Job, path: str, error: Exception) -> None:
-        """Count a file that hints name for nothing; say so once a job."""
-        job.skipped += 1
-        if not job.is_told:
-            job.is_told = True
-            log.info(
-                "hints name what cannot be fetched: skipped job=%s path=%s error=%s", job.name, path, error
-            )
 
     # ---- fetching
 
-    def _start(self, cursor: PlanCursor, use: PlannedRead, piece: FetchPiece) -> None:
+    def _start(self, cursor: PlanCursor, planned: PlannedRead, piece: FetchPiece) -> None:
         job = cursor.job
         assert cursor.handle is not None
         assert self._nursery is not None
@@ -472,37 +294,39 @@ class Prefetcher:
         handle = self._cache.open(cursor.handle.object_id, cursor.handle.size)
         if not self._fetches:
             self._rate.reset(trio.current_time(), self._fetched_bytes)
-        is_urgent = cursor.is_exact and use.begins_its_plan
-        deadline = trio.current_time() + job.seconds_until(use.first)
-        fetch = _Fetch(use, deadline, piece.nbytes, is_urgent)
+        is_urgent = cursor.is_exact and planned.begins_its_plan
+        deadline = trio.current_time() + job.seconds_until(planned.first)
+        fetch = _PieceInFlight(planned, deadline, piece.nbytes, is_urgent)
         self._fetches.add(fetch)
         self._count(piece, 1)
-        job.on_fetched(use, piece.nbytes)
+        job.on_fetched(planned, piece.nbytes)
         depth = int(max(0.0, fetch.deadline) * 10)  # tenths of a second of the loop's clock
         if piece.mask:
-            bring = self._fetch_granules(handle, piece, depth)
+            transfer = self._fetch_granules(handle, piece, depth)
         else:
             cached_range = self._cache.range_cache.begin(handle.object_id, handle.size, piece.extent, depth)
-            bring = self._fetch_exact(job, use.last, cached_range, fetch)
-        self._nursery.start_soon(self._fetch, job, use, handle, piece, fetch, bring, name="hinted-fetch")
+            transfer = self._fetch_exact(job, planned.last, cached_range, fetch)
+        self._nursery.start_soon(
+            self._fetch, job, planned, handle, piece, fetch, transfer, name="hinted-fetch"
+        )
 
     async def _fetch(
         self,
         job: Job,
-        use: PlannedRead,
+        planned: PlannedRead,
         handle: ReadHandle,
         piece: FetchPiece,
-        fetch: _Fetch,
-        bring: Callable[[], Awaitable[None]],
+        fetch: _PieceInFlight,
+        transfer: Callable[[], Awaitable[None]],
     ) -> None:
         try:
-            await bring()
+            await transfer()
             self._fetched_bytes += piece.nbytes
-            job.late += job.step > use.first
+            job.late += job.step > planned.first
         except NoSpace as exc:
-            log.debug("what hints brought was not kept path=%s error=%s", use.path, exc)
+            log.debug("prefetched bytes were not cached path=%s error=%s", planned.path, exc)
         except RemoteError as exc:
-            self._skip(job, use.path, exc)
+            self._finder.skip(job, planned.path, exc)
         finally:
             self._fetches.discard(fetch)
             self._count(piece, -1)
@@ -517,15 +341,15 @@ class Prefetcher:
         return partial(fill, handle.entry, piece.index, mask=piece.mask, depth=depth, attempts=1)
 
     def _fetch_exact(
-        self, job: Job, last: int, cached_range: CachedRange, fetch: _Fetch
+        self, job: Job, last: int, cached_range: CachedRange, fetch: _PieceInFlight
     ) -> Callable[[], Awaitable[None]]:
-        async def bring() -> None:
+        async def transfer() -> None:
             await self._cache.range_cache.fetch(cached_range)
-            self._keep(job, last, cached_range)
+            self._hold(job, last, cached_range)
             if fetch.is_urgent:
                 self._unread.append((cached_range, trio.current_time() + _HOLD_SECONDS))
 
-        return bring
+        return transfer
 
     def _count(self, piece: FetchPiece, change: int) -> None:
         if piece.nbytes <= _SMALL_BYTES:
@@ -535,13 +359,13 @@ class Prefetcher:
 
 
 def _begins(cursor: PlanCursor) -> bool:
-    """Say whether a walk stands at what its job begins with."""
-    return cursor.is_exact and cursor.use is not None and cursor.use.begins_its_plan
+    """Return whether a cursor is at the first exact bytes of a plan."""
+    return cursor.is_exact and cursor.planned is not None and cursor.planned.begins_its_plan
 
 
 def _front(cursor: PlanCursor) -> JobFront:
-    """Return a walk's piece as policy sees it; exact bytes take no room on the disk."""
+    """Return a cursor's piece as input of the policy. Exact bytes take no disk space."""
     assert cursor.piece is not None
-    assert cursor.use is not None
+    assert cursor.planned is not None
     nbytes = cursor.piece.nbytes if cursor.piece.mask else 0
-    return JobFront(cursor.job.seconds_until(cursor.use.first), nbytes, cursor.job.ahead_bytes)
+    return JobFront(cursor.job.seconds_until(cursor.planned.first), nbytes, cursor.job.ahead_bytes)

@@ -1,9 +1,9 @@
-"""Read-ahead from file to file: who reads a directory's files in its order finds the next ones in the cache.
+"""Prefetches the next files of a directory for readers that open its files in listing order.
 
-The order is that of the listing, however old it is: what it says is a guess at what comes next, never an answer.
-Nothing but the files' bytes is asked of the bucket. Used on the loop; nothing here awaits.
+The order is that of the cached listing, however old it is. It only predicts the next file and never answers a lookup.
+The only requests to the bucket are GETs of the files' bytes. Used on the trio loop; nothing here awaits.
 
-Invariant: memory is bounded, by the directories and the readers of each that are remembered.
+Invariant: memory is bounded, by the number of directories and by the readers and scans of each.
 """
 
 from collections import OrderedDict, deque
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fusecache.engine.cache.block_cache import BlockCache, PrefetchRange
+from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.cache.readahead import PrefetchRange
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
@@ -26,110 +27,110 @@ from fusecache.policy.cache.sibling_readahead import (
     observe,
 )
 
-# Directories that the jobs of a node read at the same time; one that falls out is found to be walked again.
+# The jobs of a node read fewer directories at the same time. A scan of an evicted one is recognised again.
 _DIRECTORIES = 32
-# Threads that read one directory, and walks in it, told apart: more than the workers of a node's loaders.
+# Readers and scans tracked per directory. 128 threads are more than the workers of a node's loaders.
 _READERS = 128
 _SCANS = 16
-# Rows of the listing are taken in such portions once a walk is one.
+# Listing rows are read in portions of 32 once a scan is recognised.
 _ROWS_AT_ONCE = 32
 
 T = TypeVar("T")
-# (sort name, limit) -> the rows behind it
+# (sort name, limit) -> the next rows after that name
 _RowsAfter = Callable[[str, int], list[ListedEntry]]
 
 
 @dataclass(eq=False, slots=True)
 class _DirectoryScan:
-    """A walk and the names around its front.
+    """One scan of a directory and the names around its front.
 
-    positions: of the names from SPAN behind the front on. unasked: the rows of positions walk.asked … stop - 1. stop:
-    one past the last position that is known; last: the sort name of the row there, or behind it.
+    positions: of the names from SPAN before the front on. unrequested: rows of positions pattern.requested … stop - 1.
+    stop: one past the last known position. last: the sort name of the last row read, at first the opened name.
     """
 
     last: str
     pattern: ScanPattern = field(default_factory=ScanPattern)
     positions: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    unasked: deque[ListedEntry] = field(default_factory=deque)
+    unrequested: deque[ListedEntry] = field(default_factory=deque)
     stop: int = 1
 
     def position(self, name: str, rows_after: _RowsAfter) -> int | None:
-        """Return the place of a name near the front, None if it is not there."""
+        """Return the position of a name near the front, None if it is not there."""
         if name > self.last and self.stop - self.pattern.front < REACH:
             self.extend(rows_after, REACH)
         position = self.positions.get(name)
         return position if position is not None and is_near(self.pattern, position) else None
 
     def extend(self, rows_after: _RowsAfter, count: int) -> None:
-        """Take further rows from the listing."""
+        """Read further rows from the listing."""
         rows = rows_after(self.last, count)
         for row in rows:
             if not row.is_directory:
                 self.positions[row.name] = self.stop
-                self.unasked.append(row)
+                self.unrequested.append(row)
                 self.stop += 1
         if rows:
             self.last = rows[-1].sort_name
 
     def observe(self, position: int, size: int) -> None:
-        """The file there was opened."""
+        """The file at a position was opened."""
         self.pattern = observe(self.pattern, position, size)
-        while len(self.unasked) > self.stop - self.pattern.asked:
-            self.unasked.popleft()
+        while len(self.unrequested) > self.stop - self.pattern.requested:
+            self.unrequested.popleft()
         while self.positions and not is_near(self.pattern, next(iter(self.positions.values()))):
             self.positions.popitem(last=False)
 
     def next_window(self, rows_after: _RowsAfter) -> list[ListedEntry]:
-        """Return the rows of files that should be fetched now."""
+        """Return the rows of the files to prefetch now."""
         if not self.pattern.is_in_order:
             return []
         if self.stop < self.pattern.front + self.pattern.window + REACH:
             self.extend(rows_after, _ROWS_AT_ONCE)
-        self.pattern, count = next_window(self.pattern, [row.size for row in self.unasked])
-        return [self.unasked.popleft() for _ in range(count)]
+        self.pattern, count = next_window(self.pattern, [row.size for row in self.unrequested])
+        return [self.unrequested.popleft() for _ in range(count)]
 
 
 @dataclass(eq=False, slots=True)
 class _Directory:
-    """The readers of one directory: each one's strip, the one that was last read in, those that proved to be walks."""
+    """The readers of one directory: the scan of each, the latest scan, and the scans recognised as in order."""
 
     readers: OrderedDict[int, _DirectoryScan] = field(default_factory=OrderedDict)
     latest: _DirectoryScan | None = None
     scans: OrderedDict[int, _DirectoryScan] = field(default_factory=OrderedDict)
 
     def scan_of(self, name: str, reader: int, rows_after: _RowsAfter) -> tuple[_DirectoryScan, int]:
-        """Return the strip that an opened name belongs to, and its position; a new one if it fits none."""
-        for strip in self._candidates(reader):
-            position = strip.position(name, rows_after)
+        """Return the scan that an opened name belongs to, and its position; a new scan if it fits none."""
+        for scan in self._candidates(reader):
+            position = scan.position(name, rows_after)
             if position is not None:
-                return strip, position
-        strip = _DirectoryScan(name)
-        strip.positions[name] = 0
-        return strip, 0
+                return scan, position
+        scan = _DirectoryScan(name)
+        scan.positions[name] = 0
+        return scan, 0
 
     def _candidates(self, reader: int) -> Iterator[_DirectoryScan]:
-        """Yield strips: the latest first, so that threads which share one list do not each begin their own."""
+        """Yield scans, the latest first, so that threads that share one list of names continue one scan."""
         if self.latest is not None:
             yield self.latest
-        for strip in list(self.scans.values()):
-            if strip is not self.latest:
-                yield strip
+        for scan in list(self.scans.values()):
+            if scan is not self.latest:
+                yield scan
         own = self.readers.get(reader)
         if own is not None and own is not self.latest and id(own) not in self.scans:
             yield own
 
-    def remember(self, strip: _DirectoryScan, reader: int) -> None:
-        """The reader was last seen in the strip."""
-        self.latest = strip
-        _keep(self.readers, reader, strip, _READERS)
-        if strip.pattern.is_in_order:
-            _keep(self.scans, id(strip), strip, _SCANS)
+    def remember(self, scan: _DirectoryScan, reader: int) -> None:
+        """The reader was last seen in this scan."""
+        self.latest = scan
+        _keep(self.readers, reader, scan, _READERS)
+        if scan.pattern.is_in_order:
+            _keep(self.scans, id(scan), scan, _SCANS)
         else:
-            self.scans.pop(id(strip), None)
+            self.scans.pop(id(scan), None)
 
 
 class SiblingReadahead:
-    """Watches which files are read after which, and has the cache fetch the next ones."""
+    """Observes the order in which files are read, and lets the cache prefetch the next ones."""
 
     def __init__(self, tree: Tree, lookup: Lookup, cache: BlockCache) -> None:
         self._tree = tree
@@ -138,34 +139,36 @@ class SiblingReadahead:
         self._directories: OrderedDict[int, _Directory] = OrderedDict()
 
     def on_read(self, node: Node, reader: int) -> None:
-        """A reader (any number that tells threads apart) begins to read a file of the bucket at its start."""
+        """A reader (any number that identifies a thread) begins to read a file of the bucket at its start."""
         parent, version = node.parent, node.object
         if parent is None or version is None:
             return
         if not self._tree.is_linked(parent):
-            return  # its name is gone: what it held has no key any more
+            return  # the directory was removed: its files have no key any more
         directory = self._directories.get(parent.number) or _Directory()
         _keep(self._directories, parent.number, directory, _DIRECTORIES)
 
         def rows_after(sort_name: str, limit: int) -> list[ListedEntry]:
             return self._lookup.rows_after(parent, sort_name, limit)
 
-        strip, position = directory.scan_of(node.name, reader, rows_after)
-        strip.observe(position, version.size)
-        directory.remember(strip, reader)
-        rows = strip.next_window(rows_after)
+        scan, position = directory.scan_of(node.name, reader, rows_after)
+        scan.observe(position, version.size)
+        directory.remember(scan, reader)
+        rows = scan.next_window(rows_after)
         if rows:
             prefix = self._tree.key(parent)
-            self._cache.prefetch([_wanted(parent, prefix, row) for row in rows if _is_remote(parent, row)])
+            self._cache.prefetch(
+                [_prefetch_range(parent, prefix, row) for row in rows if _is_remote(parent, row)]
+            )
 
 
 def _is_remote(parent: Node, row: ListedEntry) -> bool:
-    """Return whether there is something to fetch: empty files and those with newer content here have nothing."""
+    """Return whether the bucket has bytes to fetch: not for empty files, nor for files with newer local content."""
     child = parent.children.get(row.name)
     return row.size > 0 and (child is None or (child.version is None and child.object is not None))
 
 
-def _wanted(parent: Node, prefix: str, row: ListedEntry) -> PrefetchRange:
+def _prefetch_range(parent: Node, prefix: str, row: ListedEntry) -> PrefetchRange:
     child = parent.children.get(row.name)
     if child is not None and child.object is not None:  # at least as new as the row
         object_id, size = child.object.object_id, child.object.size
@@ -175,7 +178,7 @@ def _wanted(parent: Node, prefix: str, row: ListedEntry) -> PrefetchRange:
 
 
 def _keep(entries: OrderedDict[int, T], key: int, value: T, most: int) -> None:
-    """Put an entry last, and drop the first while there are more than `most`."""
+    """Put an entry last, and drop the first entries while there are more than `most`."""
     entries[key] = value
     entries.move_to_end(key)
     while len(entries) > most:

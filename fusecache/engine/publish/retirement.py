@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import trio
 
 from fusecache.disk.staging import StagingFile
+from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.publish.preparer import wait_unused
 from fusecache.engine.runtime.batcher import Batcher

@@ -1,1 +1,1 @@
-"""Decisions of the block cache: what to fetch, prefetch, evict, and how much space to reserve."""
+"""Decisions of the block cache: what to fetch, prefetch and evict, and how much disk space to reserve."""

@@ -1,27 +1,26 @@
-"""Which cached blocks go when room is needed. Pure: it ranks a sample, it touches nothing.
+"""Ranks cached blocks for eviction. Pure: it ranks a random sample and touches nothing.
 
-The farthest known next use goes first; blocks whose next use is unknown go before those that will be read.
-Among the unknown the longest unread goes first, but only out of a random sample, and blocks read within the
-last two limits of traffic are spared in favour of random ones: plain LRU would throw out each block of a
-repeated scan just before its turn.
+1. Blocks without a known next use go before blocks that will be read. Of those, the farthest next use goes first.
+2. Among blocks without a known next use, a block unread for three cache limits of traffic (`STALE_AGE`) goes first,
+   the oldest before the others. Younger blocks go in random order. Plain LRU would evict each block of a repeated scan
+   just before its next read.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Stamps count traffic in units of limit/64, so that age 64 is one whole cache of traffic ago.
+# A stamp counts traffic in units of limit/64. Age 64 means: one whole cache of traffic ago.
 STAMPS_PER_LIMIT = 64
 STALE_AGE = 3 * STAMPS_PER_LIMIT
-# While nothing cached is stale, one newcomer in so many is admitted all the same: what is cached changes
-# slowly.
+# While too few cached blocks are stale, one new block in 32 is still admitted, so that the content changes slowly.
 ADMIT_ONE_IN = 32
-# Each victim is the worst of about this many sampled at random.
+# Each victim is the worst of about 16 blocks sampled at random.
 CANDIDATES_PER_VICTIM = 16
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A block that could go. stamp: the traffic clock when it was last read; size in bytes on disk."""
+    """A block that may be evicted. stamp: the traffic clock of its last read; size: bytes on disk."""
 
     file_number: int
     block: int
@@ -37,15 +36,13 @@ def is_admitted(
     incoming_use: float | None,
     chance: float,
 ) -> bool:
-    """Say whether a newcomer may take the room of cached blocks, of which `candidates` are a small random
-    sample.
+    """Return whether a new block may evict cached ones. candidates: a small random sample of the cached blocks.
 
-    Known order: only if something is needed later than it, or never. Unknown order: if a quarter of the
-    sample has gone unread
-    for three caches of traffic, else by chance. To keep what one has beats replacing it where everything is
-    read
-    once an epoch: of reshuffled epochs over twice the cache it hits near 0.5, random replacement 0.22, LRU
-    0.15.
+    - Its next use is known: only if some candidate is read later, or has no known next use.
+    - It is unknown: if a quarter of the sample was not read for three caches of traffic, else by chance.
+
+    Where every block is read once an epoch, keeping the old blocks beats replacing them. With reshuffled epochs over
+    twice the cache, the hit rate is near 0.5; random replacement gives 0.22, LRU 0.15.
     chance: a random number in [0, 1).
     """
     uses = [next_use(candidate) for candidate in candidates]
@@ -70,9 +67,9 @@ def choose_victims(
 ) -> list[EvictionCandidate]:
     """Return blocks to evict, the most useless first, until `need_bytes` are freed or the candidates end.
 
-    candidates: a random sample in random order. next_use: when a block is read next, None if nobody said.
-    used_no_later_than: the next use of what shall take the room; blocks needed sooner than that are kept,
-    so that the incoming block is the one that is not admitted.
+    candidates: a random sample in random order. next_use: when a block is read next, None if unknown.
+    used_no_later_than: the next use of the incoming block. Blocks read as soon or sooner stay, so that the incoming
+    block is the one that is not admitted.
     """
 
     def uselessness(candidate: EvictionCandidate) -> tuple[int, float]:
@@ -80,7 +77,7 @@ def choose_victims(
         if use is not None:
             return (0, use)
         age = clock - candidate.stamp
-        # Equal keys keep the sample's random order: young blocks are a lottery, not a queue.
+        # Equal keys keep the random order of the sample: among young blocks, the victim is random.
         return (1, age if age >= STALE_AGE else 0.0)
 
     victims: list[EvictionCandidate] = []

@@ -1,4 +1,4 @@
-"""In which order fetches start: demand, hint, read-ahead; within a cause, what is needed soonest."""
+"""The order in which fetches start: demand, hint, read-ahead; within a cause, the soonest needed first."""
 
 import enum
 import heapq
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Cause(enum.IntEnum):
-    """Why bytes are fetched; the smaller starts first."""
+    """Why bytes are fetched. The smallest value starts first."""
 
     DEMAND = 0
     HINT = 1
@@ -17,9 +17,9 @@ class Cause(enum.IntEnum):
 
 
 class FetchQueue(Generic[T]):
-    """A priority queue whose items can be moved forward or taken out. Items are compared by identity.
+    """A priority queue whose items can be moved or removed. Items are compared by identity.
 
-    Invariant: an item is in the queue at most once, whatever its history of pushes.
+    Invariant: an item is in the queue at most once, however often it was pushed.
     """
 
     def __init__(self) -> None:
@@ -34,35 +34,34 @@ class FetchQueue(Generic[T]):
         return id(item) in self._tickets
 
     def push(self, item: T, cause: Cause, depth: int = 0) -> None:
-        """Add an item, or move it. depth: how far ahead of its reader it is; nearer goes first."""
+        """Add an item, or move it. depth: its distance ahead of the reader; the nearest goes first."""
         ticket = next(self._numbers)
         self._tickets[id(item)] = ticket
         heapq.heappush(self._heap, (cause, depth, ticket, item))
 
     def remove(self, item: T) -> None:
-        """Take an item out; one that is not queued is no error."""
+        """Remove an item. Does nothing if it is not queued."""
         self._tickets.pop(id(item), None)
         self._forget_stale()
 
     def peek(self) -> T | None:
-        """Return the item that goes next, without taking it."""
+        """Return the next item without removing it; None if the queue is empty."""
         self._forget_stale()
         return self._heap[0][3] if self._heap else None
 
     def pop(self) -> T:
-        """Take the item that goes next. Raises IndexError if there is none."""
+        """Remove and return the next item. Raises IndexError if the queue is empty."""
         self._forget_stale()
         item = heapq.heappop(self._heap)[3]
         del self._tickets[id(item)]
         return item
 
     def _forget_stale(self) -> None:
-        """Drop heap entries that a later push or a removal made void."""
+        """Drop heap entries that a later push or a removal replaced."""
         heap, tickets = self._heap, self._tickets
         while heap and tickets.get(id(heap[0][3])) != heap[0][2]:
             heapq.heappop(heap)
-        # Removed items in the middle keep their memory until they surface: rebuild when they are the
-        # majority.
+        # Removed items in the middle of the heap keep their memory. Rebuild the heap when they are the majority.
         if len(heap) > 64 and len(heap) > 2 * len(tickets):
             self._heap = [entry for entry in heap if tickets.get(id(entry[3])) == entry[2]]
             heapq.heapify(self._heap)

@@ -1,19 +1,19 @@
-"""Arithmetic of chunks, blocks and granules: which pieces of an object a range touches.
+"""Arithmetic of chunks, blocks and granules: which parts of an object a byte range touches.
 
-A *chunk* is 8 MiB of an object, aligned: the largest single GET and the size of a large buffer. It holds 8
-blocks of 1 MiB and 128 granules of 64 KiB. Sets of granules of one chunk are ints used as bit masks: bit g
-is granule g.
+A *chunk* is 8 MiB of an object, aligned. It is the largest single GET and the size of a large buffer. It holds 8
+*blocks* of 1 MiB, the unit of eviction, and 128 *granules* of 64 KiB, the unit of checksums. A set of granules of one
+chunk is an int used as a bit mask: bit g is granule g.
 """
 
 from collections.abc import Iterator
 
 from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, Extent
 
-# Smaller, request latency dominates; larger, a seek wastes what it saves.
+# A smaller GET spends most of its time on latency; with a larger one, a seek wastes what was saved.
 CHUNK_BYTES = 8 * MIB
 GRANULES_PER_CHUNK = CHUNK_BYTES // GRANULE_BYTES
 BLOCKS_PER_CHUNK = CHUNK_BYTES // BLOCK_BYTES
-# File systems give space in units of this size, or multiples; direct I/O too.
+# File systems allocate space in this unit or multiples of it; direct I/O is aligned to it.
 PAGE_BYTES = 4096
 BLOCK_MASK = (1 << GRANULES_PER_BLOCK) - 1
 
@@ -24,7 +24,7 @@ def mask_between(first: int, stop: int) -> int:
 
 
 def mask_of_bytes(start: int, stop: int) -> int:
-    """Return the granules that hold any of the bytes [start, stop), counted from the start of their chunk."""
+    """Return the mask of granules that hold any of bytes [start, stop), counted from the start of the chunk."""
     return mask_between(start // GRANULE_BYTES, -(-stop // GRANULE_BYTES))
 
 
@@ -42,14 +42,14 @@ def runs(mask: int) -> Iterator[tuple[int, int]]:
 
 
 def pieces(mask: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of `mask`, cut so that none is longer than `most` granules, lowest first."""
+    """Yield the runs of `mask`, cut to at most `most` granules each, lowest first."""
     for first, stop in runs(mask):
         for start in range(first, stop, most):
             yield start, min(start + most, stop)
 
 
 def split_by_chunk(extent: Extent) -> list[tuple[int, int, int]]:
-    """Cut an extent at chunk borders: (chunk, start, stop), counted from that chunk's start."""
+    """Cut an extent at chunk borders. Returns (chunk, start, stop), counted from the start of that chunk."""
     pieces = []
     start = extent.start
     while start < extent.stop:
@@ -81,7 +81,7 @@ def mask_bytes(mask: int, size: int) -> int:
 
 
 def disk_bytes(mask: int, size: int) -> int:
-    """Return what the granules of `mask` of a chunk of `size` bytes take on the disk: whole pages."""
+    """Return the disk space of the granules of `mask` of a chunk of `size` bytes: whole pages."""
     return mask_bytes(mask, -(-size // PAGE_BYTES) * PAGE_BYTES)
 
 
@@ -93,5 +93,5 @@ def blocks_of(mask: int) -> Iterator[int]:
 
 
 def received_mask(first: int, stop: int, received: int) -> int:
-    """Return which of granules first..stop-1 are whole when `received` bytes from `first` on are there."""
+    """Return which of granules first..stop-1 are complete after `received` bytes, counted from `first`."""
     return mask_between(first, min(stop, first + received // GRANULE_BYTES))

@@ -1,8 +1,7 @@
-"""How far ahead hinted bytes are fetched, and whose come next. Pure: time and room are arguments.
+"""How far ahead hinted bytes are prefetched, and for which job next. Pure: time and disk space are arguments.
 
-What is fetched long before its use takes room from what would have been used again: each byte that lies ahead of its
-reader is a byte less that is kept from one epoch to the next. So the horizon is short where room is scarce, and as
-wide as the room where nothing has to go for it.
+A byte that is prefetched long before its use takes the place of a byte that could stay for the next epoch. So the
+prefetch horizon is short where disk space is scarce. Where nothing must be evicted, the horizon is all free space.
 """
 
 from collections.abc import Sequence
@@ -10,31 +9,31 @@ from dataclasses import dataclass
 
 from fusecache.model.objects import GIB
 
-# Of the room, what may lie ahead of its readers at the cost of others: with a cache of half the data it costs 2.5 %
-# more bytes an epoch than if everything came at the very last moment.
+# 1/40 of the disk space may hold prefetched bytes for which other bytes were evicted. With a cache of half the data
+# this costs 2.5 % more bytes an epoch than fetching everything at the last moment.
 LEAD_SHARE = 40
-# More than that bridges no longer outage: it is half a minute of a fast link.
+# More would not bridge a longer outage: 4 GiB are half a minute of a fast link.
 LEAD_BYTES_MAX = 4 * GIB
-# Readers who consume faster than that share allows for get so many seconds: a shard comes in pieces, side by side, and
-# each in some tenths of one. With 4 s, a cache of 256 MiB that holds half of the data fetched a tenth too much …
+# A job that consumes faster than LEAD_SHARE allows for gets 1 s of its bytes: a shard comes in parallel pieces of some
+# tenths of a second each. With 4 s, a cache of 256 MiB that holds half of the data fetched a tenth too much …
 LEAD_SECONDS = 1.0
-# … and no more than this part of the room.
+# … and at most 1/4 of the disk space.
 LEAD_SHARE_MOST = 4
-# The pace of a job that has not shown one: most are slower.
-SECONDS_A_STEP = 0.1
-# A job that says nothing, and reads nothing that it has named, for so long has ended.
+# The assumed step rate of a job whose rate is unknown. Most jobs are slower.
+DEFAULT_SECONDS_PER_STEP = 0.1
+# A job that sends no message, and reads nothing of its plans, for 10 minutes counts as ended.
 SILENT_SECONDS = 600.0
-# A pace is believed after so many seconds, and follows the job's with this weight for each further portion of as many.
-PACE_SECONDS = 0.2
-PACE_WEIGHT = 0.3
-# A step that took longer than so many usual ones was a pause (a checkpoint, an evaluation): no word on the pace.
+# A step rate is measured over at least 0.2 s. Each further measurement enters the average with this weight.
+RATE_SECONDS = 0.2
+RATE_WEIGHT = 0.3
+# A step that takes longer than 10 usual ones is a pause (a checkpoint, an evaluation) and does not measure the rate.
 PAUSE_FACTOR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobFront:
-    """What a job needs next that is not here. seconds: until then; nbytes: how large it is; ahead_bytes: what lies
-    ahead of the job already, fetched by its hints and not yet read."""
+    """The next missing piece of a job. seconds: until the job needs it; nbytes: its size; ahead_bytes: what the job's
+    hints fetched and the job has not read yet."""
 
     seconds: float
     nbytes: int
@@ -42,9 +41,9 @@ class JobFront:
 
 
 def lead_bytes(room_bytes: int, bytes_per_second: float, jobs: int) -> int:
-    """Return how many bytes each of so many jobs may have lie ahead, though others must go for them.
+    """Return how many prefetched bytes each of `jobs` jobs may have ahead by evicting other bytes.
 
-    bytes_per_second: what a job consumes of what it has to fetch.
+    bytes_per_second: the rate at which a job consumes fetched bytes.
     """
     share = room_bytes // LEAD_SHARE
     wanted = int(bytes_per_second * LEAD_SECONDS)
@@ -52,15 +51,15 @@ def lead_bytes(room_bytes: int, bytes_per_second: float, jobs: int) -> int:
 
 
 def may_replace(front: JobFront, lead: int) -> bool:
-    """Say whether cached bytes may go for a front: it fits the lead, or nothing lies ahead of the job at all."""
+    """Return whether cached bytes may be evicted for a front: it fits the lead, or nothing is ahead of the job."""
     return front.ahead_bytes == 0 or front.ahead_bytes + front.nbytes <= lead
 
 
 def choose_front(fronts: Sequence[JobFront], *, lead: int, free_bytes: int) -> int | None:
-    """Return the index of the front to fetch now, None if none may be.
+    """Return the index of the front to fetch now, None if none may be fetched.
 
-    What is needed soonest comes first among those for which there is room: free room, or that of others within the
-    lead. So a job that is far ahead holds up no other.
+    The soonest needed goes first, among the fronts that find space: free space, or evicted space within the lead. So a
+    job that is far ahead does not delay another job.
     """
     allowed = [
         (front.seconds, index)
@@ -72,7 +71,7 @@ def choose_front(fronts: Sequence[JobFront], *, lead: int, free_bytes: int) -> i
 
 @dataclass(frozen=True, slots=True)
 class StepRate:
-    """How fast a job goes: seconds_a_step, 0.0 while that is unknown; since when and where it is measured."""
+    """How fast a job steps. seconds_a_step: 0.0 while unknown; step, since: where and when the measurement began."""
 
     seconds_a_step: float = 0.0
     step: int = 0
@@ -80,32 +79,32 @@ class StepRate:
 
     @property
     def seconds(self) -> float:
-        """Seconds a step, a guess if nothing is known yet."""
-        return self.seconds_a_step or SECONDS_A_STEP
+        """Seconds a step; SECONDS_A_STEP while unknown."""
+        return self.seconds_a_step or DEFAULT_SECONDS_PER_STEP
 
 
-def observe_step(pace: StepRate, step: int, now: float) -> StepRate:
-    """Return the pace after a job said that it has come to a step."""
-    steps, seconds = step - pace.step, now - pace.since
-    if steps < 0:  # it went back
-        return StepRate(pace.seconds_a_step, step, now)
-    if steps == 0 or seconds < PACE_SECONDS:
-        return pace
+def observe_step(rate: StepRate, step: int, now: float) -> StepRate:
+    """Return the step rate after a job reported that it is at a step."""
+    steps, seconds = step - rate.step, now - rate.since
+    if steps < 0:  # the job went back
+        return StepRate(rate.seconds_a_step, step, now)
+    if steps == 0 or seconds < RATE_SECONDS:
+        return rate
     seen = seconds / steps
-    old = pace.seconds_a_step
+    old = rate.seconds_a_step
     if not old:
         new = seen
     elif seen > PAUSE_FACTOR * old:
-        new = old * (1 + PACE_WEIGHT)  # if it is no pause it will be believed after some more
+        new = old * (1 + RATE_WEIGHT)  # if it is not a pause, the rate gets there after some more of them
     else:
-        new = old + PACE_WEIGHT * (seen - old)
+        new = old + RATE_WEIGHT * (seen - old)
     return StepRate(new, step, now)
 
 
 def stalls(deadlines: Sequence[tuple[float, int]], bytes_per_second: float) -> int:
-    """Return how many fetches will come too late. deadlines: (seconds from now, bytes) in the order of fetching.
+    """Return how many fetches will end too late; 0 while the rate is unknown.
 
-    0 while the rate is unknown.
+    deadlines: (seconds from now, bytes), in the order of fetching.
     """
     if bytes_per_second <= 0:
         return 0
@@ -117,9 +116,9 @@ def stalls(deadlines: Sequence[tuple[float, int]], bytes_per_second: float) -> i
 
 
 def step_of_reads(steps: Sequence[int]) -> int:
-    """Return where a job is by the steps for which it had named its last few reads: the least of them.
+    """Return the step of a job, estimated from the planned steps of its last few reads: the smallest of them.
 
-    Its workers read ahead of it, and somebody else may read the same files in another order: to be behind costs a
-    little room, to be ahead would drop what is still needed.
+    The job's workers read ahead of it, and other programs may read the same files in another order. An estimate too
+    low costs a little space; one too high would drop bytes that are still needed.
     """
     return min(steps)

@@ -1,7 +1,7 @@
-"""What one handle's reads so far say about its next ones. Pure values and functions.
+"""Predicts the next reads of one open file from its reads so far. Pure values and functions.
 
-A reader that starts at the beginning of a file, or reads on where it stopped, is sequential; its window of
-read-ahead grows each time it has to wait. A reader that jumps is random and gets no more than its granules.
+A reader is sequential if it starts at the beginning of a file, or continues where it stopped. Its read-ahead window
+grows each time it has to wait. A reader that jumps is random and gets only the granules that it reads.
 """
 
 import enum
@@ -11,29 +11,28 @@ from dataclasses import dataclass, replace
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, Extent
 from fusecache.policy.cache.granules import CHUNK_BYTES
 
-# The first request of a sequential reader: a header that is read alone costs no more than this.
+# The first request of a sequential reader. A reader of the header alone costs no more than this.
 FIRST_WINDOW_BYTES = MIB
-# Smaller objects are fetched whole when their start is read: at 80 MB/s a connection 4 MiB take about as long as
-# the first byte of a second GET would.
+# Smaller objects are fetched as a whole when their start is read. At 80 MB/s a connection, 4 MiB take about as long as
+# the first byte of a second GET.
 WHOLE_BYTES = 4 * MIB
-# The kernel's own read-ahead reorders a little, and tools skip over parts: still one stream.
+# The kernel's own read-ahead reorders reads a little, and tools skip parts of a file. Both are still one stream.
 FORWARD_SEEK_BYTES = 16 * MIB
 BACKWARD_SEEK_BYTES = MIB
-# A random reader is believed sequential again only after reads that really follow each other.
+# A random reader counts as sequential again only after STREAK_FOR_SEQUENTIAL reads this near to each other.
 NEAR_BYTES = 128 * KIB
 STREAK_FOR_SEQUENTIAL = 2
-# A strided reader (skip, small read, skip, …) looks sequential read by read; after this many skips it is
-# random.
+# A strided reader (skip, small read, skip, …) looks sequential in each single read. After 3 skips it is random.
 SKIPS_FOR_RANDOM = 3
-# A reader that stops early wastes at most this many times what it has read.
+# A reader that stops early wastes at most 4 times the bytes that it has read.
 WASTE_FACTOR = 4
-# Smaller requests spend more time on their way than on their bytes.
+# A smaller request spends more time on latency than on its bytes.
 LEAST_REQUEST_BYTES = MIB
 MAX_WINDOW_BYTES = 24 * CHUNK_BYTES
 
 
 class Phase(enum.Enum):
-    """What the reader is believed to be."""
+    """How a stream of reads is classified."""
 
     START = "nothing read yet"
     SEQUENTIAL = "reads on; read-ahead is on"
@@ -44,8 +43,8 @@ class Phase(enum.Enum):
 class ReadPattern:
     """The state of one stream of reads, in bytes. position: the end of the farthest read of the stream.
 
-    calm_until: up to this position it is not shrunk again. near_bytes: how near to each other reads of a random stream
-    follow each other.
+    calm_until: the window is not shrunk again before this position. near_bytes: the largest distance at which a read
+    of a random stream still counts as the next one.
     """
 
     phase: Phase = Phase.START
@@ -88,7 +87,7 @@ def observe(pattern: ReadPattern, start: int, stop: int) -> ReadPattern:
 
 
 def grow(pattern: ReadPattern) -> ReadPattern:
-    """Return the pattern after its reader had to wait: a sequential one looks farther ahead."""
+    """Return the pattern after its reader had to wait: the window of a sequential one grows."""
     if pattern.phase is not Phase.SEQUENTIAL or pattern.consumed_bytes <= FIRST_WINDOW_BYTES:
         return pattern
     earned = max(CHUNK_BYTES, WASTE_FACTOR * pattern.consumed_bytes)
@@ -97,9 +96,9 @@ def grow(pattern: ReadPattern) -> ReadPattern:
 
 
 def shrink(pattern: ReadPattern) -> ReadPattern:
-    """Return the pattern after there was no buffer for its read-ahead: half the window, a chunk at least.
+    """Return the pattern after its read-ahead found no buffer: half the window, at least a chunk.
 
-    Once for each window that it reads: the buffers that are missing come back as fast as readers read.
+    It shrinks at most once per window read, as buffers become free as fast as readers read.
     """
     if pattern.window_bytes <= CHUNK_BYTES or pattern.position < pattern.calm_until:
         return pattern
@@ -108,7 +107,7 @@ def shrink(pattern: ReadPattern) -> ReadPattern:
 
 
 def continues(pattern: ReadPattern, start: int) -> bool:
-    """Return whether a read at `start` may go on where the pattern's reads were."""
+    """Return whether a read at `start` may continue the reads of the pattern."""
     step = start - pattern.position
     if pattern.phase is Phase.SEQUENTIAL:
         return -BACKWARD_SEEK_BYTES <= step <= FORWARD_SEEK_BYTES
@@ -116,7 +115,7 @@ def continues(pattern: ReadPattern, start: int) -> bool:
 
 
 def choose_stream(patterns: Sequence[ReadPattern], start: int) -> int | None:
-    """Return which of the patterns of one open file a read at `start` continues: the nearest; None if it jumps."""
+    """Return the index of the nearest pattern of one open file that a read at `start` continues; None if it jumps."""
     nearest = [
         (abs(start - pattern.position), index)
         for index, pattern in enumerate(patterns)
@@ -126,14 +125,15 @@ def choose_stream(patterns: Sequence[ReadPattern], start: int) -> int | None:
 
 
 def side_stream(stop: int, near_bytes: int = NEAR_BYTES) -> ReadPattern:
-    """Return the pattern of a reader that jumped in an open file and read up to `stop`."""
+    """Return the pattern of a reader that jumped within an open file and read up to `stop`."""
     return ReadPattern(Phase.RANDOM, position=stop, near_bytes=near_bytes)
 
 
 def demand_stop(pattern: ReadPattern, start: int, stop: int, size: int) -> int:
-    """Return where the fetch for a read of [start, stop) that found nothing should stop.
+    """Return where the fetch for a read of [start, stop) should stop, after a cache miss.
 
-    Random: the end of the last granule touched. Sequential: a whole chunk or small object, or the first small window.
+    Random: at the end of the last granule touched. Sequential: at the end of the chunk or of a small object, or of the
+    first small window.
     """
     if pattern.phase is not Phase.SEQUENTIAL:
         wanted = stop
@@ -146,10 +146,10 @@ def demand_stop(pattern: ReadPattern, start: int, stop: int, size: int) -> int:
 
 
 def request_bytes(pattern: ReadPattern) -> int:
-    """Return how much one request of a stream asks for at most.
+    """Return the largest size of one request of a stream.
 
-    A connection to a distant bucket brings some 80 MB/s: while the window is small, several side by side bring it
-    sooner than one. A large window has enough requests in flight as it is; what is read first comes in one.
+    One connection to a distant bucket carries some 80 MB/s. While the window is small, several parallel requests fetch
+    it sooner than one. A large window has enough requests in flight anyway. The first bytes come in one request.
     """
     if pattern.phase is not Phase.SEQUENTIAL or pattern.consumed_bytes <= FIRST_WINDOW_BYTES:
         return CHUNK_BYTES
@@ -157,9 +157,9 @@ def request_bytes(pattern: ReadPattern) -> int:
 
 
 def ahead(pattern: ReadPattern, size: int, bound_bytes: int) -> Extent | None:
-    """Return what to fetch before it is asked for: from the reader's position on, to the end of a chunk.
+    """Return the extent to prefetch: from the reader's position to the end of a chunk.
 
-    None for a reader that is not sequential, whose window is still the first small one, or who is at the end.
+    None if the reader is not sequential, if its window is still the first small one, or at the end of the object.
     """
     if pattern.phase is not Phase.SEQUENTIAL or pattern.window_bytes < CHUNK_BYTES:
         return None
@@ -169,8 +169,8 @@ def ahead(pattern: ReadPattern, size: int, bound_bytes: int) -> Extent | None:
 
 
 def fair_bound_bytes(buffers: int, readers: int) -> int:
-    """Return how far each of `readers` may run ahead when they share `buffers` chunk-sized buffers.
+    """Return how many bytes ahead each of `readers` may prefetch when they share `buffers` chunk-sized buffers.
 
-    A quarter stays free for demand, hints and buffers being written out.
+    A quarter of the buffers stays free for demand, hints and buffers that are being written to disk.
     """
     return max(1, buffers * 3 // 4 // max(1, readers)) * CHUNK_BYTES

@@ -1,26 +1,28 @@
-"""The account of the node's disk: `used + reserved <= limit`, cache and staging together.
+"""The disk space account of the cache directory: `used + reserved <= limit`, for cache and staging files together.
 
-Bytes are reserved before they are written. Pure: it neither evicts nor waits, it only says what is missing.
+Bytes are reserved before they are written. Pure: it neither evicts nor waits, it only returns what is missing.
 
 Invariants:
-1. No reservation that is granted makes the total exceed the limit.
-2. Staging takes at most its share, so that one checkpoint does not evict the whole dataset.
-A total above the limit can only come from outside: `restore_*` (a limit lowered between two starts), overhead.
+1. No granted reservation makes the total exceed the limit.
+2. Staging files take at most their share, so that one checkpoint does not evict the whole dataset.
+Only two causes put the total above the limit: `restore_*` (a limit lowered between two starts) and overhead.
 """
 
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
-# What the kernel holds of accepted writes may take no more of staging than this, however much memory it has.
+# The kernel holds accepted writes in its page cache. The reserve for them is at most 1/8 of staging, however much
+# memory the node has.
 RESERVE_SHARE = 8
-# Above so much of what staging takes in, closes wait for uploads.
+# Above 75 % of the staging space without the write reserve, closes wait for uploads.
 HIGH_WATER_PERCENT = 75
 
 
 class SpaceLedger:
     """Counts bytes used by cached blocks, reserved for blocks being written, and held by staging files.
 
-    overhead_bytes: what the index and the file system need beside them; measured, not reserved.
-    write_reserve_bytes: kept free for bytes that the kernel has accepted and not written yet, while files are made.
+    overhead_bytes: what the index and the file system need besides; measured, not reserved.
+    write_reserve_bytes: kept free, when new files are created, for writes that the kernel has accepted but the daemon
+    has not received yet.
     """
 
     def __init__(self, limit_bytes: int, write_reserve_bytes: int = 0) -> None:
@@ -37,17 +39,17 @@ class SpaceLedger:
 
     @property
     def staging_limit_bytes(self) -> int:
-        """The most that staging may hold."""
+        """The most bytes that staging files may hold."""
         return self.limit_bytes * STAGING_SHARE_PERCENT // 100
 
     @property
     def high_water_bytes(self) -> int:
-        """What staging may hold before closes wait."""
+        """How many bytes staging files may hold before closes wait for uploads."""
         return (self.staging_limit_bytes - self.write_reserve_bytes) * HIGH_WATER_PERCENT // 100
 
     @property
     def total_bytes(self) -> int:
-        """Everything that is used or promised."""
+        """All bytes that are used or reserved."""
         return self.cache_bytes + self.reserved_bytes + self.staging_bytes + self.overhead_bytes
 
     def shortage_bytes(self, nbytes: int) -> int:
@@ -55,7 +57,7 @@ class SpaceLedger:
         return max(0, self.total_bytes + nbytes - self.limit_bytes)
 
     def reserve_cache(self, nbytes: int) -> bool:
-        """Promise room for blocks about to be written, if there is any."""
+        """Reserve space for blocks about to be written; False if it does not fit."""
         if self.shortage_bytes(nbytes):
             return False
         self.reserved_bytes += nbytes
@@ -77,23 +79,23 @@ class SpaceLedger:
         self.cache_bytes -= nbytes
 
     def staging_fits(self, nbytes: int) -> bool:
-        """Say whether staging may grow by `nbytes` at all, whatever must be evicted for it."""
+        """Return whether staging files may take `nbytes` more, not counting what must be evicted for them."""
         return self.staging_bytes + nbytes <= self.staging_limit_bytes
 
     def reserve_staging(self, nbytes: int) -> bool:
-        """Promise room for a staging file, if there is any now."""
+        """Reserve space for a staging file; False if it does not fit now."""
         if not self.staging_fits(nbytes) or self.shortage_bytes(nbytes):
             return False
         self.staging_bytes += nbytes
         return True
 
     def release_staging(self, nbytes: int) -> None:
-        """A staging file shrank or went away."""
+        """A staging file shrank or was removed."""
         assert 0 <= nbytes <= self.staging_bytes, (nbytes, self.staging_bytes)
         self.staging_bytes -= nbytes
 
     def adopt(self, nbytes: int) -> None:
-        """A staging file of `nbytes` became cache."""
+        """A staging file of `nbytes` became a cache file."""
         self.release_staging(nbytes)
         self.cache_bytes += nbytes
 

@@ -1,30 +1,30 @@
-"""When a silent request has waited too long, judged by how long its kind has waited before. Pure values.
+"""The timeout of a silent request, learned from earlier waits of the same kind. Pure values.
 
-A fixed limit is wrong for every link: short enough to notice a dead connection beside a fast bucket, it would
-shoot at a slow one that works. So the limit is a multiple of what was seen, and each request that was given up
-counts as one that would have taken at least that long: a link that turns slow moves the limit out of its way.
+A fixed timeout is wrong for every link: one short enough to notice a dead connection to a fast bucket would abort
+working requests to a slow bucket. So the timeout is a multiple of the waits seen. An aborted request counts as a wait
+of at least that long, so a link that becomes slow raises the timeout.
 """
 
 from collections import deque
 
-# Pauses of the machine itself (a busy CPU, a retransmission) are no stall.
+# Pauses of the machine itself (a busy CPU, a retransmission) are not stalls.
 FLOOR_SECONDS = 1.5
-# Beyond this the store's own time-out is near anyway.
+# Beyond 20 s, the store's own timeout is near anyway.
 CEILING_SECONDS = 20.0
-# Before anything is known of the link.
+# The timeout before the link was measured.
 FIRST_SECONDS = 5.0
 FEWEST_WAITS = 8
 P50_FACTOR = 8.0
-# Not p99: of a bucket that lets one answer in twenty stall, that would be a stall.
+# Not p99: for a bucket that stalls one answer in twenty, p99 would be a stall itself.
 P90_FACTOR = 4.0
-# Few enough to forget a bad hour in a minute, and to see with one round of requests that a link has turned slow.
+# Few enough to forget a bad hour in a minute, and to notice a slow link after one round of requests.
 REMEMBERED = 256
-# So often a request may be begun again early; then it has the store's whole time-out. A dead network gets no storm.
+# Early retries of one request; after 3 it gets the store's whole timeout. So a dead network sees no retry storm.
 EARLY_RETRIES = 3
 
 
 class WaitHistory:
-    """The latest waits of one kind, and the deadline that follows from them.
+    """The latest waits of one kind, and the timeout computed from them.
 
     Invariant: FLOOR_SECONDS <= deadline_seconds <= CEILING_SECONDS.
     """
@@ -34,7 +34,7 @@ class WaitHistory:
         self._deadline: float | None = FIRST_SECONDS
 
     def record(self, seconds: float) -> None:
-        """Remember a wait: one that ended, or one that was given up after so long."""
+        """Record a wait that ended, or that was aborted after `seconds`."""
         self._waits.append(seconds)
         self._deadline = None
 
@@ -47,9 +47,9 @@ class WaitHistory:
 
 
 def deadline_seconds(waits: list[float]) -> float:
-    """Return the deadline after these waits, in rising order."""
+    """Return the timeout after these waits, given in rising order."""
     if len(waits) < FEWEST_WAITS:
-        # Few, but if they were long the link is slow.
+        # Few waits, but if they were long, the link is slow.
         longest = waits[-1] if waits else 0.0
         return min(CEILING_SECONDS, max(FIRST_SECONDS, P90_FACTOR * longest))
     last = len(waits) - 1

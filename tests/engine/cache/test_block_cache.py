@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from fusecache.disk.cache_files import granule_checksums
+from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import (
@@ -257,7 +257,7 @@ async def test_when_nothing_can_be_cached_reads_are_served_uncached(
         assert await read_all(cache, object_id, len(data)) == data
         await until(lambda: cache.statistics().uncached > 0)
         assert cache.statistics().used_bytes == 0
-    assert caplog.text.count("no room") == 1
+    assert caplog.text.count("no disk space") == 1
 
 
 async def test_a_failing_disk_does_not_fail_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from fusecache.disk.cache_files import CacheFiles, granule_checksums
-from fusecache.engine.cache import disk_tier
+from fusecache.engine.cache import adoption
+from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.cache.disk_tier import StagedObject
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import KIB, MIB, ObjectId
@@ -46,8 +46,8 @@ def _free(directory: Path) -> int:
 
 
 def _fill(directory: Path, left_bytes: int) -> Path:
-    """Leave only so much free, by a file of somebody else; again if the index took a page just then."""
-    path = directory / "somebody-else"
+    """Leave only so much free, by a file of another program; again if the index took a page just then."""
+    path = directory / "another-program"
     for _ in range(20):
         with path.open("wb") as file:
             try:
@@ -63,7 +63,7 @@ def _fill(directory: Path, left_bytes: int) -> Path:
 def _on_disk(directory: Path) -> int:
     total = 0
     for path in (directory / "files").glob("*/*"):
-        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+        with contextlib.suppress(FileNotFoundError):  # evicted concurrently
             total += path.stat().st_blocks * 512
     return total
 
@@ -139,7 +139,7 @@ async def test_somebody_else_fills_the_disk_meanwhile(
         other.unlink()
         await until(lambda: cache.statistics().used_bytes > 0)
         assert await read_all(cache, *_sized(objects[3])) == objects[3][1]
-    assert caplog.text.count("no room") <= 1
+    assert caplog.text.count("no disk space") <= 1
 
 
 async def test_a_disk_without_a_single_byte_left_serves_reads_and_keeps_running(small_disk: Path) -> None:
@@ -426,7 +426,7 @@ async def test_when_the_index_fails_once_no_staging_file_stays_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     # Each file has a transaction of its own; the middle one two.
-    monkeypatch.setattr(disk_tier, "_ROWS_PER_COMMIT", 4)
+    monkeypatch.setattr(adoption, "_ROWS_PER_COMMIT", 4)
     bucket = new_bucket()
     contents = [some_bytes(size) for size in (99, 5 * MIB, 70 * KIB)]
     objects = [(bucket.put(f"o{len(data)}", data), data) for data in contents]
@@ -452,7 +452,7 @@ async def test_when_the_index_fails_once_no_staging_file_stays_counted(
 async def test_what_is_read_while_its_staging_file_is_adopted_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Also if the index fails meanwhile."""
+    """Also if the index fails concurrently."""
     bucket = new_bucket()
     data = some_bytes(2 * MIB)
     object_id = bucket.put("a", data)

@@ -1,4 +1,4 @@
-"""Many readers, few buffers: nobody waits for ever."""
+"""Many readers, few buffers: no reader waits for ever."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ PIECE = 128 * KIB
 
 
 async def test_random_readers_with_fewer_buffers_than_readers_all_finish(tmp_path: Path) -> None:
-    """A reader's frame may be what another's request waits for, whose own request must not wait behind that."""
+    """A fetch may wait for the buffer that another reader holds; that reader's own fetch must not wait behind it."""
     bucket = new_bucket()
     contents = [some_bytes(LARGE if seed < 8 else SMALL, seed=seed) for seed in range(40)]
     objects = [bucket.put(f"o{seed}", data) for seed, data in enumerate(contents)]

@@ -116,7 +116,7 @@ async def test_what_was_read_without_being_kept_is_kept_without_another_request(
     async with running_cache(bucket.watched, tmp_path, limit_bytes=4 * MIB) as cache:
         await fill_all(cache, other_id, len(other))
         await cache._table.flush_rows()
-        cache._disk_space._random = Unlucky()
+        cache._disk_space.evictor._random = Unlucky()
         handle = cache.open(object_id, len(data))
         await cache.read(handle, 0, MIB)
         await until(lambda: cache.statistics().not_admitted == 1)
@@ -171,7 +171,7 @@ async def test_what_finds_no_room_is_an_error_and_evicts_no_other_warm_file(
         with cache.maintenance.protect_warmed() as warmed:
             for object_id in ids[:4]:
                 await warm_up(cache, object_id, MIB, warmed)
-            with pytest.raises(NoSpace, match="not kept"):
+            with pytest.raises(NoSpace, match="fetched, but not cached"):
                 await fill_all(cache, ids[4], MIB)
         asked = len(bucket.watched.extents)
         for object_id in ids[:4]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusecache.engine.cache.block_cache import PrefetchRange
+from fusecache.engine.cache.readahead import PrefetchRange
 from fusecache.model.errors import ObjectMissing
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes, until

@@ -106,50 +106,50 @@ async def test_who_waits_for_the_disk_is_not_told_to_wait_for_the_bucket(
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Frames that wait for the only turn, the one read to its end second, and whether each was written.
+    """Buffers that wait for the only slot, the one read to its end second, and whether each was written.
 
-    asked_for: somebody wants its bytes to be on the disk.
+    asked_for: a caller wants its bytes on disk.
     """
 
-    turns: DiskWriteQueue
+    queue: DiskWriteQueue
     read: Buffer
     unread: Buffer
     asked_for: Buffer
     written: dict[Buffer, bool]
 
     async def give_up_one(self, cause: Cause, *, small: bool = False) -> dict[Buffer, bool]:
-        """Ask for a frame; return which have come to their end by now."""
-        self.turns.drop_oldest(small=small, cause=cause)
+        """Ask for a buffer; return which buffers have ended their wait by now."""
+        self.queue.drop_oldest(small=small, cause=cause)
         await wait_all_tasks_blocked()
         return dict(self.written)
 
 
 @asynccontextmanager
 async def crowd() -> AsyncIterator[Crowd]:
-    """Give frames that wait for a turn, which is somebody else's until the block ends."""
+    """Yield buffers that wait for a slot, which another buffer holds until the block ends."""
     buffers = BufferPool(AlignedBuffers(MEMORY), lambda chunk: None)
     entry = CachedObject(ObjectId("a", "etag"), 32 * MIB)
-    turns = DiskWriteQueue(large_buffers=2)
+    queue = DiskWriteQueue(large_buffers=2)
     written: dict[Buffer, bool] = {}
 
-    async def write(buffer: Buffer, *, is_asked_for: bool) -> None:
-        async with turns.slot(buffer, is_asked_for=is_asked_for) as written[buffer]:
+    async def write(buffer: Buffer, *, must_store: bool) -> None:
+        async with queue.slot(buffer, must_store=must_store) as written[buffer]:
             pass
 
-    def new_frame(index: int) -> Buffer:
+    def new_buffer(index: int) -> Buffer:
         buffer = buffers.acquire(small=False, cause=Cause.DEMAND, now=trio.current_time())
         assert buffer is not None
         buffers.give(buffer, Chunk(entry, index), 0)
         buffers.acquire_use(buffer)
         return buffer
 
-    async with trio.open_nursery() as nursery, turns.slot(new_frame(0), is_asked_for=True):
-        asked_for, unread, read = new_frame(1), new_frame(2), new_frame(3)
+    async with trio.open_nursery() as nursery, queue.slot(new_buffer(0), must_store=True):
+        asked_for, unread, read = new_buffer(1), new_buffer(2), new_buffer(3)
         buffers.mark_consumed(read)
         for buffer in (asked_for, unread, read):
-            nursery.start_soon(partial(write, buffer, is_asked_for=buffer is asked_for))
+            nursery.start_soon(partial(write, buffer, must_store=buffer is asked_for))
             await wait_all_tasks_blocked()
-        yield Crowd(turns, read, unread, asked_for, written)
+        yield Crowd(queue, read, unread, asked_for, written)
     assert set(written) == {read, unread, asked_for}
 
 
@@ -170,7 +170,7 @@ async def test_read_ahead_takes_what_was_read_and_nothing_else(autojump_clock: M
 async def test_one_is_given_up_at_a_time(autojump_clock: MockClock) -> None:
     async with crowd() as some:
         await trio.sleep(MAX_QUEUE_SECONDS)
-        some.turns.drop_oldest(small=False, cause=Cause.DEMAND)
+        some.queue.drop_oldest(small=False, cause=Cause.DEMAND)
         assert await some.give_up_one(Cause.DEMAND) == {some.read: False}
 
 

@@ -10,7 +10,7 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.cache.chunks import Fetch
-from fusecache.engine.cache.fetcher import Fetcher
+from fusecache.engine.cache.fetch_task import FetchTasks
 from fusecache.engine.cache.stall_watch import LOOK_SECONDS
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, ObjectId
@@ -127,13 +127,13 @@ async def test_a_body_that_breaks_off_is_continued_without_a_pause(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    pause_and_go_on = Fetcher._requeue
+    pause_and_go_on = FetchTasks._requeue_after
 
-    async def noting(fetcher: Fetcher, request: Fetch, seconds: float) -> None:
+    async def noting(tasks: FetchTasks, request: Fetch, seconds: float) -> None:
         pauses.append(seconds)
-        await pause_and_go_on(fetcher, request, seconds)
+        await pause_and_go_on(tasks, request, seconds)
 
-    monkeypatch.setattr(Fetcher, "_requeue", noting)
+    monkeypatch.setattr(FetchTasks, "_requeue_after", noting)
     data = some_bytes(MIB)
     object_id = ObjectId("a", server.control.put("a", data))
     async with cache_on(server, tmp_path) as cache:

@@ -121,7 +121,7 @@ async def test_readers_in_several_places_of_one_directory_each_get_their_own(
     assert set(log.gets.values()) == {1}
 
 
-async def test_directories_between_the_files_do_not_end_a_walk(
+async def test_directories_between_the_files_do_not_end_a_scan(
     cache: Path, autojump_clock: MockClock
 ) -> None:
     log = GetLog()
@@ -134,7 +134,7 @@ async def test_directories_between_the_files_do_not_end_a_walk(
         assert bytes_ahead(user) >= 0.9 * COUNT * FILE_BYTES
 
 
-async def test_a_walk_that_ends_leaves_no_more_than_it_read(cache: Path, autojump_clock: MockClock) -> None:
+async def test_a_scan_that_ends_leaves_no_more_than_it_read(cache: Path, autojump_clock: MockClock) -> None:
     log = GetLog()
     log.fill("d")
     async with reading(log, cache) as user:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fusecache.engine.prefetch import timeline as module
-from fusecache.engine.prefetch.timeline import Timeline, index_plan
+from fusecache.engine.prefetch.plan_index import index_plan
+from fusecache.engine.prefetch.timeline import Timeline
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hints import TO_THE_END, decode_plan, encode_plan
 from fusecache.model.objects import MIB
@@ -99,7 +100,7 @@ class Jobs(RuleBasedStateMachine):
         for path in [*FILES, "nobody's"]:
             for start in range(0, 20, 3):
                 expected = [
-                    max(0, each.first - self.steps[job]) * self.timeline.jobs[job].pace.seconds
+                    max(0, each.first - self.steps[job]) * self.timeline.jobs[job].step_rate.seconds
                     for job, rows in self.said.items()
                     for each in rows
                     if each.path == path
@@ -116,7 +117,7 @@ class Jobs(RuleBasedStateMachine):
             front = self.timeline.jobs[job].front(is_exact=False)
             assert (front is None) == (not left)
             if front is not None:
-                assert (front.plan.plan.window, front.first) == left[0]
+                assert (front.index.plan.window, front.first) == left[0]
 
 
 Jobs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from fusecache.model.objects import GIB, MIB
 from fusecache.policy.cache.eviction import EvictionCandidate, choose_victims
 from fusecache.policy.cache.prefetch_horizon import (
+    DEFAULT_SECONDS_PER_STEP,
     LEAD_BYTES_MAX,
     LEAD_SHARE_MOST,
-    SECONDS_A_STEP,
     JobFront,
     StepRate,
     choose_front,
@@ -74,7 +74,7 @@ def test_what_is_used_sooner_never_goes_for_what_is_fetched(
     )
     gone = [uses[each.file_number, each.block] for each in victims]
     assert all(use is None or use > incoming for use in gone)
-    # The farthest goes first, and those of which nobody said anything before them.
+    # The farthest goes first, and blocks without a known use before them.
     left = [uses[each.file_number, each.block] for each in sample if each not in victims]
     if any(use is not None for use in gone):
         assert None not in left
@@ -84,7 +84,7 @@ def test_what_is_used_sooner_never_goes_for_what_is_fetched(
 
 def test_a_pace_is_learned_and_a_pause_is_no_pace() -> None:
     pace = StepRate()
-    assert pace.seconds == SECONDS_A_STEP
+    assert pace.seconds == DEFAULT_SECONDS_PER_STEP
     for step in range(20):
         pace = observe_step(pace, step * 10, step * 5.0)
     assert abs(pace.seconds - 0.5) < 1e-6

@@ -27,10 +27,10 @@ FILE_BYTES = 100 * KIB
 
 @dataclass
 class Reader:
-    """A directory with files of `sizes`, and the walk that opening them makes; asked: each position asked for."""
+    """A directory with files of `sizes`, and the scan that opening them makes; asked: each position asked for."""
 
     sizes: Sequence[int]
-    walk: ScanPattern = field(default_factory=ScanPattern)
+    scan: ScanPattern = field(default_factory=ScanPattern)
     origin: int = 0
     opened: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
@@ -39,17 +39,17 @@ class Reader:
     def open(self, place: int) -> int:
         """Open the file at a place of the directory; return how many files that asked for."""
         position = place - self.origin
-        # What is neither near the front nor within reach behind it begins a new walk, as for one reader.
-        reach = max(REACH, self.walk.asked - self.walk.front + REACH)
-        is_in_reach = 0 <= position < self.walk.front + reach and is_near(self.walk, position)
+        # What is neither near the front nor within reach behind it begins a new scan, as for one reader.
+        reach = max(REACH, self.scan.requested - self.scan.front + REACH)
+        is_in_reach = 0 <= position < self.scan.front + reach and is_near(self.scan, position)
         if not self.opened or not is_in_reach:
-            self.walk, self.origin, position = ScanPattern(), place, 0
+            self.scan, self.origin, position = ScanPattern(), place, 0
             self.opened, self.asked = set(), set()
         self.ready += place in self.asked and place not in self.opened
-        self.walk = observe(self.walk, position, self.sizes[place])
+        self.scan = observe(self.scan, position, self.sizes[place])
         self.opened.add(place)
-        first = self.walk.asked
-        self.walk, count = next_window(self.walk, self.sizes[self.origin + first :])
+        first = self.scan.requested
+        self.scan, count = next_window(self.scan, self.sizes[self.origin + first :])
         new = range(self.origin + first, self.origin + first + count)
         assert self.asked.isdisjoint(new), "asked for twice"
         assert self.opened.isdisjoint(new), "asked for what was opened"
@@ -73,7 +73,7 @@ def _overtaking(count: int, by: int, seed: int = 1) -> list[int]:
 def test_who_reads_in_order_finds_all_but_the_first_files_ready() -> None:
     reader = _read(range(300), [FILE_BYTES] * 300)
     assert reader.ready == 297
-    assert reader.walk.window == MAX_WINDOW
+    assert reader.scan.window == MAX_WINDOW
 
 
 def test_the_window_doubles_while_the_guess_holds() -> None:
@@ -81,7 +81,7 @@ def test_the_window_doubles_while_the_guess_holds() -> None:
     windows = []
     for place in range(70):
         reader.open(place)
-        windows.append(reader.walk.window)
+        windows.append(reader.scan.window)
     assert windows[2] == FIRST_WINDOW
     for place in range(4, 16):
         assert windows[2 * place] >= min(MAX_WINDOW, 2 * windows[place] - 2)
@@ -93,12 +93,12 @@ def test_nothing_is_asked_for_behind_the_end_of_the_directory() -> None:
 
 
 @pytest.mark.parametrize("by", [2, 4, 8])
-def test_threads_that_share_one_list_are_a_walk(by: int) -> None:
+def test_threads_that_share_one_list_are_a_scan(by: int) -> None:
     reader = _read(_overtaking(300, by), [FILE_BYTES] * 300)
     assert reader.ready >= 280
 
 
-def test_a_walk_goes_on_where_one_file_is_left_out_now_and_then() -> None:
+def test_a_scan_goes_on_where_one_file_is_left_out_now_and_then() -> None:
     order = [place for place in range(400) if place % 11]
     assert _read(order, [FILE_BYTES] * 400).ready > 0.9 * len(order)
 
@@ -127,19 +127,19 @@ def test_chance_runs_of_a_random_order_in_a_small_directory_ask_for_next_to_noth
 
 def test_a_wrong_guess_halves_the_window() -> None:
     reader = _read(range(100), [FILE_BYTES] * 10_000)
-    assert reader.walk.window == MAX_WINDOW
+    assert reader.scan.window == MAX_WINDOW
     # One file that was asked for is passed over; it counts as wrong once others of its age are all read.
     for place in range(101, 101 + SPAN):
         reader.open(place)
-    assert reader.walk.window < MAX_WINDOW
-    assert reader.walk.window >= MAX_WINDOW // 2
+    assert reader.scan.window < MAX_WINDOW
+    assert reader.scan.window >= MAX_WINDOW // 2
 
 
 def test_a_file_that_is_read_again_changes_nothing() -> None:
     reader = _read(range(20), [FILE_BYTES] * 100)
-    walk = reader.walk
+    scan = reader.scan
     for place in (19, 10, 19):
-        assert observe(walk, place, FILE_BYTES) == walk
+        assert observe(scan, place, FILE_BYTES) == scan
 
 
 def test_no_more_is_ahead_than_was_read() -> None:
@@ -160,23 +160,23 @@ steps = st.lists(
 
 
 @given(steps, st.lists(st.integers(0, 6 * MIB), min_size=300, max_size=300))
-def test_every_walk_keeps_its_bounds(moves: list[int], sizes: list[int]) -> None:
+def test_every_scan_keeps_its_bounds(moves: list[int], sizes: list[int]) -> None:
     reader = Reader(sizes)
     place = 0
     for move in moves:
         place = (place + move) % 300
         before = len(reader.asked)
         count = reader.open(place)
-        walk = reader.walk
-        assert 1 <= walk.window <= MAX_WINDOW
-        assert walk.front <= walk.asked
+        scan = reader.scan
+        assert 1 <= scan.window <= MAX_WINDOW
+        assert scan.front <= scan.requested
         if count:
-            assert walk.is_in_order
-            assert walk.asked - walk.front <= walk.window
+            assert scan.is_in_order
+            assert scan.requested - scan.front <= scan.window
             assert len(reader.asked) == before + count
         read = sum(bytes_to_ask(sizes[each]) for each in reader.opened)
         unread = sum(bytes_to_ask(sizes[each]) for each in reader.asked - reader.opened)
-        assert walk.read_bytes == read
-        assert walk.ahead_bytes == unread
+        assert scan.read_bytes == read
+        assert scan.ahead_bytes == unread
         if count:
             assert unread <= read

@@ -1,0 +1,314 @@
+"""Evicts cached blocks: samples candidates, chooses victims, and removes their rows and bytes.
+
+Used on the trio loop; calls that may block go through `offload`. Not here: when to evict, and how much (`disk_space`).
+
+Invariants:
+1. Eviction removes a block from the table in memory and from the index before it removes its bytes.
+2. One eviction at a time: callers of `evict` hold `lock`, and `drop` takes it.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+
+import trio
+
+from fusecache.disk.cache_files import CacheFiles
+from fusecache.engine.cache.block_table import BlockTable
+from fusecache.engine.cache.chunks import CachedObject, Chunk
+from fusecache.engine.cache.statistics import Counters
+from fusecache.engine.runtime.offload import Offload
+from fusecache.index.cache_index import CacheIndex, Evicted
+from fusecache.model.errors import LocalDiskError
+from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, ObjectId
+from fusecache.policy.cache.eviction import (
+    CANDIDATES_PER_VICTIM,
+    EvictionCandidate,
+    choose_victims,
+    is_admitted,
+)
+from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, runs
+from fusecache.policy.cache.space_ledger import SpaceLedger
+
+# Victims are sampled at 128 random places of the index, 8 neighbours each: neighbours are one hole to punch. With
+# hints, fewer places are sampled, as less is evicted at a time.
+_SAMPLE_SEEKS = 128
+_SAMPLE_RUN = 8
+_SAMPLE_SEEKS_LEAST = 16
+# An incoming block with a known next use takes up to 32 samples to find blocks that are read later.
+_SEARCHES = 32
+
+
+class Evictor:
+    """Removes the most useless of the cached blocks."""
+
+    def __init__(
+        self,
+        offload: Offload,
+        files: CacheFiles,
+        index: CacheIndex,
+        table: BlockTable,
+        ledger: SpaceLedger,
+        counters: Counters,
+    ) -> None:
+        self._offload = offload
+        self._files = files
+        self._index = index
+        self._table = table
+        self._ledger = ledger
+        self._counters = counters
+        self._random = random.Random()
+        # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
+        self._punching: set[tuple[int, int]] = set()
+        self._sampled: dict[int, ObjectId] = {}
+        self._pinned: set[int] = set()
+        self.lock = trio.Lock()
+        # Returns whether an object is pinned; None: no object is.
+        self.is_pinned: Callable[[ObjectId], bool] | None = None
+        # The next use of blocks that warm-ups fetched; set by `CacheMaintenance`.
+        self.next_use: Callable[[CachedObject | None, EvictionCandidate], float | None] = (
+            lambda entry, candidate: None
+        )
+        # Returns in how many seconds bytes [start, stop) of an object are read, by hints; None: there are no hints.
+        self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
+
+    async def is_admitted(self) -> bool:
+        """Return whether the policy lets new blocks evict others."""
+        try:
+            async with self._table.rows_lock:
+                sample = await self._offload.rows(self._index.sample, self._random, CANDIDATES_PER_VICTIM, 1)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return False
+        candidates = [EvictionCandidate(number, block, row.size, row.stamp) for number, block, row in sample]
+        await self._look_up_objects(candidates)
+        return not candidates or is_admitted(
+            candidates,
+            clock=self._table.clock,
+            next_use=self._next_use,
+            incoming_use=None,
+            chance=self._random.random(),
+        )
+
+    def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
+        """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
+        if chunk.owner.warming:
+            return 0.0
+        if self.hinted_use is None:
+            return None
+        start, stop = next(runs(mask))
+        base = chunk.index * CHUNK_BYTES
+        object_id = chunk.owner.object_id
+        return self.hinted_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
+
+    async def evict(self, need_bytes: int, spare: float | None) -> int:
+        """Evict about `need_bytes` of clean blocks; return the bytes freed. The caller holds `lock`.
+
+        spare: blocks read as soon as this, or sooner, stay; None: any block may go.
+        """
+        try:
+            return await self._evict_rows(need_bytes, spare)
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            return 0
+
+    async def drop(self, blocks: list[tuple[int, int]]) -> int:
+        """Evict (file number, block) pairs, except those in use or already gone; return the bytes freed."""
+        return await self._table.run_to_completion(self._drop, blocks, name="cache-drop")
+
+    def punching_mask(self, chunk: Chunk) -> int:
+        """Return the granules of a chunk whose blocks are being evicted right now."""
+        mask = 0
+        if self._punching:
+            first = chunk.index * BLOCKS_PER_CHUNK
+            for block in range(BLOCKS_PER_CHUNK):
+                if (chunk.owner.number, first + block) in self._punching:
+                    mask |= BLOCK_MASK << (block * GRANULES_PER_BLOCK)
+        return mask
+
+    async def _evict_rows(self, need_bytes: int, spare: float | None) -> int:
+        async with self._table.rows_lock:
+            await self._table.write_rows()
+            victims = await self._find_victims(need_bytes, spare)
+            if not victims:
+                return 0
+            gone, deletable = await self._remove_rows(victims)
+        await self._free(victims, gone, deletable)
+        self._counters.evicted_blocks += len(victims)
+        self._counters.evicted_bytes += gone.size
+        return gone.size
+
+    async def _drop(self, blocks: list[tuple[int, int]]) -> int:
+        async with self.lock:
+            async with self._table.rows_lock:
+                await self._table.write_rows()
+                # Some may have been evicted since they were listed.
+                cached = await self._offload.rows(self._index.sizes, blocks)
+                victims = [
+                    EvictionCandidate(number, block, size, 0)
+                    for (number, block), size in cached.items()
+                    if self._may_evict(number, block)
+                ]
+                if not victims:
+                    return 0
+                gone, deletable = await self._remove_rows(victims)
+            await self._free(victims, gone, deletable)
+        return gone.size
+
+    async def _find_victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
+        tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
+        if spare is None and self.is_pinned is not None:
+            # Pinned blocks go too if nothing else is left: files that are written must get space.
+            tries = [*[0.0] * _SEARCHES, None]
+        for each in tries:
+            victims = await self._victims(need_bytes, each)
+            if victims:
+                return victims
+        return []
+
+    async def _victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
+        seeks = _SAMPLE_SEEKS
+        if self.hinted_use is not None:
+            places = CANDIDATES_PER_VICTIM * need_bytes // (BLOCK_BYTES * _SAMPLE_RUN)
+            seeks = min(max(places, _SAMPLE_SEEKS_LEAST), _SAMPLE_SEEKS)
+        sample = await self._offload.rows(self._index.sample, self._random, seeks, _SAMPLE_RUN)
+        candidates = [
+            EvictionCandidate(number, block, row.size, row.stamp)
+            for number, block, row in sample
+            if self._may_evict(number, block)
+        ]
+        await self._look_up_objects(candidates)
+        return choose_victims(
+            candidates,
+            need_bytes,
+            clock=self._table.clock,
+            next_use=self._next_use,
+            used_no_later_than=spare,
+        )
+
+    async def _look_up_objects(self, candidates: list[EvictionCandidate]) -> None:
+        """If there are pins or hints, look up the objects of a sample and which of them are pinned."""
+        if self.is_pinned is None and self.hinted_use is None:
+            return
+        numbers = {candidate.file_number for candidate in candidates}
+        self._sampled = await self._offload.rows(self._index.objects_of, numbers)
+        if self.is_pinned is not None:
+            self._pinned = {
+                number for number, object_id in self._sampled.items() if self.is_pinned(object_id)
+            }
+
+    def _next_use(self, candidate: EvictionCandidate) -> float | None:
+        """Return when a block is read next: 0.0 if pinned or warmed, else by hints; None if unknown."""
+        number = candidate.file_number
+        if number in self._pinned:
+            return 0.0
+        entry = self._table.by_number.get(number)
+        use = self.next_use(entry, candidate)
+        if use is not None or self.hinted_use is None:
+            return use
+        object_id = entry.object_id if entry is not None else self._sampled.get(number)
+        if object_id is None:
+            return None
+        start = candidate.block * BLOCK_BYTES
+        return self.hinted_use(object_id, start, start + BLOCK_BYTES)
+
+    def _may_evict(self, number: int, block: int) -> bool:
+        """Return whether a sampled block is not being read, written, or changed."""
+        chunk = self._chunk_in_memory(number, block)
+        if chunk is None:
+            return True
+        local = block % BLOCKS_PER_CHUNK
+        return not (chunk.disk_operations or chunk.loading is not None or chunk.dirty >> local & 1)
+
+    def _chunk_in_memory(self, number: int, block: int) -> Chunk | None:
+        entry = self._table.by_number.get(number)
+        return entry.chunks.get(block // BLOCKS_PER_CHUNK) if entry is not None else None
+
+    async def _remove_rows(self, victims: list[EvictionCandidate]) -> tuple[Evicted, set[int]]:
+        """Remove victims from memory and index, under the rows' lock. Return what was removed, and files to delete."""
+        hidden = [self._hide(victim) for victim in victims]
+        self._punching = {(victim.file_number, victim.block) for victim in victims}
+        try:
+            gone = await self._offload.rows(
+                self._index.evict, [(victim.file_number, victim.block) for victim in victims]
+            )
+        except BaseException:  # also if cancelled before it began: the rows are still there
+            for victim, mask in zip(victims, hidden, strict=True):
+                self._show(victim, mask)
+            self._punching = set()
+            raise
+        return gone, self._forget_emptied(gone)
+
+    def _hide(self, victim: EvictionCandidate) -> int | None:
+        """Remove a victim from the table in memory. Return its granules, None if its chunk is not loaded."""
+        entry = self._table.by_number.get(victim.file_number)
+        if entry is None:
+            return None
+        chunk = entry.chunks.get(victim.block // BLOCKS_PER_CHUNK)
+        if chunk is None or not chunk.loaded:
+            entry.blocks -= 1
+            return None
+        local = victim.block % BLOCKS_PER_CHUNK
+        mask = chunk.present & BLOCK_MASK << (local * GRANULES_PER_BLOCK)
+        dirty = chunk.dirty
+        chunk.drop_present(mask)
+        chunk.dirty = dirty  # the eviction removes the rows from the index itself
+        return mask
+
+    def _show(self, victim: EvictionCandidate, mask: int | None) -> None:
+        """Undo `_hide`."""
+        entry = self._table.by_number.get(victim.file_number)
+        if entry is None:
+            return
+        chunk = entry.chunks.get(victim.block // BLOCKS_PER_CHUNK)
+        if mask is None:
+            entry.blocks += 1
+        elif chunk is not None:
+            dirty = chunk.dirty
+            chunk.add_present(mask)
+            chunk.dirty = dirty
+
+    def _forget_emptied(self, gone: Evicted) -> set[int]:
+        """Return the files without a block and without a writer. Their objects lose their file number."""
+        deletable = set()
+        for number in gone.emptied:
+            entry = self._table.by_number.get(number)
+            if entry is not None:
+                if entry.blocks or entry.disk_operations:
+                    continue
+                entry.number = None
+                del self._table.by_number[number]
+            deletable.add(number)
+        return deletable
+
+    async def _free(self, victims: list[EvictionCandidate], gone: Evicted, deletable: set[int]) -> None:
+        """Delete or punch the bytes of victims on disk."""
+        try:
+            await self._offload.disk(self._free_files, victims, deletable)
+        except trio.Cancelled:
+            # The daemon stops: no row names these bytes any more, so they would never be freed later.
+            self._free_files(victims, deletable)
+            raise
+        finally:
+            self._punching = set()
+            self._ledger.release_cache(gone.size)
+
+    def _free_files(self, victims: Iterable[EvictionCandidate], deletable: set[int]) -> None:
+        """Run in a thread: delete emptied files and punch holes in the others. A failure leaves bytes on disk."""
+        holes: dict[int, list[tuple[int, int]]] = {}
+        for victim in sorted(victims, key=lambda victim: (victim.file_number, victim.block)):
+            if victim.file_number in deletable:
+                continue
+            file_holes = holes.setdefault(victim.file_number, [])
+            offset = victim.block * BLOCK_BYTES
+            if file_holes and sum(file_holes[-1]) == offset:
+                file_holes[-1] = (file_holes[-1][0], file_holes[-1][1] + BLOCK_BYTES)
+            else:
+                file_holes.append((offset, BLOCK_BYTES))
+        try:
+            for number in deletable:
+                self._files.delete(number)
+            for number, extents in holes.items():
+                self._files.punch(number, extents)
+        except LocalDiskError as exc:
+            self._offload.call_soon(self._table.count_disk_error, exc)

@@ -1,0 +1,223 @@
+"""Runs one GET of a fetch: the attempt, the wake-ups of its readers, and its retry or end.
+
+Used on the trio loop, except `_get`, which runs in a thread. Not here: queues and buffers (`fetcher`).
+
+Invariant: one thread at a time fills a granule. A fetch is queued again only after its thread has ended.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from fusecache.engine.cache.chunks import DEMAND_SECONDS, Buffer, Chunk, Fetch, FetchSource, FetchState
+from fusecache.engine.cache.stall_watch import StallWatch
+from fusecache.engine.cache.statistics import Counters
+from fusecache.engine.runtime.offload import Offload
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
+from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
+from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.cache.granules import CHUNK_BYTES
+from fusecache.policy.cache.stall_timeout import EARLY_RETRIES
+from fusecache.remote.store import Interruption
+
+log = logging.getLogger(__name__)
+
+# New tokens take a while until all servers accept them, but wrong credentials should fail soon.
+ACCESS_DENIED_RETRIES = 3
+# One wrong 404, 412 or 416 must not fail a reader's file. The version counts as gone when 2 more GETs say so too.
+DENIALS_CHECKED = 2
+
+
+class RangeReader(Protocol):
+    """The part of a store that the read path uses."""
+
+    def get_into(
+        self,
+        object_id: ObjectId,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption | None = None,
+    ) -> None:
+        """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
+        ...
+
+
+class FetchScheduler(Protocol):
+    """The part of the fetcher that a GET uses."""
+
+    nursery: trio.Nursery
+
+    def requeue(self, fetch: Fetch) -> None:
+        """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
+        ...
+
+    def end(self, fetch: Fetch, error: RemoteError | None = None) -> None:
+        """End a fetch: nothing more will arrive by it. Wakes its readers."""
+        ...
+
+    async def store_on_disk(
+        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, must_store: bool
+    ) -> None:
+        """Write granules to disk unless it is too slow for that; then release the buffer."""
+        ...
+
+    def pump(self) -> None:
+        """Start fetches while connections and buffers allow."""
+        ...
+
+
+class FetchTasks:
+    """Runs the GETs of fetches. running: how many GETs and loads are in flight, shared with the fetcher."""
+
+    def __init__(
+        self,
+        store: RangeReader,
+        offload: Offload,
+        counters: Counters,
+        limit: RequestLimit,
+        running: dict[FetchSource, int],
+        scheduler: FetchScheduler,
+    ) -> None:
+        self._store = store
+        self._offload = offload
+        self._counters = counters
+        self._limit = limit
+        self._running = running
+        self._scheduler = scheduler
+        self._stalls = StallWatch(counters, self._start_task)
+        self._random = random.Random()
+        # When the last GET ended, by the loop's clock.
+        self.last_get_at = float("-inf")
+
+    async def run(self, fetch: Fetch) -> None:
+        """Run one GET, queue a retry of the rest while it is worth it, then store on disk what came."""
+        chunk, buffer = fetch.chunk, fetch.buffer
+        assert buffer is not None
+        offset, length = fetch.first * GRANULE_BYTES, fetch.size
+        base = chunk.index * CHUNK_BYTES + offset
+        fetch.begin_attempt()
+        self._counters.requests += 1
+        fetch.register_wake_up()
+        self._stalls.begin(fetch)
+        error: RemoteError | None = None
+        try:
+            view = buffer.view(offset, offset + length)
+            await self._offload.network(self._get, fetch, Extent(base, base + length), view)
+            fetch.received = length
+        except RemoteError as exc:
+            error = exc
+        finally:
+            self._running[FetchSource.NETWORK] -= 1
+            self.last_get_at = trio.current_time()
+            self._stalls.end(fetch)
+        if fetch.first_byte_seconds is not None:
+            self._counters.first_byte.count(fetch.first_byte_seconds)
+        self._counters.bytes_by_cause[fetch.cause.name.lower()] += fetch.received
+        first = fetch.first
+        if fetch.received == length:
+            buffer.valid |= fetch.mask
+            self._limit.on_success(trio.current_time())
+            self._scheduler.end(fetch)
+        else:
+            assert error is not None
+            fetch.absorb()
+            has_lost_connection = not error.asks_to_slow_down and (fetch.is_aborted or fetch.received > 0)
+            fetch.first += fetch.received // GRANULE_BYTES
+            fetch.received = 0
+            fetch.buffer = None
+            if has_lost_connection and fetch.early_retries < EARLY_RETRIES and self._has_time(fetch):
+                self._retry_early(fetch)
+            else:
+                self._retry_or_end(fetch, error)
+        stop = fetch.stop if error is None else fetch.first
+        await self._scheduler.store_on_disk(chunk, buffer, first, stop, must_store=fetch.kept is not None)
+        if fetch.kept is not None and fetch.state is FetchState.DONE:
+            fetch.kept.set()
+
+    def slow_down(self, error: RemoteError, now: float) -> None:
+        """Lower the limit of requests in flight. Pause all if the bucket sent Retry-After."""
+        self._limit.on_throttled(now, error.retry_after_seconds)
+        if self._limit.silent_until > now:
+            self._scheduler.nursery.start_soon(
+                self._pump_after, self._limit.silent_until - now, name="fetch-silence"
+            )
+
+    def _get(self, fetch: Fetch, extent: Extent, buffer: memoryview) -> None:
+        """Run in a thread: the GET. It calls the loop only when a reader waits for bytes that came."""
+
+        last = time.perf_counter()
+        fetch.is_underway = True
+
+        def progress(received: int) -> None:
+            nonlocal last
+            fetch.received = received  # before the check of wake_at: see `Fetch.register_wake_up`
+            now = time.perf_counter()
+            if fetch.first_byte_seconds is None:
+                fetch.first_byte_seconds = now - last
+            elif now - last > fetch.longest_gap_seconds:
+                fetch.longest_gap_seconds = now - last
+            last = now
+            if received >= fetch.wake_at:
+                fetch.wake_at = 1 << 62
+                self._offload.call_soon(self._on_progress, fetch)
+
+        object_id = fetch.chunk.owner.object_id
+        self._store.get_into(object_id, extent, buffer, progress, fetch.interruption)
+
+    def _on_progress(self, fetch: Fetch) -> None:
+        """The thread has received bytes that a reader waits for."""
+        if fetch.state is FetchState.RUNNING:
+            fetch.chunk.wake_readers()
+            fetch.register_wake_up()
+
+    def _has_time(self, fetch: Fetch) -> bool:
+        """Return whether no reader has waited for the fetch for DEMAND_SECONDS."""
+        return not fetch.is_overdue(trio.current_time())
+
+    def _retry_early(self, fetch: Fetch) -> None:
+        """Queue the rest without a pause: the connection failed, not the bucket."""
+        self._counters.errors += 1
+        fetch.early_retries += 1
+        fetch.chunk.wake_readers()
+        self._scheduler.requeue(fetch)
+
+    def _retry_or_end(self, fetch: Fetch, error: RemoteError) -> None:
+        """Queue the rest again after a pause if the error may pass and its reader has time; else end the fetch."""
+        now = trio.current_time()
+        self._counters.errors += 1
+        if error.asks_to_slow_down:
+            self.slow_down(error, now)
+        retriable = isinstance(error, Unavailable) or (
+            isinstance(error, AccessDenied) and fetch.attempts <= ACCESS_DENIED_RETRIES
+        )
+        if isinstance(error, (ObjectChanged, ObjectMissing)):
+            fetch.denials += 1
+            retriable = fetch.denials <= DENIALS_CHECKED
+        left = 0.0 if fetch.demanded_at is None else fetch.demanded_at + DEMAND_SECONDS - now
+        if not retriable or left <= 0:
+            log.debug("fetch failed key=%s error=%s", fetch.chunk.owner.object_id.key, error)
+            self._scheduler.end(fetch, error)
+            return
+        fetch.state = FetchState.PAUSED
+        fetch.chunk.wake_readers()
+        pause = min(left, backoff_seconds(fetch.attempts, self._random.random()))
+        if fetch.denials:
+            pause = 0.0  # the bucket answered, so it is up: a retry costs one round trip
+        self._scheduler.nursery.start_soon(self._requeue_after, fetch, pause, name="fetch-pause")
+        self._scheduler.pump()
+
+    async def _requeue_after(self, fetch: Fetch, pause_seconds: float) -> None:
+        await trio.sleep(pause_seconds)
+        self._scheduler.requeue(fetch)
+
+    async def _pump_after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._scheduler.pump()
+
+    def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
+        self._scheduler.nursery.start_soon(task, name="stall-watch")
