@@ -1,4 +1,4 @@
-"""Holds on content while threads work on it, so that it is neither sealed nor given away under them."""
+"""Use counts of a file version: while a thread works on its content, it is neither sealed nor handed over."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from fusecache.engine.namespace.nodes import FileVersion
 
 @contextmanager
 def reading(version: FileVersion) -> Iterator[None]:
-    """Keep a generation's file while a thread works on it, even if its bytes become cache meanwhile."""
+    """Keep a version's file while a thread reads it, even if its bytes become cache at the same time."""
     version.readers += 1
     try:
         yield
@@ -20,7 +20,7 @@ def reading(version: FileVersion) -> Iterator[None]:
 
 @contextmanager
 def writing(version: FileVersion) -> Iterator[None]:
-    """Keep a generation from being sealed while a thread writes into it."""
+    """Keep a version from being sealed while a thread writes into it."""
     version.writes += 1
     try:
         yield

@@ -1,12 +1,12 @@
-"""Lists directories in the background, page by page, while names are already read from what is there.
+"""Lists directories in the background, page by page; readers use the pages that have arrived.
 
-Also gives inode numbers to names that have no node: the rows hold them, and a relisting hands on those of versions that
-stayed. They come in chunks, each for one stretch of one directory, so that a number leads back to its row with nothing
-in memory but a few words a page.
+The lister also assigns inode numbers to names without a node. The rows hold the numbers, and a new listing keeps the
+number of each version that did not change. Numbers come in inode ranges, each for one stretch of one directory. So a
+number leads back to its row, at a memory cost of a few words per page.
 
 Invariants:
-1. One listing of a directory runs at a time. A part of it may be listed again beside it.
-2. Rows up to `Building.progress` are there; pages are fetched one ahead of those that are stored, no more.
+1. One full listing of a directory runs at a time. Single pages of it may be refreshed concurrently.
+2. Rows up to `ListingRun.progress` are stored. At most one page is fetched ahead of the stored ones.
 """
 
 from collections import deque
@@ -25,17 +25,17 @@ from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import FusecacheError, LocalDiskError
 
-# A directory in which others' changes have taken so many chunks of numbers is listed whole again, which frees them.
+# A directory with this many more inode ranges than pages, taken by refreshes, is listed in full, which frees them.
 _INODE_RANGES_USED = 256
 
 
 @dataclass(eq=False, slots=True)
 class ListingRun(SharedRequest):
-    """A listing under way. progress: rows up to this sort name are known; marks: when their pages were asked for.
+    """A full listing in progress. progress: rows up to this sort name are known; page_times: when pages were requested.
 
-    has_more: it takes more than one page. is_wanted: somebody reads it; one that was begun ahead of a reader ends
-    after its first page while nobody does. published: rows behind `progress` that this node has put into the bucket
-    since. chunks: of inode numbers that were taken for it; used: those that its rows are of.
+    has_more: it has more than one page. is_wanted: a reader uses it; a listing begun ahead of readers ends after its
+    first page unless it becomes wanted. published: rows after `progress` that this node has published since the start,
+    with the loop time. inode_ranges: all ranges taken for it; used: ranges that its rows belong to.
     """
 
     epoch: int = 0
@@ -55,9 +55,9 @@ class ListingRun(SharedRequest):
 
 @dataclass(eq=False, slots=True)
 class PageRefresh(SharedRequest):
-    """The names of a listed directory behind `start`, one page of them, that are asked for again at loop time `asked`.
+    """One page of a listed directory, the names after `start`, requested again at loop time `asked`.
 
-    newer: what became known since of single names; None: gone.
+    newer: changes to single names that became known since; None: the name is gone.
     """
 
     start: str = ""
@@ -66,7 +66,7 @@ class PageRefresh(SharedRequest):
 
 
 class _InodeRange(NamedTuple):
-    """Where the names of a chunk of inode numbers are: sort names from `first` to `last` of a directory."""
+    """The location of one range of inode numbers: sort names `first` to `last` of a directory."""
 
     directory: int
     first: str
@@ -74,10 +74,10 @@ class _InodeRange(NamedTuple):
 
 
 class Lister:
-    """The listings of all directories: those under way, and what is left of those that are complete.
+    """The listings of all directories, in progress and complete.
 
-    ahead_seconds: how long one that was begun ahead is kept for who may come. has_metadata: every row has the metadata
-    of its object, not only those of no bytes.
+    ahead_seconds: how long a listing begun ahead of readers is kept for them. has_metadata: every row has its object's
+    metadata, not only the zero-byte ones.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Lister:
         tree.on_listing_lost = self._lose
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Own the listings' tasks, and remove the rows that nobody reads any more, until cancelled."""
+        """Own the listing tasks and delete discarded rows, until cancelled."""
         self._nursery = nursery
         while True:
             await self._has_garbage.wait()
@@ -115,22 +115,22 @@ class Lister:
                 try:
                     has_more = await self._metadata_client.rows(self._listings.drop, directory, version)
                 except LocalDiskError:
-                    has_more = False  # what a full disk keeps there is never looked at again
+                    has_more = False  # a full disk keeps the rows, but no listing refers to them any more
                 if not has_more:
                     self._garbage.popleft()
 
-    # ---- looking
+    # ---- queries
 
     def current_run(self, directory: Node) -> ListingRun | None:
-        """Return the directory's listing under way, or None."""
+        """Return the directory's listing in progress, or None."""
         return self._runs.get(directory.number)
 
     def under_way(self) -> Iterable[SharedRequest]:
-        """Return all listings, and renewals of parts, that are under way."""
+        """Return all full listings and page refreshes in progress."""
         return [*self._runs.values(), *self._refreshes.values()]
 
     def marks(self, directory: Node) -> Mapping[int, PageTimes]:
-        """Return the generations of which there are rows, the complete one first, and when they were listed."""
+        """Return the page times of each listing epoch that has rows, the complete listing first."""
         found: dict[int, PageTimes] = {}
         if directory.is_listed:
             found[directory.listing.epoch] = directory.listing.page_times
@@ -140,11 +140,11 @@ class Lister:
         return found
 
     def must_serve_stale(self, directory: Node) -> bool:
-        """Whether an older listing must do: there is one, and the bucket does not answer. Training goes on with it."""
+        """Whether to serve the old listing: there is one, and the bucket does not answer. Training then continues."""
         return self._metadata_client.is_unresponsive and directory.is_listed
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
-        """Return rows behind a sort name as some listing shows them, however old it is; asks nobody."""
+        """Return rows after a sort name from any listing, however old. Sends no request."""
         if directory.is_listed:
             return self._listings.scan(directory.number, directory.listing.epoch, sort_name, limit)
         run = self._runs.get(directory.number)
@@ -154,14 +154,14 @@ class Lister:
         return [row for row in rows if row.sort_name <= run.progress]
 
     def row_position(self, number: int) -> tuple[Node | None, str, str]:
-        """Return where the row of an inode's number is, if anywhere: a directory, the first and the last sort name."""
+        """Return where the row of an inode number is: directory (None: nowhere), first and last sort name."""
         chunk = self._inode_ranges.get(number // INODE_RANGE)
         if chunk is None:
             return None, "", ""
         return self._tree.nodes.get(chunk.directory), chunk.first, chunk.last
 
     def new_number(self, directory: Node) -> int:
-        """Return an inode number for a single row of the directory."""
+        """Return an inode number for one row of the directory."""
         listing = directory.listing
         if not listing.open_numbers:
             chunk = self._new_inode_range(directory, "", LAST_NAME)
@@ -171,10 +171,10 @@ class Lister:
         listing.open_numbers = listing.open_numbers[1:]
         return number
 
-    # ---- what this node's own changes make known
+    # ---- changes by this node
 
     def on_empty(self, directory: Node) -> None:
-        """A directory that was made here just now is known to be empty."""
+        """This node has just created the directory, so it is known to be empty."""
         listing = directory.listing
         self._epoch += 1
         listing.epoch, listing.finished = self._epoch, trio.current_time()
@@ -182,7 +182,7 @@ class Lister:
         listing.has_directories = False
 
     def on_published(self, directory: Node, row: ListedEntry) -> None:
-        """The bucket shows a name now that a listing under way may have passed, or not."""
+        """The bucket now shows a name. A listing in progress may or may not have passed it."""
         self.on_newer(directory, [], [row])
         run = self._runs.get(directory.number)
         if run is None:
@@ -201,7 +201,7 @@ class Lister:
             run.published.pop(sort_name, None)
 
     def on_newer(self, directory: Node, gone: Iterable[ListedEntry], rows: Iterable[ListedEntry]) -> None:
-        """The complete listing has other rows of a name now, which a renewal under way may not know."""
+        """The complete listing now has other rows for a name, which a page refresh in progress may not know."""
         for row in gone:
             for refresh in self._refreshes_of(directory, row.sort_name):
                 refresh.newer[row.sort_name] = None
@@ -216,22 +216,22 @@ class Lister:
             if number == directory.number and start < sort_name
         ]
 
-    # ---- a part again
+    # ---- page refresh
 
     def refresh_pages(self, directory: Node, start: str) -> PageRefresh:
-        """Return the renewal under way of the part of a listed directory behind `start`, begun now if there is none.
+        """Return the refresh of the page after `start`, started now if none is in progress.
 
-        It is one request, and what it answers is entered into the complete listing.
+        It is one request, and its answer replaces that part of the complete listing.
         """
         refresh = self._refreshes.get((directory.number, start))
         if refresh is None:
             if self._nursery is None:
-                raise RuntimeError("names are not running")
+                raise RuntimeError("Lister.run was not started")
             refresh = self._refreshes[directory.number, start] = PageRefresh(
                 start=start, asked=trio.current_time()
             )
             self._nursery.start_soon(
-                self._refresh_page, directory, refresh, name=f"list again {self._tree.path(directory)}"
+                self._refresh_page, directory, refresh, name=f"refresh {self._tree.path(directory)}"
             )
         return refresh
 
@@ -259,9 +259,9 @@ class Lister:
             return
         start, end = refresh.start, page.end
         rows = await self._completed(directory, prefix, page.rows, refresh)
-        # From here on nothing is awaited, as in `_store`.
+        # No await from here on, as in `_store`.
         if listing.epoch != version or self._tree.key(directory) != prefix:
-            return  # listed whole, or renamed, meanwhile
+            return  # a full listing or a rename came first
         chunk = self._new_inode_range(directory, start, end)
         try:
             numbers = self._listings.replace(number, version, start, end, rows, chunk * INODE_RANGE)
@@ -285,14 +285,14 @@ class Lister:
         if len(listing.chunks) > _INODE_RANGES_USED + len(listing.page_times.ends):
             self.start(directory)
 
-    # ---- listing
+    # ---- full listing
 
     def start(self, directory: Node, *, ahead: bool = False) -> ListingRun:
-        """Return the directory's listing under way, begun now if there is none; ahead: of any reader."""
+        """Return the directory's listing in progress, started now if there is none. ahead: no reader waits for it."""
         run = self._runs.get(directory.number)
         if run is None:
             if self._nursery is None:
-                raise RuntimeError("names are not running")
+                raise RuntimeError("Lister.run was not started")
             self._epoch += 1
             run = ListingRun(epoch=self._epoch, started=trio.current_time(), is_wanted=not ahead)
             self._runs[directory.number] = run
@@ -300,7 +300,7 @@ class Lister:
         return run
 
     async def _list(self, directory: Node, run: ListingRun) -> None:
-        # Keeps the node, and its rows, while they are made.
+        # Keeps the node and its rows in memory while the rows are written.
         directory.handles += 1
         is_known, is_ahead = directory.lookups > 0, not run.is_wanted
         directory.listing.probes, directory.listing.probed = 0, ""
@@ -312,7 +312,7 @@ class Lister:
             else:
                 self._complete(directory, run)
                 if self._tree.key(directory) != prefix:
-                    directory.listing.expire()  # renamed meanwhile
+                    directory.listing.expire()  # renamed during the listing
         except FusecacheError as exc:
             run.failure = exc
             self._forget_rows(directory, run)
@@ -345,7 +345,7 @@ class Lister:
         self._discard(directory.number, run.epoch)
 
     def _lose(self, directory: Node) -> None:
-        """Nobody knows the directory any more."""
+        """The directory's node was dropped: discard its rows."""
         for chunk in directory.listing.chunks:
             self._inode_ranges.pop(chunk, None)
         self._discard(directory.number, directory.listing.epoch)
@@ -355,7 +355,7 @@ class Lister:
         self._has_garbage.set()
 
     async def _list_pages(self, directory: Node, prefix: str, run: ListingRun) -> None:
-        # Of no length: one page is fetched while one is stored.
+        # Capacity 0: one page is fetched while the previous one is stored.
         send, receive = trio.open_memory_channel[ListPageRows](0)
         with unwrap_single_error():
             async with trio.open_nursery() as nursery:
@@ -394,7 +394,7 @@ class Lister:
                 number, run.epoch, rows, directory.listing.epoch, chunk * INODE_RANGE,
             )  # fmt: skip
             run.used |= {each // INODE_RANGE for each in numbers}
-        # From here on nothing is awaited: what is published meanwhile falls on one side of `progress` or the other.
+        # No await from here on: a name published concurrently falls on one side of `progress` or the other.
         run.hidden += page.hidden
         run.has_directories |= any(row.is_directory for row in rows)
         run.progress = max(run.progress, page.end)
@@ -403,7 +403,7 @@ class Lister:
         run.has_more |= page.token is not None
         for sort_name in [each for each in run.published if each <= run.progress]:
             row, moment = run.published.pop(sort_name)
-            # A page that was asked for before may show what it replaced.
+            # A page requested before the publish may show the replaced version.
             if moment >= page.asked or self._listings.get(number, run.epoch, sort_name) is None:
                 self._put(directory, run, row)
         run.announce()
@@ -411,9 +411,9 @@ class Lister:
     async def _completed(
         self, directory: Node, prefix: str, rows: list[ListedEntry], asked: SharedRequest
     ) -> list[ListedEntry]:
-        """Return a page's rows with what is known of those that lack metadata, or is asked now.
+        """Return a page's rows, with metadata for the rows that lack it, from the old listing or from a HEAD.
 
-        A bucket that answers one HEAD after the other is not silent: each answer is announced, as that to the LIST is.
+        Each HEAD's answer is announced like the LIST's: a bucket that answers HEADs one by one is not unresponsive.
         """
         asked.announce()
         known: dict[str, ListedEntry | None] = {}

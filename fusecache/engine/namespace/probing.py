@@ -1,4 +1,4 @@
-"""Asks the bucket for one name: an object of that key, and anything below it."""
+"""Probes one name in the bucket: an object with that key, and any key below it."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ from fusecache.model.errors import FusecacheError
 
 @dataclass(eq=False, slots=True)
 class NameProbe(SharedRequest):
-    """A question for one name. asked: loop time; rows: the answer, none if nothing has that name.
+    """A request for one name. asked: loop time; rows: the answer, empty if nothing has that name.
 
-    is_overtaken: what this node published since has changed the name, so that the answer may be of before or after.
+    is_superseded: this node has published a change of the name since, so the answer may show either state.
     """
 
     asked: float = 0.0
@@ -29,9 +29,9 @@ async def probe_name(
     *,
     of_all: bool,
 ) -> None:
-    """Fill in the probe's rows, or its failure. One LIST as a rule, and a HEAD as `with_metadata` makes it.
+    """Fill in the probe's rows, or its failure. Usually one LIST, plus a HEAD where `with_metadata` needs one.
 
-    All of it fails together once the bucket has answered nobody for UNREACHABLE_SECONDS.
+    The whole probe fails once the bucket has not answered any request for UNREACHABLE_SECONDS.
     """
     try:
         with metadata_client.deadline(UNREACHABLE_SECONDS):
@@ -49,7 +49,7 @@ async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list
     is_directory = below in page.prefixes
     last = max((*(info.key for info in page.objects), *page.prefixes), default="")
     if not is_directory and page.next_token is not None and last < below:
-        # Names that sort between, such as `name-1` and `name.txt`, have filled the page.
+        # Names that sort in between, such as `name-1` and `name.txt`, have filled the page.
         is_directory = bool((await metadata_client.call(store.list_page, below, limit=1)).objects)
     if is_directory:
         rows.append(ListedEntry(name, is_directory=True))
