@@ -1,8 +1,8 @@
-"""Translates the kernel's requests into the engine's words, and its answers and errors back. Decides nothing.
+"""Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
 Invariants:
-1. Every handler goes through `_guarded`: an exception that reached pyfuse3 would end the mount under every process.
-2. Nothing here waits for the bucket to take something: the kernel holds locks meanwhile.
+1. Every handler goes through `_guarded`. An exception that reached pyfuse3 would end the mount under every process.
+2. No handler waits for the bucket to accept a write: the kernel holds locks during the request.
 """
 
 import errno
@@ -54,19 +54,19 @@ _ENTRIES_AT_ONCE = 512
 # `.` and `..`, before a directory's first name.
 _DOTS = 2
 _BLOCK = 4096
-# It travels in the object's metadata, percent-encoded, of which S3 takes 2 KiB.
+# The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
 
 
 async def _drop_pages(inodes: list[int]) -> None:
-    """Have the kernel forget its pages of clean files."""
+    """Have the kernel drop its cached pages of clean files."""
 
     def drop() -> None:
         for inode in inodes:
-            with suppress(OSError):  # ENOENT: the kernel has forgotten the inode itself
+            with suppress(OSError):  # ENOENT: the kernel has already forgotten the inode
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
 
-    # In a thread: the kernel may wait for a read of such a page, which the loop is about to answer.
+    # In a thread: the kernel may wait for a read of such a page, which the loop must answer.
     await trio.to_thread.run_sync(drop)
 
 
@@ -117,7 +117,7 @@ class Operations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Find a name; a missing one is remembered by the kernel for a second."""
+        """Look up a name. The kernel caches a missing name for the TTL (`fresh_seconds`)."""
         if self._control.owns(parent_inode):
             inode = self._control.lookup(parent_inode, os.fsdecode(name))
             if inode is None:
@@ -127,7 +127,7 @@ class Operations(pyfuse3.Operations):
         text = decode_name(name)
         if parent is self._fs.tree.root and text == control.NAME:
             return self._control.attributes(control.DIRECTORY)
-        # Not where files are written: by an old answer the kernel refuses to make what another client removed.
+        # Read-only mounts only: with an old answer the kernel would refuse to create what another client removed.
         node = self._fs.lookup.lookup_cached(parent, text) if self._read_only else None
         if node is not None:
             node.lookups += 1
@@ -146,7 +146,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """The kernel dropped references."""
+        """The kernel dropped lookup references."""
         for inode, count in inode_list:
             self._fs.tree.forget(inode, count)
 
@@ -171,11 +171,13 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Change size, mode, owner or times."""
         if self._control.hints.owns(inode):
-            return self._control.attributes(inode)  # a message begins anew with its first write
+            return self._control.attributes(
+                inode
+            )  # truncation needs no action: each open starts a new message
         self._check_writable(inode)
         node = self._node(inode)
         if fh is None:
-            # Else the change would go to a version that another client has replaced.
+            # Else the change would apply to a version that another client has replaced.
             await self._look_again(node)
         if fields.update_size:
             if fh is None:
@@ -253,7 +255,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
-        """Rename, atomically on this node. RENAME_EXCHANGE is not offered."""
+        """Rename, atomically on this node. RENAME_EXCHANGE is not supported."""
         self._check_writable(parent_inode_old)
         self._check_writable(parent_inode_new)
         if flags & ~pyfuse3.RENAME_NOREPLACE:
@@ -270,15 +272,15 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Hard links do not exist in a bucket: EPERM, as link(2) says for such file systems."""
-        raise NotPermitted("hard links are not offered: a bucket has none; use a symlink or a copy")
+        """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
+        raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
     @_guarded
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Devices, sockets and pipes are not offered."""
-        raise NotPermitted("device nodes, sockets and pipes are not offered")
+        """Devices, sockets and pipes are not supported."""
+        raise NotPermitted("device nodes, sockets and pipes are not supported: a bucket stores only files")
 
     # ---- directories
 
@@ -319,7 +321,7 @@ class Operations(pyfuse3.Operations):
                 handle.position += 1
 
     async def _rewound(self, fh: int, position: int) -> DirectoryHandle:
-        """Read a directory again from its start, as rewinddir(3) and seekdir(3) ask, and skip what is before."""
+        """Read a directory again from its start, skipping to `position`, for rewinddir(3) and seekdir(3)."""
         old = self._directories[fh]
         handle = self._directories[fh] = DirectoryHandle(old.node, old.process)
         while handle.position < position and await self._fill(handle):
@@ -328,7 +330,7 @@ class Operations(pyfuse3.Operations):
         return handle
 
     def _reply_dots(self, directory: Node, start: int, token: pyfuse3.ReaddirToken) -> bool:
-        """Give `.` and `..`, of which the kernel takes no reference; return whether there was room."""
+        """Reply `.` and `..`, for which the kernel takes no reference; return whether both fitted."""
         for index, node in list(enumerate((directory, directory.parent or directory)))[start:]:
             name = pyfuse3.FileNameT(b"." * (index + 1))
             if not pyfuse3.readdir_reply(token, name, self._entry(node), index + 1):
@@ -356,7 +358,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Changes of names are journaled before their call returns: nothing is left to do."""
+        """Do nothing: name changes are journaled before their call returns."""
 
     # ---- files
 
@@ -364,7 +366,7 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        """Make and open a file."""
+        """Create and open a file."""
         if parent_inode == hint_files.DIRECTORY:
             return self._control.hints.create(os.fsdecode(name), ctx.pid)
         self._check_writable(parent_inode)
@@ -378,7 +380,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        """Open a file. ESTALE makes the kernel look the name up again: another client replaced it."""
+        """Open a file. ESTALE makes the kernel look the name up again, if another client replaced the object."""
         if self._control.hints.owns(inode):
             return self._control.hints.open(inode, ctx.pid)
         if self._control.owns(inode):
@@ -404,7 +406,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
-        """Return bytes: a view of a buffer that stays valid until pyfuse3 has replied."""
+        """Return bytes, as a view of a buffer that stays valid until pyfuse3 has replied."""
         if self._control.owns_handle(fh):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
@@ -413,14 +415,14 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Take bytes."""
+        """Write bytes to local content."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
         return await self._fs.file_io.write(self._files[fh], off, buf)
 
     @_guarded
     async def flush(self, fh: int) -> None:
-        """One close(2)."""
+        """Handle one close(2)."""
         if self._control.hints.owns_handle(fh):
             await self._control.hints.flush(fh)
         handle = self._files.get(fh)
@@ -429,14 +431,14 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Bring data and journal to the disk; to the bucket, if the mount's option says so."""
+        """Sync data and journal to the disk, and to the bucket if the mount is configured so."""
         handle = self._files.get(fh)
         if handle is not None:
             await self._fs.fsync(handle)
 
     @_guarded
     async def release(self, fh: int) -> None:
-        """The last descriptor of an open file is gone."""
+        """Handle the close of an open file's last descriptor."""
         if self._control.owns_handle(fh):
             self._control.release(fh)
             return
@@ -447,9 +449,9 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Return the cache's limit, what of it is used, and what may be written now; the bucket itself has no limit.
+        """Return the cache's limit, its used bytes and the bytes that may be written now. The bucket has no limit.
 
-        Cached blocks count as used, and yet make way for what is written: more may be available than is free.
+        Cached blocks count as used, but are evicted for writes. So more may be available than is free.
         """
         cache = self._fs.cache.statistics()
         used = cache.used_bytes + cache.reserved_bytes + cache.staging_bytes
@@ -462,7 +464,7 @@ class Operations(pyfuse3.Operations):
         data.f_namemax = 255
         return data
 
-    # ---- inside
+    # ---- private
 
     def _node(self, inode: int) -> Node:
         node = self._fs.lookup.node_by_inode(inode)
@@ -477,14 +479,16 @@ class Operations(pyfuse3.Operations):
         if node.kind is not Kind.DIRECTORY:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         if not self._fs.tree.is_linked(node):
-            raise pyfuse3.FUSEError(errno.ENOENT)  # removed: nothing can be in it any more
+            raise pyfuse3.FUSEError(errno.ENOENT)  # removed: nothing can be created in it
         return node
 
     def _new_name(self, parent_inode: int, name: bytes) -> str:
-        """Return the name of something to be made."""
+        """Return the name of an entry to be created. Raises NotPermitted for the control directory's name."""
         text = decode_name(name)
         if text == control.NAME and parent_inode == pyfuse3.ROOT_INODE:
-            raise NotPermitted(f"{text}: this name in the mount's root is the daemon's")
+            raise NotPermitted(
+                f"{text}: this name in the mount's root is reserved for the daemon's control files"
+            )
         return text
 
     def _check_writable(self, inode: int) -> None:
@@ -500,7 +504,7 @@ class Operations(pyfuse3.Operations):
         return pyfuse3.FileHandleT(number)
 
     def _file_info(self, handle: FileHandle) -> pyfuse3.FileInfo:
-        # An inode is one version, so that what the kernel holds of it is never stale.
+        # One inode is one version, so the kernel's cached pages of it are never stale.
         return pyfuse3.FileInfo(fh=self._keep(self._files, handle), direct_io=False, keep_cache=True)
 
     def _new(self, node: Node) -> pyfuse3.EntryAttributes:
@@ -514,19 +518,22 @@ class Operations(pyfuse3.Operations):
         return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
 
     async def _look_again(self, node: Node) -> None:
-        """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
+        """Check that the name still means this inode, by a lookup if its TTL is over. Raises ObjectChanged.
+
+        The kernel then looks the name up.
+        """
         if node.parent is not None and node.version is None and not self._fs.lookup.ttl.is_node_fresh(node):
             with in_use(node):
                 try:
                     seen = await self._fs.lookup.lookup(node.parent, node.name)
                 except NotFound as exc:
-                    # The kernel looks again by itself, and creates what is to be created.
+                    # The kernel looks the name up again, and creates a file if the caller asked for that.
                     raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
 
     def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
-        """Return a node's attributes, for the kernel to ask again at once if a request must tell more."""
+        """Return a node's attributes. TTL 0 makes the kernel ask again at once, if only a request can tell more."""
         seconds = min(self._fs.lookup.ttl.seconds(node), _IMMUTABLE_SECONDS)
         if self._read_only and node.kind is Kind.FILE and not self._fs.lookup.ttl.is_node_fresh(node):
             seconds = 0.0
@@ -539,7 +546,7 @@ class Operations(pyfuse3.Operations):
 
 
 def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> pyfuse3.EntryAttributes:
-    """Return the attributes of an inode, to be believed for so many seconds."""
+    """Return the attributes of an inode, with a TTL in seconds."""
     kind = shown.kind
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(shown.number)
