@@ -1,4 +1,4 @@
-"""How many bytes of accepted writes the kernel may hold before it writes them."""
+"""How many bytes of accepted writes the kernel holds before it writes them out."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _VM = Path("/proc/sys/vm")
 
 
 def dirty_limit_bytes() -> int:
-    """Return the limit of all dirty pages together, 0 if the kernel does not say.
+    """Return the limit of all dirty pages together, in bytes; 0 if the kernel does not report it.
 
     vm.dirty_bytes, else vm.dirty_ratio percent of the available memory (kernel: Documentation/admin-guide/sysctl/vm).
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def sync_folder(path: Path) -> None:
-    """Return when the names in a folder are on the disk, as its files' own syncs do not say. Raises OSError."""
+    """Sync a folder, so that the names in it are on disk; syncing a file does not do that. Raises OSError."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

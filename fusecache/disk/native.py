@@ -9,7 +9,7 @@ _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 # asm-generic/mman-common.h; Linux 5.14.
 _POPULATE_WRITE = 23
-# While the kernel works on one piece, no other thread can map a file.
+# While the kernel populates one such piece, no other thread can map a file.
 _POPULATE_BYTES = 1 << 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,9 +20,9 @@ _libc.madvise.restype = ctypes.c_int
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give the bytes [offset, offset + length) back to the file system; they then read as zeros.
+    """Return the bytes [offset, offset + length) to the file system; they then read as zeros.
 
-    Raises OSError (EOPNOTSUPP where the file system cannot).
+    Raises OSError (EOPNOTSUPP if the file system does not support it).
     """
     while _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
         code = ctypes.get_errno()
@@ -31,9 +31,9 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 def populate(memory: memoryview) -> None:
-    """Have the kernel find the pages of writable memory now, not at their first use; what is in them stays.
+    """Fault in the pages of writable memory now instead of at first use. Their content stays.
 
-    Other threads run meanwhile. Of a kernel that cannot, nothing is asked: then the first use finds them.
+    Other threads can run. On a kernel without MADV_POPULATE_WRITE it has no effect.
     """
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in range(0, memory.nbytes, _POPULATE_BYTES):
