@@ -1,16 +1,18 @@
-"""What LIST said of directories: rows on disk, so that a directory of a million objects costs no memory.
+"""Results of LIST, stored on disk, so that a directory of a million objects costs no memory.
 
-Worth nothing after a restart: the environment is made anew for each mount, and never synced.
+The rows are not kept across restarts: the environment is recreated for each mount, and never synced.
 
-A directory is a number chosen by the caller. Its rows are sorted by their sort name, where that of a subdirectory ends
-with '/', as in the bucket's own order: so that "everything up to here is known" is one comparison. A key that is also a
-prefix has two rows. One record holds a block of rows, a page of LIST as a rule: a million records would cost ten times
-the time of their LIST. It is keyed by (directory, generation, its last sort name). Single rows are kept in memory
-first, and written some hundred at a time: else each file that is published would cost the rewriting of a block.
+A directory is a number chosen by the caller; `generation` is its listing epoch. Its rows sort by sort name, in the
+bucket's own order, where a subdirectory's sort name ends with '/'. So "everything up to here is known" is a single
+comparison. A key that is also a prefix has two rows.
+
+One record holds a pack of rows, usually one page of LIST: a million records would take ten times as long as their LIST.
+A record's key is (directory, generation, its last sort name). Single rows are buffered in memory and written a few
+hundred at a time. Otherwise each published file would cost the rewriting of a pack.
 
 Invariants:
-1. The blocks of a generation do not overlap.
-2. A row in memory stands before one of its name in a block; what is read is both, merged.
+1. The packs of a generation do not overlap.
+2. A row in memory takes precedence over a row of its name in a pack. Reads merge both.
 """
 
 import shutil
@@ -29,14 +31,14 @@ from fusecache.index.rows import FIELDS, ListedEntry, RowPack, joined, numbers_i
 from fusecache.model.errors import LocalDiskError
 
 MAP_BYTES = 64 << 30
-# Rows of a block that grows by single names; pages have at most 1 000.
+# Row limit of a pack that grows by single names. Pages have at most 1 000 rows.
 BLOCK_ROWS_MAX = 2000
-# Single rows that are kept in memory: of one directory (then they are written), and of all (then each is at once).
+# Limits of single rows in memory: at LATE_ROWS a directory's rows are written, above LATE_ROWS_IN_ALL by each `put`.
 LATE_ROWS = 256
 LATE_ROWS_IN_ALL = 32_768
-# Of a directory that nobody knows any more so many are removed in one transaction.
+# Packs of a discarded listing that are removed in one transaction.
 _BLOCKS_DROPPED_AT_ONCE = 100
-# Decoded ones, about 0.4 MB each of 1 000 rows: as many directories as somebody writes into at a time.
+# Decoded packs kept, about 0.4 MB each for 1 000 rows: enough for this many directories written concurrently.
 _BLOCKS_KEPT = 16
 _PREFIX = struct.Struct(">QI")
 
@@ -44,8 +46,8 @@ _PREFIX = struct.Struct(">QI")
 class Listings:
     """Rows of listings. Memory-mapped and unsynced: a call takes 10 to 300 µs.
 
-    Readers and `put`, `remove`, `replace` belong to the loop's thread; `put_page` and `drop` may run in others at the
-    same time.
+    Reads and `put`, `remove`, `replace` belong to the loop's thread. `put_page` and `drop` may run concurrently in
+    other threads.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,12 +57,12 @@ class Listings:
         self._directory = directory
         self._blocks: OrderedDict[bytes, RowPack] = OrderedDict()
         self._lock = threading.Lock()
-        # (directory, generation) -> sort name -> row; changed by the loop's thread alone.
+        # (directory, generation) -> sort name -> row; changed by the loop's thread only.
         self._late: dict[tuple[int, int], dict[str, ListedEntry]] = {}
         self._late_count = 0
         self._env = _open(
             str(directory),
-            # A map that is written through would be a SIGBUS on a full disk.
+            # No writemap: writing to a mapped page on a full disk would be a SIGBUS.
             map_size=MAP_BYTES,
             subdir=True,
             sync=False,
@@ -70,12 +72,12 @@ class Listings:
         )
 
     def close(self) -> None:
-        """Close; the rows are worth nothing any more."""
+        """Close. The rows are useless from now on."""
         self._env.close()
 
     @property
     def rows_in_memory(self) -> int:
-        """How many rows are yet to be written."""
+        """Number of rows that are not written yet."""
         return self._late_count
 
     # ---- reading
@@ -96,7 +98,7 @@ class Listings:
         return [row for row in rows if row is not None]
 
     def scan(self, directory: int, generation: int, after: str, limit: int) -> list[ListedEntry]:
-        """Return up to `limit` rows behind the sort name `after` ("" for the first), in order."""
+        """Return up to `limit` rows after the sort name `after` ("" for the start), in order."""
         rows: list[ListedEntry] = []
         for block in self._from(directory, generation, after):
             start = bisect_right(block.names, after)
@@ -106,14 +108,14 @@ class Listings:
         late = self._late.get((directory, generation))
         if not late:
             return rows
-        # Behind the last of a full portion nothing is known yet.
+        # If the batch is full, packs after its last row have not been read.
         last = rows[-1].sort_name if len(rows) == limit else None
         merged = {row.sort_name: row for row in rows}
         merged |= {name: row for name, row in late.items() if name > after and (last is None or name <= last)}
         return [merged[name] for name in sorted(merged)][:limit]
 
     def iterate(self, directory: int, generation: int, batch: int = 1000) -> Iterator[ListedEntry]:
-        """Yield all rows, reading them in batches, so that rows may change meanwhile."""
+        """Yield all rows, read in batches, so that rows may change between batches."""
         after = ""
         while rows := self.scan(directory, generation, after, batch):
             yield from rows
@@ -122,7 +124,7 @@ class Listings:
     def find_number(
         self, directory: int, generation: int, number: int, first: str, last: str
     ) -> ListedEntry | None:
-        """Return the row of an inode's number, if it is one of those from `first` to `last`."""
+        """Return the row with an inode number, if it is among those from `first` to `last`."""
         for row in self._late.get((directory, generation), {}).values():
             if row.number == number:
                 return row
@@ -141,10 +143,10 @@ class Listings:
     def put_page(
         self, directory: int, generation: int, rows: Sequence[ListedEntry], older: int, first_number: int
     ) -> set[int]:
-        """Write a page behind all rows of the generation, and return the numbers of its rows.
+        """Write a page after all rows of the generation, and return the inode numbers of its rows.
 
-        A row gets the number that the same version has in generation `older`, else one from `first_number` on.
-        Raises LocalDiskError if the disk does not take them.
+        A row keeps the number that the same version has in generation `older`, else it gets the next one from
+        `first_number` on. Raises LocalDiskError if the disk rejects them.
         """
         if not rows:
             return set()
@@ -155,7 +157,7 @@ class Listings:
         return numbers_in(fields)
 
     def put(self, directory: int, generation: int, entries: Iterable[ListedEntry]) -> None:
-        """Enter single rows. Raises LocalDiskError if the disk does not take those that were to be written now."""
+        """Add single rows. Raises LocalDiskError if a write was due and the disk rejects it."""
         with self._lock:
             late = self._late.setdefault((directory, generation), {})
             before = len(late)
@@ -185,9 +187,9 @@ class Listings:
         rows: Sequence[ListedEntry],
         first_number: int,
     ) -> set[int]:
-        """Put a page in the place of all rows behind `after` up to `end`; return the numbers of its rows.
+        """Replace all rows after `after` up to `end` by a page; return the inode numbers of its rows.
 
-        A row keeps the number that the same version had, else it gets one from `first_number` on. Raises
+        A row keeps the number that the same version had, else it gets the next one from `first_number` on. Raises
         LocalDiskError.
         """
         new = page_fields(rows, self._numbers(directory, generation, after, end), first_number)
@@ -204,7 +206,7 @@ class Listings:
         return numbers_in(new)
 
     def drop(self, directory: int, generation: int) -> bool:
-        """Remove some rows of a generation that is not read any more; return whether there are more.
+        """Remove some packs of a discarded generation; return whether there are more.
 
         Raises LocalDiskError.
         """
@@ -222,7 +224,7 @@ class Listings:
     # ---- private
 
     def _from(self, directory: int, generation: int, sort_name: str) -> Iterator[RowPack]:
-        """Yield the block that holds, or would hold, a sort name, and those behind it."""
+        """Yield the pack that holds, or would hold, a sort name, and all packs after it."""
         prefix = _PREFIX.pack(directory, generation)
         with self._env.begin() as txn, txn.cursor() as cursor:
             found = cursor.set_range(_key(directory, generation, sort_name))
@@ -248,7 +250,7 @@ class Listings:
             self._blocks.pop(key, None)
 
     def _numbers(self, directory: int, generation: int, first: str, last: str) -> dict[str, tuple[str, str]]:
-        """Return sort name -> (etag, number) of the rows from `first` to `last`, and some around them."""
+        """Return sort name -> (etag, number) of the rows from `first` to `last`, and of some around them."""
         known: dict[str, tuple[str, str]] = {}
         for block in self._from(directory, generation, first):
             numbers = block.fields[FIELDS - 1 :: FIELDS]
@@ -284,7 +286,7 @@ class Listings:
                 self._late_count -= late.pop(name, None) is not None
 
     def _write_late(self, directory: int, generation: int) -> None:
-        """Write the rows of a directory that are in memory, each block that they belong to once."""
+        """Write the rows of a directory that are in memory, rewriting each affected pack once."""
         late = self._take_late(directory, generation)
         names = deque(sorted(late))
         with self._writing() as txn:
@@ -294,12 +296,12 @@ class Listings:
                     block.put(late[names.popleft()])
                 self._write(txn, directory, generation, block.fields)
 
-    # ---- blocks
+    # ---- packs
 
     def _taken(
         self, txn: lmdb.Transaction, directory: int, generation: int, sort_name: str
     ) -> tuple[RowPack, str | None]:
-        """Take out the block that a sort name belongs to; with the last name that does, None: all behind it."""
+        """Remove and return the pack that a sort name belongs to, and the last name that does; None: no upper bound."""
         prefix = _PREFIX.pack(directory, generation)
         with txn.cursor() as cursor:
             end: str | None = None
@@ -307,7 +309,7 @@ class Listings:
             if found and bytes(cursor.key()).startswith(prefix):
                 end = bytes(cursor.key())[len(prefix) :].decode()
             else:
-                # Behind all others: into the last block, while it has room.
+                # After all others: append to the last pack, unless it is full.
                 found = cursor.prev() if found else cursor.last()
                 found = found and bytes(cursor.key()).startswith(prefix)
                 found = found and bytes(cursor.value()).count(b"\0") < (BLOCK_ROWS_MAX // 2) * FIELDS
@@ -321,7 +323,7 @@ class Listings:
     def _overlapping(
         self, txn: lmdb.Transaction, directory: int, generation: int, after: str, end: str
     ) -> Iterator[RowPack]:
-        """Take out the blocks that have rows behind `after` up to `end`, one after the other."""
+        """Remove and yield, one by one, the packs that have rows after `after` up to `end`."""
         prefix = _PREFIX.pack(directory, generation)
         with txn.cursor() as cursor:
             found = cursor.set_range(_key(directory, generation, after + "\0"))
@@ -335,7 +337,7 @@ class Listings:
                 yield block
 
     def _write(self, txn: lmdb.Transaction, directory: int, generation: int, fields: list[str]) -> None:
-        """Write rows that lie between other blocks' in one, or in several if they are many."""
+        """Write rows that lie between other packs as one pack, or as several if there are many."""
         half = BLOCK_ROWS_MAX // 2 * FIELDS
         step = len(fields) if len(fields) <= BLOCK_ROWS_MAX * FIELDS else half
         for start in range(0, len(fields), step or 1):
@@ -353,7 +355,7 @@ class Listings:
             with self._lock:
                 self._blocks.clear()
             raise LocalDiskError(
-                f"{self._directory}: listings cannot be kept ({exc}); is the disk full?"
+                f"{self._directory}: listings cannot be stored ({exc}); is the disk full?"
             ) from exc
 
 
