@@ -8,22 +8,22 @@ from math import exp
 
 from fusecache.model.names import CONTROL_NAME, unusable_name
 
-# In a directory that nothing is known of: from the third name on it is listed.
+# A directory without a listing is listed from the third name on; the first two are probed.
 PROBES_UNLISTED = 2
-# A directory is in use until so long after the last lookup in it.
+# A directory counts as in use for this long after the last lookup in it.
 IN_USE_SECONDS = 3.0
-# No part of a directory is listed ahead of lookups more often: LISTs are paid for one by one.
+# Upper limit for refreshing one page ahead of lookups: each LIST costs money.
 LISTS_PER_SECOND = 1.3
-# What a busy node may be late with.
+# Allowance for scheduling delays on a busy node.
 _LATE_SECONDS = 0.05
-# A page of a large directory costs the CPU of so many questions for a name (some 10 ms): this many lookups in
-# `IN_USE_SECONDS` are worth one.
+# Refreshing a page of a large directory costs as much CPU as this many probes (about 10 ms). So this many lookups in
+# `IN_USE_SECONDS` justify one.
 HEAT_OF_A_PAGE = 8.0
-# Where lookups wait for so much of the time, a directory counts as in use that is visited as seldom as this: a program
-# that goes round through thirty directories, and waits for a listing of each, would have no listing made ahead else.
+# If lookups wait for this share of the time, a directory visited only every WAITING_SECONDS counts as in use. Otherwise
+# a program that cycles through thirty directories, waiting for a listing of each, would never get one ahead of time.
 WAITING_SHARE = 0.3
 WAITING_SECONDS = 6.0
-# A long listing that only lookups ask for is followed by a pause of so many times its own duration.
+# A long listing that only lookups need is followed by a pause of this many times its own duration.
 LISTING_REST = 10
 
 
@@ -43,10 +43,10 @@ def is_immutable(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_at_or_below_any(patterns: Sequence[str], path: str) -> bool:
-    """Return whether one of the patterns of an option covers a path below the mountpoint.
+    """Return whether one of an option's patterns covers a path below the mountpoint.
 
-    A pattern ending in '/' covers everything below that directory, and the directory; others are shell patterns on
-    the whole path, or on the name alone if they hold no '/'.
+    A pattern ending in '/' covers that directory and everything below it. Others are shell patterns, for the whole path
+    if they contain a '/', else for the name alone.
     """
     name = path.rpartition("/")[2]
     for pattern in patterns:
@@ -59,11 +59,11 @@ def is_at_or_below_any(patterns: Sequence[str], path: str) -> bool:
 
 
 def is_listing_cheaper(probes: int, pages: int, seconds: float, idle_seconds: float) -> bool:
-    """Return whether a directory in which names are looked up should be listed, rather than asked for this name alone.
+    """Return whether to list a directory, rather than probe the one name that is looked up.
 
-    probes: other names that were asked for since the last listing was begun. pages, seconds: what that one took, 0
-    pages if there was none; idle_seconds: since it ended. A listing of one page costs what a probe does; a longer one
-    is worth it once as many requests were spent, but never takes more than a small part of the time.
+    probes: other names probed since the last listing began. pages, seconds: size and duration of that listing (0 pages:
+    there was none). idle_seconds: time since it ended. A one-page listing costs as much as a probe. A longer one pays
+    off once as many probes were sent as it has pages, but may only take a small share of the time.
     """
     if pages == 0:
         return probes >= PROBES_UNLISTED
@@ -71,24 +71,24 @@ def is_listing_cheaper(probes: int, pages: int, seconds: float, idle_seconds: fl
 
 
 def relist_after_seconds(fresh_seconds: float, list_seconds: float) -> float:
-    """Return how old a listing may be before it is made again ahead of lookups; inf: it is not worth it.
+    """Return the age at which a listing is refreshed ahead of lookups; inf: a refresh does not pay off.
 
-    list_seconds: that it takes; some more are allowed for, so that the new one is there in time.
+    list_seconds: the duration of a refresh. Half as much is added, so that the new listing arrives in time.
     """
     seconds = max(fresh_seconds - 1.5 * list_seconds - _LATE_SECONDS, 1 / LISTS_PER_SECOND)
     return seconds if seconds < fresh_seconds else float("inf")
 
 
 def decayed_heat(heat: float, seconds: float) -> float:
-    """Return what is left, some time later, of a count of lookups or a sum of waits."""
+    """Return what is left of a count of lookups, or of a sum of waits, after some time."""
     return heat * exp(-seconds / IN_USE_SECONDS)
 
 
 def is_in_use(idle_seconds: float, fresh_seconds: float, waiting_share: float) -> bool:
-    """Return whether lookups so far apart make it worth to list a directory ahead of the next one.
+    """Return whether lookups are frequent enough to list a directory ahead of the next one.
 
-    Each listing then answers at least one; or lookups come so seldom only because each of them waits for a listing.
-    waiting_share: of the last few seconds, that somebody waited for names.
+    They are if each listing answers at least one lookup, or if lookups are rare only because each waits for a listing.
+    waiting_share: the share of the last seconds in which callers waited for names.
     """
     if idle_seconds <= fresh_seconds:
         return True
@@ -96,16 +96,16 @@ def is_in_use(idle_seconds: float, fresh_seconds: float, waiting_share: float) -
 
 
 class UnusableKeys:
-    """Finds the keys that the mount cannot show, in one pass over the bucket's order with bounded memory."""
+    """Finds the keys that the mount cannot show, in one pass over the bucket in key order, with bounded memory."""
 
     def __init__(self) -> None:
-        # Keys that may turn out to be prefixes of later ones: each begins with the one before it.
+        # Keys that may be prefixes of later ones. Each begins with the one before it.
         self._stems: list[str] = []
 
     def see(self, key: str) -> list[tuple[str, str]]:
-        """Return (key, why) of what this key shows to be unusable: itself, or an earlier one.
+        """Return (key, reason) of the keys that this key shows to be unusable: itself or earlier ones.
 
-        key: without the mount's prefix; keys come in the order of their UTF-8 bytes, as LIST gives them.
+        key: without the mount's prefix. Keys come in the order of their UTF-8 bytes, as LIST returns them.
         """
         if not key:
             return []  # the marker of the mount's own prefix
@@ -119,7 +119,7 @@ class UnusableKeys:
         parts = key.removesuffix("/").split("/")
         why = next((reason for part in parts if (reason := unusable_name(part))), None)
         if why is None and parts[0] == CONTROL_NAME:
-            why = "this name in the mount's root is the daemon's"
+            why = "this name in the mount's root is reserved for the daemon's control files"
         if why is not None:
             found.append((key, why))
         elif not key.endswith("/"):
