@@ -1,1 +1,1 @@
-"""Carries out what policy decides: tasks, threads, retries, time."""
+"""The engine: carries out what `policy/` decides, with tasks, threads, retries and timers."""

@@ -320,7 +320,7 @@ def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_a
         assert (daemon.path / "seen").stat().st_size == 1
         status = daemon.command("status", daemon.path / "other")
         assert status.returncode == 1
-        assert "other: nothing is known of it here, and the bucket has not answered for" in status.stderr
+        assert "other: not known locally, and the bucket has not answered for" in status.stderr
         # Nor does a command itself wait for the name longer than it takes to hear of one that is known.
         found = subprocess.run(
             [sys.executable, "-c", FIND_SOON, daemon.path / "more" / "deep"], capture_output=True, check=True
