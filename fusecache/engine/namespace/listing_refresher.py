@@ -17,7 +17,7 @@ from fusecache.engine.namespace.nodes import AccessHeat, Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.policy.name_patterns import (
+from fusecache.policy.listing_refresh import (
     HEAT_OF_A_PAGE,
     IN_USE_SECONDS,
     LISTS_PER_SECOND,

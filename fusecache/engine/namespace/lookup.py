@@ -26,7 +26,7 @@ from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import LocalDiskError, NotFound
 from fusecache.model.metadata import symlink_target
 from fusecache.model.objects import ObjectInfo
-from fusecache.policy.name_patterns import is_listing_cheaper
+from fusecache.policy.listing_refresh import is_listing_cheaper
 
 # Probes repeated for a name that this node keeps publishing while it is probed; after these the last answer counts.
 _MAX_PROBES = 2

@@ -14,7 +14,7 @@ from fusecache.engine.namespace import list_page
 from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound
-from fusecache.policy.name_patterns import LISTS_PER_SECOND
+from fusecache.policy.listing_refresh import LISTS_PER_SECOND
 from tests.engine.namespace.test_listing import FarOffload, fill, lists, read_all
 from tests.support.node import Bucket, User, running_node
 
