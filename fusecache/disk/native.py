@@ -1,8 +1,12 @@
-"""System calls that Python's library lacks, through ctypes. Linux only."""
+"""Small services of the Linux kernel: punched holes, prefaulted memory, synced folders, the dirty page limit.
+
+The first two are system calls that Python's library lacks, made through ctypes.
+"""
 
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 # linux/falloc.h
 _KEEP_SIZE = 0x01
@@ -11,6 +15,7 @@ _PUNCH_HOLE = 0x02
 _POPULATE_WRITE = 23
 # While the kernel populates one such piece, no other thread can map a file.
 _POPULATE_BYTES = 1 << 21
+_VM = Path("/proc/sys/vm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -38,3 +43,30 @@ def populate(memory: memoryview) -> None:
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in range(0, memory.nbytes, _POPULATE_BYTES):
         _libc.madvise(address + start, min(_POPULATE_BYTES, memory.nbytes - start), _POPULATE_WRITE)
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a folder, so that the names in it are on disk; syncing a file does not do that. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def dirty_limit_bytes() -> int:
+    """Return the limit of all dirty pages together, in bytes; 0 if the kernel does not report it.
+
+    vm.dirty_bytes, else vm.dirty_ratio percent of the available memory (kernel: Documentation/admin-guide/sysctl/vm).
+    """
+    try:
+        fixed = int((_VM / "dirty_bytes").read_text())
+        if fixed:
+            return fixed
+        ratio = int((_VM / "dirty_ratio").read_text())
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 * ratio // 100
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from fusecache.disk.folders import sync_folder
+from fusecache.disk.native import sync_folder
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
 from fusecache.model.objects import GRANULE_BYTES
 

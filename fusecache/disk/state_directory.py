@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fusecache.disk.folders import sync_folder
+from fusecache.disk.native import sync_folder
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.format_text import count_text, size_text
 

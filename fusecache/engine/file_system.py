@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from fusecache.disk.dirty_pages import dirty_limit_bytes
+from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedObjects
