@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import trio
 
-from fusecache.engine.namespace.nodes import LAST_NAME
+from fusecache.engine.namespace.listing_state import LAST_NAME
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.rows import ListedEntry

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import trio
 
 from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks_metadata, with_metadata
-from fusecache.engine.namespace.nodes import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, Node, PageTimes, in_use
+from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
+from fusecache.engine.namespace.nodes import Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import trio
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.nodes import AccessHeat, Node, in_use
+from fusecache.engine.namespace.listing_state import AccessHeat
+from fusecache.engine.namespace.nodes import Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
 from fusecache.engine.runtime.metadata_client import MetadataClient

@@ -7,29 +7,42 @@ Invariants:
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.namespace.list_page import file_row
+from fusecache.engine.namespace.list_page import file_row, with_metadata
 from fusecache.engine.namespace.lister import Lister, ListingRun
 from fusecache.engine.namespace.listing_refresher import ListingRefresher
-from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Node, in_use
-from fusecache.engine.namespace.probing import NameProbe, probe_name
+from fusecache.engine.namespace.listing_state import LISTED_NUMBERS
+from fusecache.engine.namespace.nodes import Kind, Node, in_use
 from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl, is_within
-from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
+from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, MetadataClient, SharedRequest
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import LocalDiskError, NotFound
+from fusecache.model.errors import FusecacheError, LocalDiskError, NotFound
 from fusecache.model.metadata import symlink_target
 from fusecache.model.objects import ObjectInfo
 from fusecache.policy.listing_refresh import is_listing_cheaper
 
 # Probes repeated for a name that this node keeps publishing while it is probed; after these the last answer counts.
 _MAX_PROBES = 2
+
+
+@dataclass(eq=False, slots=True)
+class NameProbe(SharedRequest):
+    """A request for one name. asked: loop time; rows: the answer, empty if nothing has that name.
+
+    is_superseded: this node has published a change of the name since, so the answer may show either state.
+    """
+
+    asked: float = 0.0
+    is_superseded: bool = False
+    rows: list[ListedEntry] = field(default_factory=list)
 
 
 class Lookup:
@@ -253,7 +266,7 @@ class Lookup:
     async def _probe(self, parent: Node, key: str, name: str, probe: NameProbe) -> None:
         with in_use(parent):
             known = self._known_version(parent, key, name)
-            await probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
+            await _probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
             if probe.failure is None and not probe.is_superseded:
                 self._correct(parent, name, probe)
             del self._probes[parent.number, name]
@@ -412,6 +425,42 @@ class Lookup:
             for version in self._lister.marks(parent):
                 self._listings.remove(parent.number, version, sort_name)
             self._lister.on_gone(parent, sort_name)
+
+
+async def _probe_name(
+    metadata_client: MetadataClient,
+    key: str,
+    name: str,
+    probe: NameProbe,
+    known: ListedEntry | None,
+    *,
+    of_all: bool,
+) -> None:
+    """Fill in the probe's rows, or its failure. Usually one LIST, plus a HEAD where `with_metadata` needs one.
+
+    The whole probe fails once the bucket has not answered any request for UNREACHABLE_SECONDS.
+    """
+    try:
+        with metadata_client.deadline(UNREACHABLE_SECONDS):
+            rows = await _rows_of(metadata_client, key, name)
+            prefix = key.removesuffix(name)
+            probe.rows = await with_metadata(metadata_client, prefix, rows, {name: known}, of_all=of_all)
+    except FusecacheError as exc:
+        probe.failure = exc
+
+
+async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list[ListedEntry]:
+    store, below = metadata_client.store, key + "/"
+    page = await metadata_client.call(store.list_page, key, delimiter="/", limit=2)
+    rows = [file_row(name, info) for info in page.objects if info.key == key]
+    is_directory = below in page.prefixes
+    last = max((*(info.key for info in page.objects), *page.prefixes), default="")
+    if not is_directory and page.next_token is not None and last < below:
+        # Names that sort in between, such as `name-1` and `name.txt`, have filled the page.
+        is_directory = bool((await metadata_client.call(store.list_page, below, limit=1)).objects)
+    if is_directory:
+        rows.append(ListedEntry(name, is_directory=True))
+    return rows
 
 
 @contextmanager

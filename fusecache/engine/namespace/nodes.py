@@ -1,9 +1,8 @@
-"""The engine's state in memory: nodes, file versions, queued changes and open handles.
+"""The engine's state in memory: nodes, file versions, queued changes, open handles, and their use counts.
 
 All of it is mutable and owned by the loop's thread. Rows of the journal (`model/records.py`) are the durable copy.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,20 +14,16 @@ import trio
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.block_cache import ReadHandle
+from fusecache.engine.namespace.listing_state import ListingState
+from fusecache.engine.namespace.upload_state import MultipartUpload, Preparation
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import MUTABLE, FileState, check_transition
 from fusecache.policy.incremental_checksums import IncrementalChecksums
-from fusecache.policy.writeback.multipart import PartTable, first_ready_at
+from fusecache.policy.writeback.multipart import first_ready_at
 from fusecache.remote.store import Sent
-
-# Inode numbers from here on belong to listing rows, in ranges; one page of a listing takes at most one range.
-LISTED_NUMBERS = 1 << 40
-INODE_RANGE = 1024
-# Sorts after every sort name.
-LAST_NAME = "\U0010ffff"
 
 
 class Kind(Enum):
@@ -37,92 +32,6 @@ class Kind(Enum):
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"
-
-
-@dataclass(eq=False, slots=True)
-class PageTimes:
-    """When each page of a directory was requested: names up to `ends[i]` at loop time `times[i]`."""
-
-    ends: list[str] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-
-    def add(self, end: str, moment: float) -> None:
-        """Append a page that ends at `end` and was requested at that loop time."""
-        self.ends.append(end)
-        self.times.append(moment)
-
-    def of(self, sort_name: str) -> float:
-        """Return when the page with that name was requested. Names after the last page belong to it."""
-        return self.page_of(sort_name)[1]
-
-    def page_of(self, sort_name: str) -> tuple[str, float]:
-        """Return the end of the page with that name, and when it was requested."""
-        if not self.times:
-            return "", float("-inf")
-        index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
-        return self.ends[index], self.times[index]
-
-    def start_of(self, sort_name: str) -> str:
-        """Return the name after which the page with that name begins; "" for the first page."""
-        index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
-        return self.ends[index - 1] if index > 0 else ""
-
-    def behind(self, start: str) -> float:
-        """Return when the page that begins after that name was requested."""
-        if not self.times:
-            return float("-inf")
-        return self.times[min(bisect_right(self.ends, start), len(self.times) - 1)]
-
-    def renew(self, start: str, end: str, moment: float) -> None:
-        """Record that the names after `start` up to `end`, and no others, were requested again at that loop time."""
-        if self.ends:
-            self.ends[-1] = LAST_NAME  # the last page covers all names after it
-        first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
-        before = list(zip(self.ends[:first], self.times[:first], strict=True))
-        if start and first < len(self.ends) and (not before or before[-1][0] != start):
-            before.append((start, self.times[first]))
-        after = [each for each in zip(self.ends[last:], self.times[last:], strict=True) if each[0] != end]
-        parts = [*before, (end, moment), *after]
-        self.ends, self.times = [part[0] for part in parts], [part[1] for part in parts]
-
-
-class AccessHeat(NamedTuple):
-    """Access frequency of one page of a directory: the loop time of the last lookup and a decaying count of lookups."""
-
-    moment: float
-    heat: float
-
-
-@dataclass(eq=False, slots=True)
-class ListingState:
-    """What is known of a directory's names in the bucket; the rows themselves are in `index/listings.py`.
-
-    epoch: of the newest complete listing (0: none). finished: loop time at which it ended (-inf: expired). seconds: its
-    duration. page_times: when its pages were requested. hidden: keys that are unusable as names, and so have no row.
-    has_directories: whether it may contain any. chunks: the inode ranges of its rows. open_numbers: free numbers of
-    one range. probes: single names requested since the listing began; probed: the last one, as a name requested twice
-    in a row counts once. walker: the process that last read the directory; walked: the child that it read last.
-    uses: access frequency of each page, by the name after which the page begins.
-    """
-
-    epoch: int = 0
-    hidden: int = 0
-    finished: float = float("-inf")
-    seconds: float = 0.0
-    page_times: PageTimes = field(default_factory=PageTimes)
-    has_directories: bool = True
-    chunks: set[int] = field(default_factory=set)
-    open_numbers: range = range(0)
-    probes: int = 0
-    probed: str = ""
-    walker: int = 0
-    walked: str = ""
-    uses: "dict[str, AccessHeat]" = field(default_factory=dict)
-
-    def expire(self) -> None:
-        """Mark everything known as stale."""
-        self.finished = float("-inf")
-        self.page_times.times = [float("-inf")] * len(self.page_times.times)
 
 
 class ListedName(NamedTuple):
@@ -241,7 +150,7 @@ class FileVersion:
     dirty_since: float = float("inf")
     # Waiters for exactly this content to be in the bucket.
     awaited: int = 0
-    prepared: "Preparation | None" = None
+    prepared: Preparation | None = None
     granule_checksums: bytes = field(default=b"", repr=False)
     # How often its bytes changed; that count at the last durable close; its checksums at the last fsync.
     changes: int = 0
@@ -255,7 +164,7 @@ class FileVersion:
     written: int = 0
     grows_at: int = field(default_factory=first_ready_at)
     growing_since: float = float("inf")
-    upload: "MultipartUpload | None" = None
+    upload: MultipartUpload | None = None
     sent_bytes: int = 0
     # The request in flight that uploads it whole, or completes its multipart upload.
     asked: Sent | None = None
@@ -343,54 +252,6 @@ class FileVersion:
     def changed_keys(self) -> tuple[str, ...]:
         """The keys that publishing it changes."""
         return (self.record.key,)
-
-
-@dataclass(eq=False, slots=True)
-class Preparation:
-    """Work that may run before a version's slot in the publish order: sync, checksums, parts. done: set at its end."""
-
-    done: trio.Event
-    scope: trio.CancelScope
-    failure: FusecacheError | None = None
-
-
-@dataclass(eq=False, slots=True)
-class MultipartUpload:
-    """The multipart upload of one version, possibly started before the version is sealed.
-
-    key: the key it was started under. upload_id: "" until the bucket has answered. is_known: the journal has the
-    upload_id. is_asked: the creation request or that journal write is in flight. ready: how many parts, from the first,
-    may be sent. attributes: what its object's metadata will contain. attempts: creation and part requests in flight.
-    sending: progress of each part's request, by part number. failures: pauses since the last success. quiet_until: loop
-    time at which the current pause ends. failure: why it cannot continue. stopped: set when the upload is no longer
-    needed. changed: set, then replaced by a new event, whenever an attempt ends.
-    """
-
-    key: str
-    parts: PartTable
-    attributes: PosixAttributes
-    upload_id: str = ""
-    is_known: bool = False
-    is_asked: bool = False
-    is_sealed: bool = False
-    ready: int = 0
-    attempts: int = 0
-    sending: dict[int, Sent] = field(default_factory=dict)
-    failures: int = 0
-    quiet_until: float = float("-inf")
-    failure: FusecacheError | None = None
-    stopped: trio.Event = field(default_factory=trio.Event)
-    changed: trio.Event = field(default_factory=trio.Event)
-
-    def announce(self) -> None:
-        """Wake the tasks that wait for the end of an attempt."""
-        self.changed.set()
-        self.changed = trio.Event()
-
-    def stop(self) -> None:
-        """The upload is no longer needed: start no further attempt and wake all waiters."""
-        self.stopped.set()
-        self.announce()
 
 
 @dataclass(eq=False, slots=True)
@@ -504,3 +365,27 @@ def in_use(node: Node | None) -> Iterator[None]:
     finally:
         if node is not None:
             node.handles -= 1
+
+
+@contextmanager
+def reading(version: FileVersion) -> Iterator[None]:
+    """Keep a version's file while a thread reads it, even if its bytes become cache at the same time."""
+    version.readers += 1
+    try:
+        yield
+    finally:
+        version.readers -= 1
+        if version.readers == 0 and version.unread is not None:
+            version.unread.set()
+
+
+@contextmanager
+def writing(version: FileVersion) -> Iterator[None]:
+    """Keep a version from being sealed while a thread writes into it."""
+    version.writes += 1
+    try:
+        yield
+    finally:
+        version.writes -= 1
+        if version.writes == 0 and version.idle is not None:
+            version.idle.set()

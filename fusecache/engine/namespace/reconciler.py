@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, ListedName, Node
+from fusecache.engine.namespace.listing_state import LISTED_NUMBERS
+from fusecache.engine.namespace.nodes import Kind, ListedName, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings

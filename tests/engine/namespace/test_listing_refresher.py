@@ -11,7 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.namespace import list_page
-from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
+from fusecache.engine.namespace.listing_state import LAST_NAME, PageTimes
+from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.runtime.offload import InlineOffload
 from fusecache.model.errors import NotFound
 from fusecache.policy.listing_refresh import LISTS_PER_SECOND
