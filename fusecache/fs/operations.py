@@ -19,17 +19,17 @@ import trio
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import (
-    DirectoryHandle,
     FileHandle,
     Kind,
     Node,
-    Shown,
     attributes_of,
     in_use,
 )
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
+from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
+from fusecache.fs.open_directories import OpenDirectories
 from fusecache.model.errors import (
     FusecacheError,
     InvalidName,
@@ -40,19 +40,12 @@ from fusecache.model.errors import (
     ReadOnly,
 )
 from fusecache.model.names import decode_name
-from fusecache.model.objects import MIB
 from fusecache.model.records import PosixAttributes
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TYPE_BITS = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
-_IMMUTABLE_SECONDS = 3600
-# Large replies, but bounded work between two checkpoints.
-_ENTRIES_AT_ONCE = 512
-# `.` and `..`, before a directory's first name.
-_DOTS = 2
 _BLOCK = 4096
 # The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
@@ -106,7 +99,8 @@ class Operations(pyfuse3.Operations):
         self._control = control_directory
         self._read_only = read_only
         self._files: dict[int, FileHandle] = {}
-        self._directories: dict[int, DirectoryHandle] = {}
+        self._entries = EntryBuilder(filesystem, read_only=read_only)
+        self._directories = OpenDirectories(filesystem, self._entries)
         self._next_handle = 1
         filesystem.on_name_lost(self._invalidate)
         filesystem.inspector.drop_pages = _drop_pages
@@ -131,7 +125,7 @@ class Operations(pyfuse3.Operations):
         node = self._fs.lookup.lookup_cached(parent, text) if self._read_only else None
         if node is not None:
             node.lookups += 1
-            return self._entry(node)
+            return self._entries.of_node(node)
         try:
             node = await self._fs.lookup.lookup(parent, text)
         except FusecacheError as exc:
@@ -142,7 +136,7 @@ class Operations(pyfuse3.Operations):
             missing.entry_timeout = self._fs.options.fresh_seconds
             return missing
         node.lookups += 1
-        return self._entry(node)
+        return self._entries.of_node(node)
 
     @_guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -158,7 +152,7 @@ class Operations(pyfuse3.Operations):
         node = self._node(inode)
         if self._read_only and node.kind is Kind.FILE and not node.handles:
             await self._look_again(node)
-        return self._entry(node)
+        return self._entries.of_node(node)
 
     @_guarded
     async def setattr(
@@ -192,7 +186,7 @@ class Operations(pyfuse3.Operations):
         )
         if new != old:
             self._fs.file_io.set_attributes(node, new)
-        return self._entry(node)
+        return self._entries.of_node(node)
 
     @_guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
@@ -291,8 +285,9 @@ class Operations(pyfuse3.Operations):
         if own is not None:
             return own
         node = self._directory(inode)
-        node.handles += 1
-        return self._keep(self._directories, DirectoryHandle(node, ctx.pid))
+        number = self._new_handle()
+        self._directories.open(number, node, ctx.pid)
+        return pyfuse3.FileHandleT(number)
 
     @_guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -300,42 +295,7 @@ class Operations(pyfuse3.Operations):
         if self._control.owns_directory_handle(fh):
             self._read_control_directory(fh, start_id, token)
             return
-        handle = self._directories[fh]
-        if start_id < _DOTS:
-            if not self._reply_dots(handle.node, start_id, token):
-                return
-            start_id = _DOTS
-        if start_id - _DOTS != handle.position:
-            handle = await self._rewound(fh, start_id - _DOTS)
-        while await self._fill(handle):
-            while handle.queue:
-                shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
-                if shown is not None:
-                    name = pyfuse3.FileNameT(os.fsencode(shown.name))
-                    entry = self._shown_entry(handle.node, shown)
-                    if not pyfuse3.readdir_reply(token, name, entry, handle.position + 1 + _DOTS):
-                        return
-                    if isinstance(shown, Node):
-                        shown.lookups += 1
-                handle.queue.popleft()
-                handle.position += 1
-
-    async def _rewound(self, fh: int, position: int) -> DirectoryHandle:
-        """Read a directory again from its start, skipping to `position`, for rewinddir(3) and seekdir(3)."""
-        old = self._directories[fh]
-        handle = self._directories[fh] = DirectoryHandle(old.node, old.process)
-        while handle.position < position and await self._fill(handle):
-            handle.queue.popleft()
-            handle.position += 1
-        return handle
-
-    def _reply_dots(self, directory: Node, start: int, token: pyfuse3.ReaddirToken) -> bool:
-        """Reply `.` and `..`, for which the kernel takes no reference; return whether both fitted."""
-        for index, node in list(enumerate((directory, directory.parent or directory)))[start:]:
-            name = pyfuse3.FileNameT(b"." * (index + 1))
-            if not pyfuse3.readdir_reply(token, name, self._entry(node), index + 1):
-                return False
-        return True
+        await self._directories.reply(fh, start_id, token)
 
     def _read_control_directory(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         for index, (text, inode) in enumerate(self._control.entries(fh)[start_id:], start_id):
@@ -343,18 +303,10 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
                 return
 
-    async def _fill(self, handle: DirectoryHandle) -> bool:
-        if not handle.queue:
-            handle.queue.extend(await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE))
-        return bool(handle.queue)
-
     @_guarded
     async def releasedir(self, fh: int) -> None:
         """Close a directory."""
-        handle = self._directories.pop(fh, None)
-        if handle is not None:
-            handle.node.handles -= 1
-            self._fs.tree.forget(handle.node.number, 0)
+        self._directories.release(fh)
 
     @_guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
@@ -497,25 +449,20 @@ class Operations(pyfuse3.Operations):
         if self._read_only:
             raise ReadOnly("this mount is read-only")
 
-    def _keep(self, table: dict[int, T], handle: T) -> pyfuse3.FileHandleT:
+    def _new_handle(self) -> int:
         number = self._next_handle
         self._next_handle += 1
-        table[number] = handle
-        return pyfuse3.FileHandleT(number)
+        return number
 
     def _file_info(self, handle: FileHandle) -> pyfuse3.FileInfo:
         # One inode is one version, so the kernel's cached pages of it are never stale.
-        return pyfuse3.FileInfo(fh=self._keep(self._files, handle), direct_io=False, keep_cache=True)
+        number = self._new_handle()
+        self._files[number] = handle
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(number), direct_io=False, keep_cache=True)
 
     def _new(self, node: Node) -> pyfuse3.EntryAttributes:
         node.lookups += 1
-        return self._entry(node)
-
-    def _shown_entry(self, directory: Node, shown: Shown) -> pyfuse3.EntryAttributes:
-        if isinstance(shown, Node):
-            return self._entry(shown)
-        seconds = self._fs.lookup.ttl.seconds_below(directory, shown.name)
-        return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
+        return self._entries.of_node(node)
 
     async def _look_again(self, node: Node) -> None:
         """Check that the name still means this inode, by a lookup if its TTL is over. Raises ObjectChanged.
@@ -532,32 +479,7 @@ class Operations(pyfuse3.Operations):
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
 
-    def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
-        """Return a node's attributes. TTL 0 makes the kernel ask again at once, if only a request can tell more."""
-        seconds = min(self._fs.lookup.ttl.seconds(node), _IMMUTABLE_SECONDS)
-        if self._read_only and node.kind is Kind.FILE and not self._fs.lookup.ttl.is_node_fresh(node):
-            seconds = 0.0
-        return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
-
     def _invalidate(self, parent: Node, name: str) -> None:
         pyfuse3.invalidate_entry_async(
             pyfuse3.InodeT(parent.number), pyfuse3.FileNameT(os.fsencode(name)), ignore_enoent=True
         )
-
-
-def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> pyfuse3.EntryAttributes:
-    """Return the attributes of an inode, with a TTL in seconds."""
-    kind = shown.kind
-    entry = pyfuse3.EntryAttributes()
-    entry.st_ino = pyfuse3.InodeT(shown.number)
-    # symlink(7): a link's own mode is never used.
-    entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode))
-    entry.st_nlink = (2 if kind is Kind.DIRECTORY else 1) if is_linked else 0
-    entry.st_uid, entry.st_gid = shown.uid, shown.gid
-    size = shown.size
-    entry.st_size = size
-    entry.st_blksize = MIB
-    entry.st_blocks = -(-size // 512)
-    entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = shown.mtime_ns
-    entry.entry_timeout = entry.attr_timeout = seconds
-    return entry
