@@ -23,8 +23,6 @@ LocalDiskError for errors of LMDB and of the disk.
 """
 
 import hashlib
-import json
-import os
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,10 +33,10 @@ from typing import Any
 
 import lmdb
 
+from fusecache.index.cache_index_state import STATE_NAME, prepare, write_state
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 
-FORMAT = 2
 # Address space, not memory: 64 GiB of rows describe about 400 TiB of cache.
 _MAP_BYTES = 64 << 30
 _OBJECT = struct.Struct(">QQIH")
@@ -52,7 +50,6 @@ _STEPS = 8
 _LOT_KEY = struct.Struct(f">{_MIX_BYTES}sQI")
 _CHECKSUMS_BYTES = GRANULES_PER_BLOCK * 8
 _DIGEST_BYTES = 32
-_STATE_NAME = "state.json"
 _FIRST_NUMBER = 1
 
 
@@ -116,14 +113,6 @@ class ScanCursor:
     block: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How the index was found. discarded: folders to be deleted; unclean: unindexed cache files are possible."""
-
-    discarded: tuple[Path, ...]
-    unclean: bool
-
-
 def read_boot_id() -> str:
     """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -139,13 +128,13 @@ class CacheIndex:
         for a newer format, or if the folder cannot be used.
         """
         self._directory = directory
-        self._state_path = directory / _STATE_NAME
+        self._state_path = directory / STATE_NAME
         self._boot_id = boot_id
         self._is_distrusted = False
         try:
-            self.opening = _prepare(directory, boot_id, described)
+            self.opening = prepare(directory, boot_id, described)
             directory.mkdir(parents=True, exist_ok=True)
-            self._write_state(clean=False)
+            write_state(self._state_path, boot_id=boot_id, clean=False)
             self._env = lmdb.open(
                 str(directory / "rows"),
                 map_size=_MAP_BYTES,
@@ -406,62 +395,13 @@ class CacheIndex:
 
     def _mark(self, *, clean: bool) -> None:
         try:
-            self._write_state(clean=clean)
+            write_state(self._state_path, boot_id=self._boot_id, clean=clean)
         except OSError as exc:
             raise LocalDiskError(f"{self._state_path} cannot be written: {exc}") from exc
 
     def _read_meta(self, txn: lmdb.Transaction, name: bytes, default: int) -> int:
         value = txn.get(name, db=self._meta)
         return int(_NUMBER.unpack(value)[0]) if value is not None else default
-
-    def _write_state(self, *, clean: bool) -> None:
-        """Replace the state file, synced: it must never say clean about rows that are not on disk."""
-        text = json.dumps({"format": FORMAT, "boot_id": self._boot_id, "clean": clean})
-        fresh = self._state_path.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, text.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        fresh.replace(self._state_path)
-        folder = os.open(self._state_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Opening:
-    """Judge what the last run left, without opening it; rename untrusted folders so that they can be deleted."""
-    leftovers = [
-        found
-        for folder in (directory, *described)
-        for found in folder.parent.glob(f"{folder.name}.discarded-*")
-    ]
-    state_path = directory / _STATE_NAME
-    try:
-        state = json.loads(state_path.read_text())
-        found_format, clean, same_boot = state["format"], state["clean"], state["boot_id"] == boot_id
-    except FileNotFoundError:
-        # No state file: never used, or a start that died at once. Rows without it are from an unknown boot.
-        found_format, clean, same_boot = FORMAT, not (directory / "rows").exists(), False
-    except (ValueError, KeyError, TypeError) as exc:
-        raise StateError(
-            f"{state_path} cannot be read ({exc}): move {directory} away to start with an empty cache"
-        ) from exc
-    if not isinstance(found_format, int) or found_format > FORMAT:
-        raise StateError(
-            f"{directory} has format {found_format}, but this fusecache supports {FORMAT}: use the newer fusecache"
-        )
-    if found_format == FORMAT and (clean or same_boot):
-        return Opening(tuple(leftovers), unclean=not clean)
-    for folder in (*described, directory):  # the index last: while it is there, its stop counts as unclean
-        if folder.exists():
-            aside = folder.with_name(f"{folder.name}.discarded-{os.urandom(4).hex()}")
-            folder.rename(aside)
-            leftovers.append(aside)
-    return Opening(tuple(leftovers), unclean=False)
 
 
 def _lot_key(number: int, lot: int) -> bytes:
