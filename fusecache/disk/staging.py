@@ -239,8 +239,8 @@ class StagingDirectory:
         self._open_files: set[StagingFile] = set()
         self._staging = directory / "staging"
         self._folder = str(self._staging)
-        self._aside = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
-        for folder in (self._staging, *self._aside.values()):
+        self._quarantine = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
+        for folder in (self._staging, *self._quarantine.values()):
             folder.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
@@ -250,19 +250,19 @@ class StagingDirectory:
 
     def create(self, generation: int) -> StagingFile:
         """Create the file of a new version."""
-        return StagingFile(self._place(generation), create=True, open_files=self._open_files)
+        return StagingFile(self._path_text(generation), create=True, open_files=self._open_files)
 
     def open(self, generation: int) -> StagingFile:
         """Open the file of a journaled version. Raises LocalDiskError if it is missing."""
-        return StagingFile(self._place(generation), create=False, open_files=self._open_files)
+        return StagingFile(self._path_text(generation), create=False, open_files=self._open_files)
 
     def known(self, generation: int) -> StagingFile:
         """Return the file of a version that is in `staging/`. It is opened at first use."""
-        return StagingFile(self._place(generation), create=False, opens=False, open_files=self._open_files)
+        return StagingFile(self._path_text(generation), create=False, opens=False, open_files=self._open_files)
 
     def quarantine(self, generation: int, folder: str) -> Path:
         """Move a version's file to the quarantine folder `orphans` or `suspect`; return its new path."""
-        target = self._aside[folder] / self._path(generation).name
+        target = self._quarantine[folder] / self._path(generation).name
         shutil.move(self._path(generation), target)
         return target
 
@@ -289,7 +289,7 @@ class StagingDirectory:
 
     def delete_quarantined(self, generation: int) -> None:
         """Remove a version's file from the quarantine, if it is there. Raises LocalDiskError."""
-        for folder in self._aside.values():
+        for folder in self._quarantine.values():
             path = folder / self._path(generation).name
             try:
                 path.unlink(missing_ok=True)
@@ -298,14 +298,14 @@ class StagingDirectory:
 
     def path_of(self, generation: int) -> Path | None:
         """Return the path of a version's quarantined file, or None."""
-        places = (folder / self._path(generation).name for folder in self._aside.values())
-        return next((path for path in places if path.exists()), None)
+        paths = (folder / self._path(generation).name for folder in self._quarantine.values())
+        return next((path for path in paths if path.exists()), None)
 
     def quarantined(self) -> dict[int, Path]:
         """Return the quarantined files, by generation."""
         return {
             int(path.name): path
-            for folder in self._aside.values()
+            for folder in self._quarantine.values()
             for path in folder.iterdir()
             if path.name.isdigit()
         }
@@ -321,19 +321,19 @@ class StagingDirectory:
 
     def highest_number(self) -> int:
         """Return the highest generation in any file name here; 0 if there is none."""
-        folders = (self._staging, *self._aside.values())
+        folders = (self._staging, *self._quarantine.values())
         return max(
             (int(name) for folder in folders for name in os.listdir(folder) if name.isdigit()), default=0
         )
 
     def quarantined_bytes(self) -> int:
         """Return the total size of the quarantined files."""
-        return sum(path.stat().st_size for folder in self._aside.values() for path in folder.iterdir())
+        return sum(path.stat().st_size for folder in self._quarantine.values() for path in folder.iterdir())
 
     def _path(self, generation: int) -> Path:
-        return Path(self._place(generation))
+        return Path(self._path_text(generation))
 
-    def _place(self, generation: int) -> str:
+    def _path_text(self, generation: int) -> str:
         return f"{self._folder}/{generation:016d}"
 
 

@@ -58,7 +58,7 @@ from fusecache.remote.store import Store
 log = logging.getLogger(__name__)
 
 # If the bucket was unresponsive at the last request, a query waits only this long for a sign that it is back.
-_SILENT_STILL_SECONDS = 2.0
+_UNRESPONSIVE_WAIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,21 +273,21 @@ class FileSystem:
             if not self.options.read_only:
                 self.publisher.on_start(self.journal.highest)
             # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
-            async with trio.open_nursery() as asked:
-                await asked.start(self.journal.run, name="journal")
-                await asked.start(self.cache.run, name="cache")
-                await asked.start(self.lookup.run, name="names")
+            async with trio.open_nursery() as services:
+                await services.start(self.journal.run, name="journal")
+                await services.start(self.cache.run, name="cache")
+                await services.start(self.lookup.run, name="names")
                 with unwrap_single_error():
-                    async with trio.open_nursery() as asking:
-                        await self._start_asking(asking)
+                    async with trio.open_nursery() as clients:
+                        await self._start_clients(clients)
                         yield
                         await self.publisher.wait_retired()
-                        asking.cancel_scope.cancel()
-                asked.cancel_scope.cancel()
+                        clients.cancel_scope.cancel()
+                services.cancel_scope.cancel()
         finally:
             self._opened.close()
 
-    async def _start_asking(self, nursery: trio.Nursery) -> None:
+    async def _start_clients(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.warmup.run, name="warm")
         await nursery.start(self.hints.run, name="hints")
         await nursery.start(self._preparer.run, name="prepare")
@@ -327,13 +327,13 @@ class FileSystem:
         Raises NotFound. If only the bucket could tell, raises Unavailable after SILENT_SECONDS, or the error with which
         it rejects the keys.
         """
-        patience = _SILENT_STILL_SECONDS if self._metadata_client.is_unresponsive else SILENT_SECONDS
+        timeout = _UNRESPONSIVE_WAIT_SECONDS if self._metadata_client.is_unresponsive else SILENT_SECONDS
         try:
-            return await self.resolve(path, patience_seconds=patience)
+            return await self.resolve(path, timeout_seconds=timeout)
         except (Unavailable, AccessDenied, CredentialsMissing) as exc:
             raise type(exc)(f"{path}: not known locally, and {exc}") from exc
 
-    async def resolve(self, path: str, *, patience_seconds: float = float("inf")) -> Node:
+    async def resolve(self, path: str, *, timeout_seconds: float = float("inf")) -> Node:
         """Return the node at a path below the mountpoint ("" is its root).
 
         Raises NotFound, or Unavailable if the bucket does not answer, or not within the patience for each name.
@@ -349,7 +349,7 @@ class FileSystem:
                 held.append(node)
                 if unusable_name(part) is not None:
                     raise NotFound(f"{path!r}: no such file or directory")
-                with self._metadata_client.deadline(patience_seconds):
+                with self._metadata_client.deadline(timeout_seconds):
                     node = await self.lookup.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc

@@ -151,7 +151,7 @@ class Operations(pyfuse3.Operations):
             return self._control.attributes(inode)
         node = self._node(inode)
         if self._read_only and node.kind is Kind.FILE and not node.handles:
-            await self._look_again(node)
+            await self._revalidate(node)
         return self._entries.of_node(node)
 
     @_guarded
@@ -172,7 +172,7 @@ class Operations(pyfuse3.Operations):
         node = self._node(inode)
         if fh is None:
             # Else the change would apply to a version that another client has replaced.
-            await self._look_again(node)
+            await self._revalidate(node)
         if fields.update_size:
             if fh is None:
                 await self._fs.file_io.wait_release(node)
@@ -345,7 +345,7 @@ class Operations(pyfuse3.Operations):
             self._check_writable(inode)
             await self._fs.file_io.check_space(lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
-        await self._look_again(node)
+        await self._revalidate(node)
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
@@ -464,7 +464,7 @@ class Operations(pyfuse3.Operations):
         node.lookups += 1
         return self._entries.of_node(node)
 
-    async def _look_again(self, node: Node) -> None:
+    async def _revalidate(self, node: Node) -> None:
         """Check that the name still means this inode, by a lookup if its TTL is over. Raises ObjectChanged.
 
         The kernel then looks the name up.

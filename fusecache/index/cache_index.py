@@ -363,7 +363,7 @@ class CacheIndex:
                 count += 1
             elif old is not None:
                 txn.delete(key, db=self._blocks)
-        self._keep_lots(txn, change)
+        self._update_lots(txn, change)
         if count:
             txn.put(digest, _pack_object(change, count), db=self._objects)
             txn.put(_NUMBER.pack(change.number), digest, db=self._files)
@@ -372,7 +372,7 @@ class CacheIndex:
             txn.delete(_NUMBER.pack(change.number), db=self._files)
         return grown
 
-    def _keep_lots(self, txn: lmdb.Transaction, change: ObjectChange) -> None:
+    def _update_lots(self, txn: lmdb.Transaction, change: ObjectChange) -> None:
         """Make a lot exist exactly where there are rows."""
         lots: dict[int, bool] = {}
         for block, row in change.rows.items():

@@ -67,7 +67,7 @@ def prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Opening
         return Opening(tuple(leftovers), unclean=not clean)
     for folder in (*described, directory):  # the index last: while it is there, its stop counts as unclean
         if folder.exists():
-            aside = folder.with_name(f"{folder.name}.discarded-{os.urandom(4).hex()}")
-            folder.rename(aside)
-            leftovers.append(aside)
+            discarded = folder.with_name(f"{folder.name}.discarded-{os.urandom(4).hex()}")
+            folder.rename(discarded)
+            leftovers.append(discarded)
     return Opening(tuple(leftovers), unclean=False)

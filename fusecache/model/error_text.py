@@ -17,8 +17,8 @@ from fusecache.model.errors import (
     Unavailable,
 )
 
-_OF_KEYS = (AccessDenied, CredentialsMissing)
-_AGAIN = "write the file again; `fusecache recover` lists what is left of it"
+_CREDENTIAL_ERRORS = (AccessDenied, CredentialsMissing)
+_WRITE_AGAIN = "write the file again; `fusecache recover` lists what is left of it"
 _REMOUNT = "free or repair the cache disk, then mount again; closed files are not lost"
 
 # The first matching class counts.
@@ -46,8 +46,8 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
     (NoSpace, "no-space", _REMOUNT),
     (StateError, "stopped", _REMOUNT),
     (ReadOnly, "stopped", _REMOUNT),
-    (LocalDiskError, "local-disk", _AGAIN),
-    (Damaged, "damaged", _AGAIN),
+    (LocalDiskError, "local-disk", _WRITE_AGAIN),
+    (Damaged, "damaged", _WRITE_AGAIN),
 )
 # Codes that need an operator: waiting alone fixes none of these.
 PERSONS = frozenset(code for _, code, _ in _CAUSES) - {"unavailable", "conflict"}
@@ -60,9 +60,9 @@ def code_of(error: Exception) -> str:
 
 def remedy(error: Exception, keys_from: str = "") -> str:
     """Return what the operator can do about an error; "" if nothing is known. keys_from: see `renewal_text`."""
-    if isinstance(error, _OF_KEYS):
+    if isinstance(error, _CREDENTIAL_ERRORS):
         return renewal_text(keys_from)
-    return next((words for kind, _, words in _CAUSES if isinstance(error, kind)), "")
+    return next((text for kind, _, text in _CAUSES if isinstance(error, kind)), "")
 
 
 def renewal_text(keys_from: str) -> str:

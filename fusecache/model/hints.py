@@ -34,7 +34,7 @@ _COLUMNS = 5
 _MOST_STEPS = 1 << 53
 _JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 # Forbidden with a slash on either side of each path: an empty part, `.`, `..`; the daemon's own folder.
-_FOREIGN = ("//", "/./", "/../", "\0/.fusecache/")
+_FORBIDDEN = ("//", "/./", "/../", "\0/.fusecache/")
 
 
 class HintError(FusecacheError):
@@ -179,8 +179,8 @@ def _check(paths: Sequence[str], text: str, columns: Sequence["array[int]"]) -> 
 def _check_paths(paths: Sequence[str], text: str) -> None:
     if paths:
         fenced = "\0/" + text.replace("\0", "/\0/") + "/"
-        for foreign in _FOREIGN:
-            if (place := fenced.find(foreign)) >= 0:
+        for forbidden in _FORBIDDEN:
+            if (place := fenced.find(forbidden)) >= 0:
                 raise HintError(
                     f"a path leaves the mount or is invalid: …{fenced[max(0, place - 40) : place + 20]!r}"
                 )

@@ -48,13 +48,13 @@ def attributes_from_metadata(
     default: used for missing and invalid values. with_owner: also use uid and gid, which are meaningful on another node
     only if all nodes have the same users.
     """
-    told = {
+    found = {
         "mode": _mode(metadata.get("mode", "")),
         "mtime_ns": _nanoseconds(metadata.get("mtime", "")),
         "uid": _id(metadata.get("uid", "")) if with_owner else None,
         "gid": _id(metadata.get("gid", "")) if with_owner else None,
     }
-    known = {name: value for name, value in told.items() if value is not None}
+    known = {name: value for name, value in found.items() if value is not None}
     return replace(default, **known) if known else None
 
 

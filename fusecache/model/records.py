@@ -175,7 +175,7 @@ def conflict_from_row(row: dict[str, Any]) -> ConflictRecord:
 def _known(
     record: type[FileRecord] | type[OperationRecord] | type[ConflictRecord], row: dict[str, Any]
 ) -> dict[str, Any]:
-    strange = set(row).difference(record.__slots__)
-    if strange:
-        raise ValueError(f"unknown fields {sorted(strange)}: written by a newer fusecache?")
+    unknown = set(row).difference(record.__slots__)
+    if unknown:
+        raise ValueError(f"unknown fields {sorted(unknown)}: written by a newer fusecache?")
     return dict(row)

@@ -47,7 +47,7 @@ class ListingRun(SharedRequest):
     hidden: int = 0
     has_directories: bool = False
     has_more: bool = False
-    is_given_up: bool = False
+    is_abandoned: bool = False
     page_times: PageTimes = field(default_factory=PageTimes)
     published: dict[str, tuple[ListedEntry, float]] = field(default_factory=dict)
     inode_ranges: set[int] = field(default_factory=set)
@@ -103,7 +103,7 @@ class Lister:
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
         self._nursery: trio.Nursery | None = None
-        tree.on_listing_lost = self._lose
+        tree.on_listing_lost = self._on_node_dropped
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Own the listing tasks and delete discarded rows, until cancelled."""
@@ -112,9 +112,9 @@ class Lister:
             await self._has_garbage.wait()
             self._has_garbage = trio.Event()
             while self._garbage:
-                directory, version = self._garbage[0]
+                directory, epoch = self._garbage[0]
                 try:
-                    has_more = await self._metadata_client.rows(self._listings.drop, directory, version)
+                    has_more = await self._metadata_client.rows(self._listings.drop, directory, epoch)
                 except LocalDiskError:
                     has_more = False  # a full disk keeps the rows, but no listing refers to them any more
                 if not has_more:
@@ -130,7 +130,7 @@ class Lister:
         """Return all full listings and page refreshes in progress."""
         return [*self._runs.values(), *self._refreshes.values()]
 
-    def marks(self, directory: Node) -> Mapping[int, PageTimes]:
+    def page_times_by_epoch(self, directory: Node) -> Mapping[int, PageTimes]:
         """Return the page times of each listing epoch that has rows, the complete listing first."""
         found: dict[int, PageTimes] = {}
         if directory.is_listed:
@@ -156,20 +156,20 @@ class Lister:
 
     def row_position(self, number: int) -> tuple[Node | None, str, str]:
         """Return where the row of an inode number is: directory (None: nowhere), first and last sort name."""
-        chunk = self._inode_ranges.get(number // INODE_RANGE)
-        if chunk is None:
+        inode_range = self._inode_ranges.get(number // INODE_RANGE)
+        if inode_range is None:
             return None, "", ""
-        return self._tree.nodes.get(chunk.directory), chunk.first, chunk.last
+        return self._tree.nodes.get(inode_range.directory), inode_range.first, inode_range.last
 
     def new_number(self, directory: Node) -> int:
         """Return an inode number for one row of the directory."""
         listing = directory.listing
-        if not listing.open_numbers:
-            chunk = self._new_inode_range(directory, "", LAST_NAME)
-            listing.chunks.add(chunk)
-            listing.open_numbers = range(chunk * INODE_RANGE, (chunk + 1) * INODE_RANGE)
-        number = listing.open_numbers[0]
-        listing.open_numbers = listing.open_numbers[1:]
+        if not listing.free_numbers:
+            inode_range = self._new_inode_range(directory, "", LAST_NAME)
+            listing.inode_ranges.add(inode_range)
+            listing.free_numbers = range(inode_range * INODE_RANGE, (inode_range + 1) * INODE_RANGE)
+        number = listing.free_numbers[0]
+        listing.free_numbers = listing.free_numbers[1:]
         return number
 
     # ---- changes by this node
@@ -244,7 +244,7 @@ class Lister:
                 page = await self._metadata_client.call(
                     fetch_page, self._metadata_client.store, prefix, None, refresh.asked, refresh.start
                 )
-                await self._reenter(directory, prefix, refresh, page)
+                await self._replace_page(directory, prefix, refresh, page)
             except FusecacheError as exc:
                 refresh.failure = exc
             finally:
@@ -253,37 +253,39 @@ class Lister:
         if is_known:
             self._tree.forget(directory.number, 0)
 
-    async def _reenter(self, directory: Node, prefix: str, refresh: PageRefresh, page: ListPageRows) -> None:
+    async def _replace_page(
+        self, directory: Node, prefix: str, refresh: PageRefresh, page: ListPageRows
+    ) -> None:
         listing, number = directory.listing, directory.number
-        version = listing.epoch
-        if not version:
+        epoch = listing.epoch
+        if not epoch:
             return
         start, end = refresh.start, page.end
         rows = await self._completed(directory, prefix, page.rows, refresh)
         # No await from here on, as in `_store`.
-        if listing.epoch != version or self._tree.key(directory) != prefix:
+        if listing.epoch != epoch or self._tree.key(directory) != prefix:
             return  # a full listing or a rename came first
-        chunk = self._new_inode_range(directory, start, end)
+        inode_range = self._new_inode_range(directory, start, end)
         try:
-            numbers = self._listings.replace(number, version, start, end, rows, chunk * INODE_RANGE)
+            numbers = self._listings.replace(number, epoch, start, end, rows, inode_range * INODE_RANGE)
         except LocalDiskError:
             listing.expire()
             raise
-        if any(each // INODE_RANGE == chunk for each in numbers):
-            listing.chunks.add(chunk)
+        if any(each // INODE_RANGE == inode_range for each in numbers):
+            listing.inode_ranges.add(inode_range)
         else:
-            del self._inode_ranges[chunk]
+            del self._inode_ranges[inode_range]
         for sort_name, row in refresh.newer.items():
             if row is not None:
-                self._listings.put(number, version, [row])
+                self._listings.put(number, epoch, [row])
             else:
-                self._listings.remove(number, version, sort_name)
+                self._listings.remove(number, epoch, sort_name)
         directory.has_marker |= page.has_marker
         listing.has_directories |= any(row.is_directory for row in rows)
         listing.page_times.renew(start, end, refresh.asked)
         if not start and end == LAST_NAME:
             listing.finished, listing.hidden = refresh.asked, page.hidden
-        if len(listing.chunks) > _INODE_RANGES_USED + len(listing.page_times.ends):
+        if len(listing.inode_ranges) > _INODE_RANGES_USED + len(listing.page_times.ends):
             self.start(directory)
 
     # ---- full listing
@@ -308,7 +310,7 @@ class Lister:
         try:
             prefix = self._tree.key(directory)
             await self._list_pages(directory, prefix, run)
-            if run.is_given_up:
+            if run.is_abandoned:
                 self._forget_rows(directory, run)
             else:
                 self._complete(directory, run)
@@ -330,29 +332,29 @@ class Lister:
         listing = directory.listing
         if listing.epoch:
             self._discard(directory.number, listing.epoch)
-        chunks = set(run.used)
-        if listing.open_numbers:
-            chunks.add(listing.open_numbers.start // INODE_RANGE)
-        for chunk in (listing.chunks | run.inode_ranges) - chunks:
-            self._inode_ranges.pop(chunk, None)
+        kept_ranges = set(run.used)
+        if listing.free_numbers:
+            kept_ranges.add(listing.free_numbers.start // INODE_RANGE)
+        for inode_range in (listing.inode_ranges | run.inode_ranges) - kept_ranges:
+            self._inode_ranges.pop(inode_range, None)
         now = trio.current_time()
-        listing.epoch, listing.page_times, listing.chunks = run.epoch, run.page_times, chunks
+        listing.epoch, listing.page_times, listing.inode_ranges = run.epoch, run.page_times, kept_ranges
         listing.finished, listing.seconds = now, now - run.started
         listing.hidden, listing.has_directories = run.hidden, run.has_directories
 
     def _forget_rows(self, directory: Node, run: ListingRun) -> None:
-        for chunk in run.inode_ranges - directory.listing.chunks:
-            self._inode_ranges.pop(chunk, None)
+        for inode_range in run.inode_ranges - directory.listing.inode_ranges:
+            self._inode_ranges.pop(inode_range, None)
         self._discard(directory.number, run.epoch)
 
-    def _lose(self, directory: Node) -> None:
+    def _on_node_dropped(self, directory: Node) -> None:
         """The directory's node was dropped: discard its rows."""
-        for chunk in directory.listing.chunks:
-            self._inode_ranges.pop(chunk, None)
+        for inode_range in directory.listing.inode_ranges:
+            self._inode_ranges.pop(inode_range, None)
         self._discard(directory.number, directory.listing.epoch)
 
-    def _discard(self, directory: int, version: int) -> None:
-        self._garbage.append((directory, version))
+    def _discard(self, directory: int, epoch: int) -> None:
+        self._garbage.append((directory, epoch))
         self._has_garbage.set()
 
     async def _list_pages(self, directory: Node, prefix: str, run: ListingRun) -> None:
@@ -377,7 +379,7 @@ class Lister:
                 )
                 token = page.token
                 if token is not None and not run.is_wanted:
-                    run.is_given_up = True
+                    run.is_abandoned = True
                     return
                 await send.send(page)
                 if token is None:
@@ -388,11 +390,11 @@ class Lister:
         directory.has_marker |= page.has_marker
         rows = await self._completed(directory, prefix, page.rows, run)
         if rows:
-            chunk = self._new_inode_range(directory, rows[0].sort_name, rows[-1].sort_name)
-            run.inode_ranges.add(chunk)
+            inode_range = self._new_inode_range(directory, rows[0].sort_name, rows[-1].sort_name)
+            run.inode_ranges.add(inode_range)
             numbers = await self._metadata_client.rows(
                 self._listings.put_page,
-                number, run.epoch, rows, directory.listing.epoch, chunk * INODE_RANGE,
+                number, run.epoch, rows, directory.listing.epoch, inode_range * INODE_RANGE,
             )  # fmt: skip
             run.used |= {each // INODE_RANGE for each in numbers}
         # No await from here on: a name published concurrently falls on one side of `progress` or the other.
@@ -419,9 +421,9 @@ class Lister:
         asked.announce()
         known: dict[str, ListedEntry | None] = {}
         if directory.is_listed:
-            number, version = directory.number, directory.listing.epoch
+            number, epoch = directory.number, directory.listing.epoch
             known = {
-                row.name: self._listings.get(number, version, row.name)
+                row.name: self._listings.get(number, epoch, row.name)
                 for row in rows
                 if lacks_metadata(row, of_all=self._has_metadata)
             }
@@ -435,7 +437,7 @@ class Lister:
         run.has_directories |= row.is_directory
 
     def _new_inode_range(self, directory: Node, first: str, last: str) -> int:
-        chunk = self._next_inode_range
+        inode_range = self._next_inode_range
         self._next_inode_range += 1
-        self._inode_ranges[chunk] = _InodeRange(directory.number, first, last)
-        return chunk
+        self._inode_ranges[inode_range] = _InodeRange(directory.number, first, last)
+        return inode_range

@@ -71,10 +71,10 @@ class ListingState:
 
     epoch: of the newest complete listing (0: none). finished: loop time at which it ended (-inf: expired). seconds: its
     duration. page_times: when its pages were requested. hidden: keys that are unusable as names, and so have no row.
-    has_directories: whether it may contain any. chunks: the inode ranges of its rows. open_numbers: free numbers of
-    one range. probes: single names requested since the listing began; probed: the last one, as a name requested twice
-    in a row counts once. walker: the process that last read the directory; walked: the child that it read last.
-    uses: access frequency of each page, by the name after which the page begins.
+    has_directories: whether it may contain any. inode_ranges: of its rows. free_numbers: the unused rest of one range.
+    probes: single names requested since the listing began; probed: the last one, as a name requested twice in a row
+    counts once. reader: the process that last read the directory; last_read: the child that it read last. uses: access
+    frequency of each page, by the name after which the page begins.
     """
 
     epoch: int = 0
@@ -83,12 +83,12 @@ class ListingState:
     seconds: float = 0.0
     page_times: PageTimes = field(default_factory=PageTimes)
     has_directories: bool = True
-    chunks: set[int] = field(default_factory=set)
-    open_numbers: range = range(0)
+    inode_ranges: set[int] = field(default_factory=set)
+    free_numbers: range = range(0)
     probes: int = 0
     probed: str = ""
-    walker: int = 0
-    walked: str = ""
+    reader: int = 0
+    last_read: str = ""
     uses: "dict[str, AccessHeat]" = field(default_factory=dict)
 
     def expire(self) -> None:

@@ -124,16 +124,16 @@ class Lookup:
             child.handles or child.verified == float("-inf") or self.ttl.is_node_fresh(child)
         ):
             return None
-        marks = self._lister.marks(parent)
-        version = max(self._covering(parent, name), default=0)
+        page_times = self._lister.page_times_by_epoch(parent)
+        epoch = max(self._covering(parent, name), default=0)
         # With one page, one refresh serves all lookups at the cost of one probe, so there is no need for old rows.
-        if version == 0 or len(marks[version].times) < 2:
+        if epoch == 0 or len(page_times[epoch].times) < 2:
             return None
-        rows = self._listings.named(parent.number, version, name)
+        rows = self._listings.named(parent.number, epoch, name)
         if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
             return None
         try:
-            node = self._reconciler.reconcile(parent, name, rows, marks[version].of(name))
+            node = self._reconciler.reconcile(parent, name, rows, page_times[epoch].of(name))
         except NotFound:
             return None
         self._reconciler.evict_idle_nodes()
@@ -204,11 +204,11 @@ class Lookup:
         """Return a name's rows from a listing that is within its TTL, or was requested after loop time `began`."""
         below = name + "/"
         run = self._lister.current_run(parent)
-        for version, marks in reversed(list(self._lister.marks(parent).items())):
-            if run is not None and version == run.epoch and below > run.progress:
+        for epoch, page_times in reversed(list(self._lister.page_times_by_epoch(parent).items())):
+            if run is not None and epoch == run.epoch and below > run.progress:
                 continue
-            rows = self._listings.named(parent.number, version, name)
-            seen = min(marks.of(name), marks.of(below))
+            rows = self._listings.named(parent.number, epoch, name)
+            seen = min(page_times.of(name), page_times.of(below))
             if seen >= began or self._is_fresh_child(parent, name, rows, seen):
                 return rows, seen
         return None
@@ -233,8 +233,8 @@ class Lookup:
 
     def cached_row(self, directory: Node, name: str) -> ListedEntry | None:
         """Return a file's row from any listing, however old. Sends no request."""
-        version = max(self._covering(directory, name), default=0)
-        rows = self._listings.named(directory.number, version, name) if version else []
+        epoch = max(self._covering(directory, name), default=0)
+        rows = self._listings.named(directory.number, epoch, name) if epoch else []
         return next((row for row in rows if not row.is_directory), None)
 
     async def _probed(self, parent: Node, name: str, *, must_answer: bool) -> tuple[list[ListedEntry], float]:
@@ -279,8 +279,8 @@ class Lookup:
         """
         if not self.posix_metadata:
             return None
-        for generation in self._covering(parent, name):
-            for row in self._listings.named(parent.number, generation, name):
+        for epoch in self._covering(parent, name):
+            for row in self._listings.named(parent.number, epoch, name):
                 if row.metadata is not None and row.size:
                     return row
         child = parent.children.get(name)
@@ -290,21 +290,21 @@ class Lookup:
 
     def _correct(self, parent: Node, name: str, probe: NameProbe) -> None:
         """Write a probe's newer rows into the listings, as the node made from them may be forgotten at once."""
-        generations = self._covering(parent, name)
-        for version in generations:
-            old = self._listings.named(parent.number, version, name)
+        epochs = self._covering(parent, name)
+        for epoch in epochs:
+            old = self._listings.named(parent.number, epoch, name)
             if [row._replace(number=0) for row in old] != probe.rows:
-                with _or_relisted(parent):
+                with _expire_on_disk_error(parent):
                     for row in old:
-                        self._listings.remove(parent.number, version, row.sort_name)
+                        self._listings.remove(parent.number, epoch, row.sort_name)
                     numbered = [row._replace(number=self._lister.new_number(parent)) for row in probe.rows]
-                    self._listings.put(parent.number, version, numbered)
-                    if version == parent.listing.epoch:
+                    self._listings.put(parent.number, epoch, numbered)
+                    if epoch == parent.listing.epoch:
                         self._lister.on_newer(parent, old, numbered)
                     parent.listing.has_directories |= any(row.is_directory for row in numbered)
         # Read back: the rows now have the inode numbers that the listing gives this version.
-        for version in generations:
-            probe.rows = self._listings.named(parent.number, version, name)
+        for epoch in epochs:
+            probe.rows = self._listings.named(parent.number, epoch, name)
 
     def _supersede(self, parent: Node, name: str) -> None:
         probe = self._probes.get((parent.number, name))
@@ -315,9 +315,9 @@ class Lookup:
         """Return the listing epochs that would show the name. A listing in progress counts only up to its progress."""
         run = self._lister.current_run(parent)
         return [
-            version
-            for version in self._lister.marks(parent)
-            if run is None or version != run.epoch or name + "/" <= run.progress
+            epoch
+            for epoch in self._lister.page_times_by_epoch(parent)
+            if run is None or epoch != run.epoch or name + "/" <= run.progress
         ]
 
     # ---- what is known
@@ -369,28 +369,28 @@ class Lookup:
                 return
             if self._tree.hides_keys:
                 self._tree.on_shown(self._tree.key(step))
-            with _or_relisted(parent):
-                self._enter(parent, step.number, row)
+            with _expire_on_disk_error(parent):
+                self._record(parent, step.number, row)
             step = parent
 
     def on_removed(self, version: ObjectInfo) -> None:
         """The bucket shows an object that a local file has replaced. It shows again if that replacement fails."""
-        parent, name = self._place_of(version.key)
+        parent, name = self._parent_of(version.key)
         if parent is None or self._tree.is_hidden(version.key, self._tree.now()):
             return
         if self._tree.hides_keys:
             self._tree.on_shown(version.key)
-        with _or_relisted(parent):
-            self._enter(parent, 0, file_row(name, version))
+        with _expire_on_disk_error(parent):
+            self._record(parent, 0, file_row(name, version))
 
     def on_unknown(self, key: str) -> tuple[Node | None, str]:
         """Expire what is known of a key. Return its directory (None: not in memory) and its name."""
-        parent, name = self._place_of(key)
+        parent, name = self._parent_of(key)
         if parent is not None:
             parent.listing.expire()
         return parent, name
 
-    def _place_of(self, key: str) -> tuple[Node | None, str]:
+    def _parent_of(self, key: str) -> tuple[Node | None, str]:
         """Return the directory of a key (None: not in memory) and the name in it."""
         folder, slash, name = key.rstrip("/").rpartition("/")
         parent = self._tree.find(folder + slash)
@@ -398,7 +398,7 @@ class Lookup:
             return None, name
         return parent, name
 
-    def _enter(self, parent: Node, number: int, row: ListedEntry) -> None:
+    def _record(self, parent: Node, number: int, row: ListedEntry) -> None:
         """Record a row. number: the inode number that the kernel knows it by; 0: the kernel does not know it."""
         known = None
         listing = parent.listing
@@ -421,9 +421,9 @@ class Lookup:
     def on_gone(self, parent: Node, sort_name: str) -> None:
         """The bucket no longer shows this name, or soon will not."""
         self._supersede(parent, sort_name.rstrip("/"))
-        with _or_relisted(parent):
-            for version in self._lister.marks(parent):
-                self._listings.remove(parent.number, version, sort_name)
+        with _expire_on_disk_error(parent):
+            for epoch in self._lister.page_times_by_epoch(parent):
+                self._listings.remove(parent.number, epoch, sort_name)
             self._lister.on_gone(parent, sort_name)
 
 
@@ -464,7 +464,7 @@ async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list
 
 
 @contextmanager
-def _or_relisted(directory: Node) -> Iterator[None]:
+def _expire_on_disk_error(directory: Node) -> Iterator[None]:
     """If the disk rejects a row, mark the directory as not listed."""
     try:
         yield

@@ -335,8 +335,9 @@ class DirectoryHandle:
 
     process: the reader (0: unknown). epoch: of the listing that is read (0: not started). after: the sort name reached.
     unpaired_files: files returned before it was known whether a directory of the same name follows. local_names: the
-    names left to return once the rows are exhausted. pinned: names with unpublished changes when the read began that no
-    row has shown since. queue: entries fetched but not yet returned; position: the cookie of the first of them.
+    names left to return once the rows are exhausted. unpublished: names that had unpublished changes when the read
+    began, and that no row has shown since. queue: entries fetched but not yet returned; position: the cookie of the
+    first of them.
     """
 
     node: Node
@@ -345,7 +346,7 @@ class DirectoryHandle:
     after: str = ""
     unpaired_files: list[str] = field(default_factory=list)
     local_names: list[str] | None = None
-    pinned: set[str] = field(default_factory=set)
+    unpublished: set[str] = field(default_factory=set)
     queue: "deque[Shown]" = field(default_factory=deque)
     position: int = 0
 

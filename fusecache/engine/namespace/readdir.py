@@ -48,7 +48,7 @@ class DirectoryReader:
         if handle.epoch == 0:
             self._prefetch_listings(handle)
             if directory.local_refs:
-                handle.pinned = {name for name, child in directory.children.items() if child.local_refs}
+                handle.unpublished = {name for name, child in directory.children.items() if child.local_refs}
         while handle.local_names is None:
             with self._refresher.waiting():
                 shown = await self._next_remote(handle, limit)
@@ -59,7 +59,7 @@ class DirectoryReader:
             name = handle.local_names.pop(0)
             child = directory.children.get(name)
             # A name published during the read has a row now, perhaps before the position that the reader had reached.
-            if name in handle.pinned:
+            if name in handle.unpublished:
                 child = child or self._published_since(handle, name)
             elif child is not None and not self._is_only_here(handle, child):
                 continue
@@ -99,7 +99,7 @@ class DirectoryReader:
                     return shown
             elif run is None:
                 # Names without a row: created here, or published since the listing began.
-                handle.local_names = sorted({*directory.children, *handle.pinned})
+                handle.local_names = sorted({*directory.children, *handle.unpublished})
                 return []
             else:
                 await self._metadata_client.wait_for(run)
@@ -129,7 +129,7 @@ class DirectoryReader:
     ) -> list[Shown]:
         """Return what rows show: nodes where they exist, else the names as listed."""
         directory = handle.node
-        marks = run.page_times if run is not None else directory.listing.page_times
+        page_times = run.page_times if run is not None else directory.listing.page_times
         view = self._reconciler.defaults_below(directory)
         children, nodes, hides_keys = directory.children, self._tree.nodes, self._tree.hides_keys
         page_end, seen = "", float("-inf")
@@ -141,9 +141,9 @@ class DirectoryReader:
                 continue
             if not row.is_directory and self._is_behind_directory(handle, name, run):
                 continue  # the directory of that name shows instead
-            handle.pinned.discard(name)
+            handle.unpublished.discard(name)
             if name > page_end:
-                page_end, seen = marks.page_of(row.sort_name)
+                page_end, seen = page_times.page_of(row.sort_name)
             is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
             if row.number and name not in children and row.number not in nodes and not is_hidden:
                 shown.append(self._reconciler.listed(view, row, seen))
@@ -185,8 +185,8 @@ class DirectoryReader:
         """Return the node of a name that was published and then dropped from memory, or None."""
         directory = handle.node
         listing = directory.listing
-        for version in {handle.epoch, listing.epoch}:
-            rows = self._listings.named(directory.number, version, name)
+        for epoch in {handle.epoch, listing.epoch}:
+            rows = self._listings.named(directory.number, epoch, name)
             if rows:
                 with suppress(NotFound):
                     return self._reconciler.reconcile(directory, name, rows, listing.page_times.of(name))
@@ -196,19 +196,19 @@ class DirectoryReader:
         """Start listings of the next directories for a process that reads them in order, as `find` does."""
         directory = handle.node
         parent = directory.parent
-        directory.listing.walker, directory.listing.walked = handle.process, ""
+        directory.listing.reader, directory.listing.last_read = handle.process, ""
         if parent is None or not handle.process:
             return
         # Only for a process that read the parent and then each child from the first on. Others may read neighbours by
         # chance, and want the state of that later moment.
         listing = parent.listing
-        if listing.walker != handle.process:
+        if listing.reader != handle.process:
             return
-        if not self._follows(parent, listing.walked, directory.name):
-            listing.walker = 0
+        if not self._follows(parent, listing.last_read, directory.name):
+            listing.reader = 0
             return
-        listing.walked = directory.name
-        marks = self._lister.marks(parent)
+        listing.last_read = directory.name
+        by_epoch = self._lister.page_times_by_epoch(parent)
         ahead = 0
         for row in self._lister.rows_after(parent, directory.name + "/", _ROWS_AHEAD):
             if not row.is_directory or ahead == _DIRECTORIES_AHEAD or self._metadata_client.is_unresponsive:
@@ -216,7 +216,7 @@ class DirectoryReader:
             ahead += 1
             try:
                 child = self._reconciler.reconcile(
-                    parent, row.name, [row], next(iter(marks.values())).of(row.sort_name)
+                    parent, row.name, [row], next(iter(by_epoch.values())).of(row.sort_name)
                 )
             except NotFound:
                 continue

@@ -145,12 +145,12 @@ class Reconciler:
         directory, first, last = self._lister.row_position(number)
         if directory is None or not self._tree.is_linked(directory):
             return None
-        marks = self._lister.marks(directory)
-        for version, marked in reversed(list(marks.items())):
-            row = self._listings.find_number(directory.number, version, number, first, last)
+        by_epoch = self._lister.page_times_by_epoch(directory)
+        for epoch, page_times in reversed(list(by_epoch.items())):
+            row = self._listings.find_number(directory.number, epoch, number, first, last)
             if row is not None:
                 try:
-                    node = self.reconcile(directory, row.name, [row], marked.of(row.sort_name))
+                    node = self.reconcile(directory, row.name, [row], page_times.of(row.sort_name))
                 except NotFound:
                     return None
                 return node if node.number == number else None
