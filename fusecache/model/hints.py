@@ -47,8 +47,8 @@ class Plan:
 
     paths: below the mountpoint, sorted. Columns with one number per extent: path (index into paths), start and length
     (bytes), first (step of the first read; never decreases), span (steps from there to the last read). step: the job's
-    current step. is_exact: small extents are the only reads nearby for now, so no byte around them is to be fetched,
-    and fetched bytes need not be cached.
+    current step. is_exact: small extents are the only reads nearby for now. No byte around them is to be fetched, and
+    fetched bytes need not be cached.
     """
 
     window: int

@@ -2,7 +2,7 @@
 
 The unit is one page of LIST: a whole small directory, or the part of a large one in which names are looked up. In a
 large directory that is where files are added in name order. A refresh costs one request, as much as a request for one
-name, and while it runs ahead, lookups in that page do not wait for the bucket.
+name. While refreshes run ahead, lookups in that page do not wait for the bucket.
 
 Invariant: the maximum age of what is served stays the TTL. Only the time of the requests changes.
 """
