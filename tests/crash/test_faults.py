@@ -282,7 +282,7 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
         (daemon.path / "new").write_bytes(b"3")
         (daemon.path / "step").mkdir()
         (daemon.path / "step" / "model").write_bytes(b"4")
-        assert "those of the daemon's environment" in daemon.command("status", daemon.path).stdout
+        assert "the keys come from the daemon's environment" in daemon.command("status", daemon.path).stdout
     finally:
         server.control.add_account(Account(server.access_key, server.secret_key))
     assert daemon.sync() == 0
