@@ -16,7 +16,7 @@ SMALL_BYTES = 128 * KIB
 # Small random reads get 1/16 of the memory, so that 64 of them in flight do not hold 64 large buffers.
 SMALL_SHARE = 16
 MIN_BUFFER_BYTES = 3 * LARGE_BYTES
-# The thread of `touch` can stop after each step. A step takes some 20 ms where the host must find the pages.
+# The thread of `touch` can stop after each step, which takes about 20 ms if the host must find the pages first.
 _STEP_BYTES = LARGE_BYTES
 
 
@@ -48,7 +48,7 @@ class AlignedBuffers:
         self._toucher.start()
 
     def close(self) -> None:
-        """Return when the thread of `touch` has ended: after one step at most. Twice is fine."""
+        """Stop the thread of `touch`, and return once it has ended: after one step at most. Idempotent."""
         self._is_closed = True
         if self._toucher is not None:
             self._toucher.join()

@@ -258,7 +258,9 @@ class StagingDirectory:
 
     def known(self, generation: int) -> StagingFile:
         """Return the file of a version that is in `staging/`. It is opened at first use."""
-        return StagingFile(self._path_text(generation), create=False, opens=False, open_files=self._open_files)
+        return StagingFile(
+            self._path_text(generation), create=False, opens=False, open_files=self._open_files
+        )
 
     def quarantine(self, generation: int, folder: str) -> Path:
         """Move a version's file to the quarantine folder `orphans` or `suspect`; return its new path."""

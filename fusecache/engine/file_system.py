@@ -98,7 +98,7 @@ class FileSystem:
         """Open the cache directory (blocking). Raises StateError, LocalDiskError."""
         boot_id = read_boot_id()
         self.options = options
-        # What the mount holds open; `running` closes it at its end.
+        # Everything that the mount has open; `running` closes it at its end.
         self._opened = self._open(store, offload)
         self.queue = WritebackQueue(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
@@ -216,7 +216,7 @@ class FileSystem:
         self._started = trio.current_time()
 
     def _open(self, store: Store, offload: Offload) -> ExitStack:
-        """Open the cache directory; return what closes it again. On an error, what is open by then is closed."""
+        """Open the cache directory; return the stack that closes it. On an error, everything opened so far is closed."""
         directory = self.options.directory
         with ExitStack() as opened:
             self.cache = BlockCache(
@@ -336,7 +336,7 @@ class FileSystem:
     async def resolve(self, path: str, *, timeout_seconds: float = float("inf")) -> Node:
         """Return the node at a path below the mountpoint ("" is its root).
 
-        Raises NotFound, or Unavailable if the bucket does not answer, or not within the patience for each name.
+        Raises NotFound, or Unavailable if the bucket does not answer, or not within the timeout for each name.
         """
         node = self.tree.root
         held: list[Node] = []
