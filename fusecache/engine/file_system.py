@@ -216,7 +216,7 @@ class FileSystem:
         self._started = trio.current_time()
 
     def _open(self, store: Store, offload: Offload) -> ExitStack:
-        """Open the cache directory; return the stack that closes it. On an error, everything opened so far is closed."""
+        """Open the cache directory; return the stack that closes it. On an error, all opened so far is closed."""
         directory = self.options.directory
         with ExitStack() as opened:
             self.cache = BlockCache(
