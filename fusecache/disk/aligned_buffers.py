@@ -1,7 +1,7 @@
-"""A bounded pool of page-aligned memory, found once, reused for ever.
+"""A bounded pool of page-aligned memory, allocated once and reused for the life of the daemon.
 
-Fresh pages cost more than the copy into them (each is faulted and zeroed 4 KiB at a time), and direct I/O
-wants aligned memory. Not here: who uses which buffer for what, and when it may be reused.
+Fresh pages cost more than the copy into them, as each is faulted in and zeroed 4 KiB at a time. Direct I/O needs
+aligned memory. This module does not decide who uses which buffer, or when it may be reused.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from fusecache.model.objects import KIB, MIB
 
 LARGE_BYTES = 8 * MIB
 SMALL_BYTES = 128 * KIB
-# Small random reads get this part of the memory: 64 of them in flight must not hold 64 large buffers.
+# Small random reads get 1/16 of the memory, so that 64 of them in flight do not hold 64 large buffers.
 SMALL_SHARE = 16
 MIN_BUFFER_BYTES = 3 * LARGE_BYTES
-# The thread of `touch` can stop after each step. A step takes some 20 ms where the host must find the pages.
+# The thread of `touch` can stop after each step, which takes about 20 ms if the host must find the pages first.
 _STEP_BYTES = LARGE_BYTES
 
 
@@ -39,16 +39,16 @@ class AlignedBuffers:
         ]
 
     def touch(self) -> None:
-        """Have all pages exist soon: a thread sees to that.
+        """Fault in all pages in a background thread.
 
-        256 MiB take up to half a second where the machine is a guest whose host must find them first, and whoever maps
-        a file meanwhile waits: not before the journal is read.
+        Faulting in 256 MiB takes up to half a second in a virtual machine whose host must find the pages first. Any
+        thread that maps a file waits for it. So call this only after the journal has been read.
         """
         self._toucher = threading.Thread(target=self._populate, name="buffers", daemon=True)
         self._toucher.start()
 
     def close(self) -> None:
-        """Return when the thread of `touch` has ended: after one step at most. Twice is fine."""
+        """Stop the thread of `touch`, and return once it has ended: after one step at most. Idempotent."""
         self._is_closed = True
         if self._toucher is not None:
             self._toucher.join()
@@ -62,7 +62,7 @@ class AlignedBuffers:
 
 
 def _memory(nbytes: int) -> memoryview:
-    """Return zeroed memory, in huge pages where the kernel gives any."""
+    """Return zeroed memory, in huge pages where the kernel provides them."""
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # EINVAL: a kernel built without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)

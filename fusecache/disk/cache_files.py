@@ -1,11 +1,11 @@
-"""The cache's files: one sparse file per object version, named by a number that is never used again.
+"""The cache's files: one sparse file per object version, named by a number that is never reused.
 
-Layout: `<directory>/files/<number % 256 in hex>/<number in hex>`; byte n of the object is byte n of the
-file, for ever. A file may be up to 4 095 bytes longer than its object (direct I/O writes whole pages).
-Which parts of a file are valid stands in the index, not here.
+Layout: `<directory>/files/<number % 256 in hex>/<number in hex>`; byte n of the object is always byte n of the file. A
+file may be up to 4 095 bytes longer than its object, because direct I/O writes whole pages. Which parts of a file are
+valid is recorded in the index, not here.
 
-Blocking and thread-safe: nothing is kept open between calls. Opening costs 10 microseconds, a table of open
-files would cost a limit, a lock and a rule for evicted files.
+Blocking and thread-safe: no file stays open between calls. Opening takes 10 microseconds; a table of open files would
+need a limit, a lock and a rule for evicted files.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FOLDERS = 256
 
 
 def granule_checksums(memory: memoryview) -> bytes:
-    """Return xxh3_64 (little-endian, 8 bytes) of each 64 KiB of `memory`; the last piece may be shorter."""
+    """Return xxh3_64 (little-endian, 8 bytes) of each 64 KiB of `memory`; the last granule may be shorter."""
     return b"".join(
         xxhash.xxh3_64_intdigest(memory[start : start + GRANULE_BYTES]).to_bytes(CHECKSUM_BYTES, "little")
         for start in range(0, len(memory), GRANULE_BYTES)
@@ -35,7 +35,7 @@ def granule_checksums(memory: memoryview) -> bytes:
 
 
 def bad_granules(memory: memoryview, size: int, got: int, checksums: bytes) -> list[int]:
-    """Return which granules of `memory[:size]`, of which `got` bytes were read, are not what their checksums say."""
+    """Return the granules of `memory[:size]`, of which `got` bytes were read, that do not match their checksums."""
     granules = -(-size // GRANULE_BYTES)
     whole = granules if got >= size else got // GRANULE_BYTES
     bad = list(range(whole, granules))
@@ -52,7 +52,7 @@ def bad_granules(memory: memoryview, size: int, got: int, checksums: bytes) -> l
 
 
 class CacheFiles:
-    """Reads, writes and evicts ranges of numbered files by direct I/O where the file system allows it."""
+    """Stores, loads and punches ranges of numbered files, by direct I/O where the file system supports it."""
 
     def __init__(self, directory: Path) -> None:
         """Use `directory`, creating it if needed. Raises LocalDiskError."""
@@ -68,12 +68,12 @@ class CacheFiles:
     def store(self, number: int, offset: int, memory: memoryview, size: int, floor_bytes: int = 0) -> bytes:
         """Write `memory[:size]` at `offset` and return its granules' checksums.
 
-        offset: a multiple of 64 KiB. memory: page-aligned, at least `size` rounded up to 4 KiB; what lies
-        beyond `size` is written too, as padding. Raises NoSpace if that left less than `floor_bytes` free,
-        LocalDiskError; then nothing of it stays on the disk.
+        offset: a multiple of 64 KiB. memory: page-aligned, at least `size` rounded up to 4 KiB; bytes beyond `size` are
+        written as padding. Raises NoSpace if less than `floor_bytes` would be left free, or LocalDiskError. After an
+        error none of it stays on the disk.
         """
         padded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
-        # Asked at each write: others fill the disk too, and within a second they fill gigabytes.
+        # Checked at each write: other programs fill the disk too, at gigabytes a second.
         if self.free_bytes() - padded < floor_bytes:
             raise NoSpace(f"less than {floor_bytes} bytes would be left free on the cache's disk")
         checksums = granule_checksums(memory[:size])
@@ -87,10 +87,10 @@ class CacheFiles:
         return checksums
 
     def load(self, number: int, offset: int, memory: memoryview, size: int, checksums: bytes) -> list[int]:
-        """Fill `memory[:size]` from `offset`; return which granules, counted from there, are bad.
+        """Fill `memory[:size]` from `offset`; return the bad granules, counted from `offset`.
 
-        checksums: what the granules should have. Bytes that are not in the file are bad granules, never made up.
-        memory as in `store`. Raises LocalDiskError.
+        checksums: the expected ones. Bytes missing from the file count as bad granules; they are never invented.
+        memory: as in `store`. Raises LocalDiskError.
         """
         padded = -(-size // _PAGE_BYTES) * _PAGE_BYTES
         got = 0
@@ -99,7 +99,7 @@ class CacheFiles:
                 while got < size:
                     count = os.preadv(fd, [memory[got:padded]], offset + got)
                     got += count
-                    # Direct I/O ends unaligned only at the end of the file.
+                    # A direct read ends unaligned only at the end of the file.
                     if count == 0 or got % _PAGE_BYTES:
                         break
                 if not self._direct:
@@ -111,11 +111,11 @@ class CacheFiles:
         return bad_granules(memory, size, got, checksums)
 
     def path_for_direct_reads(self, number: int) -> bytes | None:
-        """Return a file's path; None where files are read through the kernel's pages."""
+        """Return a file's path; None where files are read through the page cache."""
         return os.fsencode(self._name(number)) if self._direct else None
 
     def punch(self, number: int, extents: list[tuple[int, int]]) -> None:
-        """Give (offset, length) ranges back to the disk; a missing file has none. Raises LocalDiskError."""
+        """Return (offset, length) ranges to the file system. A missing file is success. Raises LocalDiskError."""
         try:
             fd = os.open(self._path(number), os.O_WRONLY)
         except FileNotFoundError:
@@ -126,26 +126,26 @@ class CacheFiles:
             for offset, length in extents:
                 punch_hole(fd, offset, length)
         except OSError as exc:
-            raise LocalDiskError(f"cache file {number:x} cannot be punched: {exc}") from exc
+            raise LocalDiskError(f"holes in cache file {number:x} cannot be punched: {exc}") from exc
         finally:
             os.close(fd)
 
     def delete(self, number: int) -> None:
-        """Remove a file; a missing one is success. Raises LocalDiskError."""
+        """Remove a file. A missing file is success. Raises LocalDiskError."""
         try:
             self._path(number).unlink(missing_ok=True)
         except OSError as exc:
             raise LocalDiskError(f"cache file {number:x} cannot be removed: {exc}") from exc
 
     def adopt(self, path: Path, number: int) -> None:
-        """Make the file at `path` cache file `number` by a rename. Raises LocalDiskError."""
+        """Rename the file at `path` to be cache file `number`. Raises LocalDiskError."""
         try:
             path.rename(self._path(number))
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
 
     def numbers_in(self, folder: int) -> list[int]:
-        """Return the numbers of the files in one of the FOLDERS, in no order; foreign names are passed over.
+        """Return the numbers of the files in one of the FOLDERS, unordered, ignoring other names.
 
         Raises LocalDiskError.
         """
@@ -161,11 +161,11 @@ class CacheFiles:
         return found
 
     def free_bytes(self) -> int:
-        """Return what the file system still gives to this process. Raises LocalDiskError."""
+        """Return the bytes that the file system has free for this process. Raises LocalDiskError."""
         try:
             facts = os.statvfs(self._directory)
         except OSError as exc:
-            raise LocalDiskError(f"free space of {self._directory} is unknown: {exc}") from exc
+            raise LocalDiskError(f"the free space of {self._directory} is unknown: {exc}") from exc
         return facts.f_bavail * facts.f_frsize
 
     def _path(self, number: int) -> Path:
@@ -189,19 +189,19 @@ def _write_all(fd: int, memory: memoryview, offset: int) -> None:
         while written < len(memory):
             written += os.pwritev(fd, [memory[written:]], offset + written)
     except OSError:
-        # A part of it may have come: nobody would count it.
+        # A part may have been written, which no account includes.
         with contextlib.suppress(OSError):
             punch_hole(fd, offset, len(memory))
         raise
 
 
 def delete_tree(directory: Path) -> None:
-    """Remove a folder and all in it; what cannot be removed stays, to be tried again at the next start."""
+    """Remove a folder and all in it. Entries that cannot be removed stay; the next start tries again."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _direct_io_works(directory: Path) -> bool:
-    """Say whether files in `directory` can be opened for direct I/O; some file systems refuse."""
+    """Return whether files in `directory` can be opened for direct I/O; some file systems refuse it."""
     probe = directory / ".direct-io-probe"
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)

@@ -1,16 +1,21 @@
-"""System calls that Python's library lacks, through ctypes. Linux only."""
+"""Small services of the Linux kernel: punched holes, prefaulted memory, synced folders, the dirty page limit.
+
+The first two are system calls that Python's library lacks, made through ctypes.
+"""
 
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 # linux/falloc.h
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 # asm-generic/mman-common.h; Linux 5.14.
 _POPULATE_WRITE = 23
-# While the kernel works on one piece, no other thread can map a file.
+# While the kernel populates one such piece, no other thread can map a file.
 _POPULATE_BYTES = 1 << 21
+_VM = Path("/proc/sys/vm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -20,9 +25,9 @@ _libc.madvise.restype = ctypes.c_int
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give the bytes [offset, offset + length) back to the file system; they then read as zeros.
+    """Return the bytes [offset, offset + length) to the file system; they then read as zeros.
 
-    Raises OSError (EOPNOTSUPP where the file system cannot).
+    Raises OSError (EOPNOTSUPP if the file system does not support it).
     """
     while _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
         code = ctypes.get_errno()
@@ -31,10 +36,37 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 def populate(memory: memoryview) -> None:
-    """Have the kernel find the pages of writable memory now, not at their first use; what is in them stays.
+    """Fault in the pages of writable memory now instead of at first use. Their content stays.
 
-    Other threads run meanwhile. Of a kernel that cannot, nothing is asked: then the first use finds them.
+    Other threads can run. On a kernel without MADV_POPULATE_WRITE it has no effect.
     """
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in range(0, memory.nbytes, _POPULATE_BYTES):
         _libc.madvise(address + start, min(_POPULATE_BYTES, memory.nbytes - start), _POPULATE_WRITE)
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a folder, so that the names in it are on disk; syncing a file does not do that. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def dirty_limit_bytes() -> int:
+    """Return the limit of all dirty pages together, in bytes; 0 if the kernel does not report it.
+
+    vm.dirty_bytes, else vm.dirty_ratio percent of the available memory (kernel: Documentation/admin-guide/sysctl/vm).
+    """
+    try:
+        fixed = int((_VM / "dirty_bytes").read_text())
+        if fixed:
+            return fixed
+        ratio = int((_VM / "dirty_ratio").read_text())
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 * ratio // 100
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0

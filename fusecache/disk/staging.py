@@ -1,7 +1,7 @@
-"""Staging files: what is written on the mount lives here until the bucket has it.
+"""Staging files: files written on the mount live here until the bucket has them.
 
-One file a generation, named by its number. Buffered I/O: the kernel's page cache absorbs a checkpoint at memory speed.
-Not the cache: a staging file is never evicted.
+There is one file per version, named by its number. I/O is buffered: the page cache absorbs a checkpoint at memory
+speed. This is not the cache: a staging file is never evicted.
 """
 
 import errno
@@ -14,19 +14,19 @@ from pathlib import Path
 
 import xxhash
 
-from fusecache.disk.folders import sync_folder
+from fusecache.disk.native import sync_folder
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
 from fusecache.model.objects import GRANULE_BYTES
 
 _CHECK_BYTES = 64 * GRANULE_BYTES
-# Read twice, by two digests: it must stay in the L2 cache meanwhile.
+# Each piece is read twice, by two digests, so it must stay in the L2 cache in between.
 _DIGEST_BYTES = 16 * GRANULE_BYTES
 
 
 class StagingFile:
-    """One staging file. Writes may come from several threads at once, for different ranges.
+    """One staging file. Several threads may write concurrently to different ranges.
 
-    After `close` the next use opens it again, so that files which only wait hold no descriptor.
+    After `close`, the next use opens it again. So files that only wait for their upload hold no descriptor.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class StagingFile:
         opens: bool = True,
         open_files: "set[StagingFile] | None" = None,
     ) -> None:
-        """Open, or create, which fails if there is one. Raises NoSpace or LocalDiskError.
+        """Open the file, or create it; creating fails if it exists. Raises NoSpace or LocalDiskError.
 
-        opens: whether now; else with the first use. open_files: holds this file while it has a descriptor.
+        opens: open now; otherwise at the first use. open_files: contains this file while it has a descriptor.
         """
         self._path = os.fspath(path)
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class StagingFile:
 
     @property
     def path(self) -> Path:
-        """Where it is. Made anew: a start meets many files of which it needs no path."""
+        """The file's path. Built on demand: a start meets many files whose path it does not need."""
         return Path(self._path)
 
     @property
@@ -66,7 +66,7 @@ class StagingFile:
             self._open_files.add(self)
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file, in bytes."""
         return os.fstat(self._fd).st_size
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -87,7 +87,7 @@ class StagingFile:
             raise _model_error(exc, self.path) from exc
 
     def read_nowait(self, offset: int, size: int) -> bytes | None:
-        """Return bytes that the page cache holds already, or None if reading would wait for the disk."""
+        """Return bytes from the page cache, or None if the read would wait for the disk."""
         buffer = bytearray(size)
         try:
             count = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
@@ -95,30 +95,32 @@ class StagingFile:
             if exc.errno in {errno.EAGAIN, errno.EOPNOTSUPP}:
                 return None
             raise _model_error(exc, self.path) from exc
-        # A short count may be the end of the file or of what is in memory: `read` knows.
+        # A short count means the end of the file or of the cached part. `read` tells them apart.
         return bytes(buffer) if count == size else None
 
     def truncate(self, size: int) -> None:
-        """Cut or extend with zeros."""
+        """Truncate the file, or extend it with zeros."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as exc:
             raise _model_error(exc, self.path) from exc
 
     def copy_from(self, source: "StagingFile", size: int) -> None:
-        """Take over the first `size` bytes of another staging file, sharing blocks where the disk can."""
+        """Copy the first `size` bytes of another staging file, sharing blocks where the file system can."""
         offset = 0
         try:
             while offset < size:
                 count = os.copy_file_range(source._fd, self._fd, size - offset, offset, offset)
                 if count == 0:
-                    raise Damaged(f"{source.path}: ends at {offset} of {size} bytes")
+                    raise Damaged(
+                        f"{source.path}: the staging file ends at byte {offset}, {size} bytes were expected"
+                    )
                 offset += count
         except OSError as exc:
             raise _model_error(exc, self.path) from exc
 
     def sync(self) -> None:
-        """Return when data and size, and the folder's entry, are on the disk."""
+        """Return when data, size and the folder's entry are on disk."""
         self.sync_data()
         try:
             sync_folder(self.path.parent)
@@ -126,16 +128,16 @@ class StagingFile:
             raise _model_error(exc, self.path) from exc
 
     def sync_data(self) -> None:
-        """Return when data and size are on the disk; the folder's entry need not be."""
+        """Return when data and size are on disk; the folder's entry may not be."""
         try:
             os.fdatasync(self._fd)
         except OSError as exc:
             raise _model_error(exc, self.path) from exc
 
     def checksums(self, offset: int = 0, size: int = 1 << 62) -> bytes:
-        """Return xxh3_64 of each granule of [offset, offset + size), 8 bytes little-endian each, in order.
+        """Return xxh3_64 of each granule of [offset, offset + size), in order, 8 bytes little-endian each.
 
-        offset: of a granule. What lies behind the file's end is left out.
+        offset: the start of a granule. Bytes beyond the end of the file are ignored.
         """
         sums = bytearray()
         stop = offset + size
@@ -145,7 +147,7 @@ class StagingFile:
         return bytes(sums)
 
     def close(self) -> None:
-        """Close the file; it stays on disk. No other call may be under way."""
+        """Close the descriptor; the file stays on disk. No other call may be in progress."""
         with self._lock:
             if self._opened >= 0:
                 os.close(self._opened)
@@ -163,10 +165,10 @@ class StagingFile:
 
 
 def sync_all(files: Sequence[StagingFile]) -> list[bytes | LocalDiskError]:
-    """Bring files to the disk, and their folder once for all.
+    """Sync files to the disk, and their folder once for all of them.
 
-    Return what each holds, as the checksums of its granules, or why the disk does not hold it for good: also for want
-    of room, as it had accepted the bytes, and what is in the file now is not what was written.
+    Return each file's granule checksums, or the error because of which its bytes are not durable. A full disk is such
+    an error too: the kernel had accepted the bytes, and the file no longer holds what was written.
     """
     found: list[bytes | LocalDiskError] = []
     for file in files:
@@ -184,26 +186,28 @@ def sync_all(files: Sequence[StagingFile]) -> list[bytes | LocalDiskError]:
 
 
 def digests(path: Path, offset: int, size: int) -> tuple[bytes, bytes]:
-    """Return MD5 and granule checksums of [offset, offset + size) of a staging file, read once.
+    """Return MD5 and granule checksums of [offset, offset + size) of a staging file, in one pass.
 
-    Of a file that is written meanwhile they are of no use, and do no harm. Raises LocalDiskError, also for a file that
-    ends before.
+    If the file is written concurrently the result is useless but harmless. Raises LocalDiskError, or Damaged if the
+    file ends too early.
     """
     md5 = hashlib.md5(usedforsecurity=False)
     sums = bytearray()
     buffer = memoryview(bytearray(min(_DIGEST_BYTES, size)))
-    # A descriptor of its own: the file may be closed or moved aside by others meanwhile.
+    # A descriptor of its own: other tasks may close or quarantine the file concurrently.
     descriptor = _open(str(path), 0)
     try:
         stop = offset + size
         while offset < stop:
-            # Whole granules: a short read would cut one in two.
+            # Fill whole granules: a short read would split one.
             piece = buffer[: stop - offset]
             filled = 0
             while filled < len(piece):
                 count = os.preadv(descriptor, [piece[filled:]], offset + filled)
                 if count == 0:
-                    raise Damaged(f"{path}: ends at {offset + filled} of {stop} bytes")
+                    raise Damaged(
+                        f"{path}: the staging file ends at byte {offset + filled}, {stop} bytes were expected"
+                    )
                 filled += count
             md5.update(piece)
             sums += _granule_checksums(piece)
@@ -223,56 +227,58 @@ def _granule_checksums(data: memoryview) -> bytes:
 
 
 def checksum_of_checksums(granule_checksums: bytes) -> str:
-    """Return the one checksum of a whole file that the journal keeps: xxh3_128 hex over its granules' checksums."""
+    """Return the file checksum that the journal stores: xxh3_128 hex over the checksums of its granules."""
     return xxhash.xxh3_128_hexdigest(granule_checksums)
 
 
 class StagingDirectory:
-    """The folders `staging/`, `orphans/` and `suspect/` of a cache directory."""
+    """The folders `staging/`, `orphans/` and `suspect/` of a cache directory; the last two are the quarantine."""
 
     def __init__(self, directory: Path) -> None:
-        # The files that hold a descriptor. Threads add and remove their own.
+        # The files that hold a descriptor. Each thread adds and removes its own.
         self._open_files: set[StagingFile] = set()
         self._staging = directory / "staging"
         self._folder = str(self._staging)
-        self._aside = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
-        for folder in (self._staging, *self._aside.values()):
+        self._quarantine = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
+        for folder in (self._staging, *self._quarantine.values()):
             folder.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
-        """Close every open file, at the end of the mount. Files stay on disk. No other call may be under way."""
+        """Close every open file, at the end of the mount. Files stay on disk. No other call may be in progress."""
         for file in list(self._open_files):
             file.close()
 
     def create(self, generation: int) -> StagingFile:
-        """Create the file of a new generation."""
-        return StagingFile(self._place(generation), create=True, open_files=self._open_files)
+        """Create the file of a new version."""
+        return StagingFile(self._path_text(generation), create=True, open_files=self._open_files)
 
     def open(self, generation: int) -> StagingFile:
-        """Open the file of a journaled generation. Raises LocalDiskError if it is missing."""
-        return StagingFile(self._place(generation), create=False, open_files=self._open_files)
+        """Open the file of a journaled version. Raises LocalDiskError if it is missing."""
+        return StagingFile(self._path_text(generation), create=False, open_files=self._open_files)
 
     def known(self, generation: int) -> StagingFile:
-        """Return the file of a generation that is in `staging/`, to be opened with its first use."""
-        return StagingFile(self._place(generation), create=False, opens=False, open_files=self._open_files)
+        """Return the file of a version that is in `staging/`. It is opened at first use."""
+        return StagingFile(
+            self._path_text(generation), create=False, opens=False, open_files=self._open_files
+        )
 
     def quarantine(self, generation: int, folder: str) -> Path:
-        """Move a generation's file to `orphans` or `suspect`; return where it is now."""
-        target = self._aside[folder] / self._path(generation).name
+        """Move a version's file to the quarantine folder `orphans` or `suspect`; return its new path."""
+        target = self._quarantine[folder] / self._path(generation).name
         shutil.move(self._path(generation), target)
         return target
 
     def restore(self, generation: int) -> StagingFile:
-        """Move a generation's file back from where it was kept aside, for good, and open it.
+        """Move a version's file out of the quarantine, durably, and open it.
 
         Raises LocalDiskError if it is not there.
         """
         source = self.path_of(generation)
         if source is None:
-            raise LocalDiskError(f"generation {generation}: its bytes are gone")
+            raise LocalDiskError(f"generation {generation}: its quarantined file is gone")
         try:
             source.rename(self._path(generation))
-            # Before any row says so: after a power cut the file must be found where the row has it.
+            # Durable before any row refers to it: after a power cut the file must be where the row says.
             for folder in (self._staging, source.parent):
                 sync_folder(folder)
         except OSError as exc:
@@ -280,12 +286,12 @@ class StagingDirectory:
         return self.open(generation)
 
     def delete(self, generation: int) -> None:
-        """Remove a generation's file, if it is there."""
+        """Remove a version's file from `staging/`, if it is there."""
         self._path(generation).unlink(missing_ok=True)
 
     def delete_quarantined(self, generation: int) -> None:
-        """Remove a generation's file from where it is kept aside, if it is there. Raises LocalDiskError."""
-        for folder in self._aside.values():
+        """Remove a version's file from the quarantine, if it is there. Raises LocalDiskError."""
+        for folder in self._quarantine.values():
             path = folder / self._path(generation).name
             try:
                 path.unlink(missing_ok=True)
@@ -293,21 +299,21 @@ class StagingDirectory:
                 raise _model_error(exc, path) from exc
 
     def path_of(self, generation: int) -> Path | None:
-        """Return where a generation's file is kept aside, or None."""
-        places = (folder / self._path(generation).name for folder in self._aside.values())
-        return next((path for path in places if path.exists()), None)
+        """Return the path of a version's quarantined file, or None."""
+        paths = (folder / self._path(generation).name for folder in self._quarantine.values())
+        return next((path for path in paths if path.exists()), None)
 
     def quarantined(self) -> dict[int, Path]:
-        """Return the files that are kept aside, by generation."""
+        """Return the quarantined files, by generation."""
         return {
             int(path.name): path
-            for folder in self._aside.values()
+            for folder in self._quarantine.values()
             for path in folder.iterdir()
             if path.name.isdigit()
         }
 
     def sizes(self) -> dict[int, int]:
-        """Return the bytes of the files in `staging/`, by generation."""
+        """Return the sizes of the files in `staging/` in bytes, by generation."""
         with os.scandir(self._staging) as entries:
             return {int(entry.name): entry.stat().st_size for entry in entries if entry.name.isdigit()}
 
@@ -316,20 +322,20 @@ class StagingDirectory:
         return {int(path.name): path for path in self._staging.iterdir() if path.name.isdigit()}
 
     def highest_number(self) -> int:
-        """Return the highest generation that any file here is named after; 0 if there is none."""
-        folders = (self._staging, *self._aside.values())
+        """Return the highest generation in any file name here; 0 if there is none."""
+        folders = (self._staging, *self._quarantine.values())
         return max(
             (int(name) for folder in folders for name in os.listdir(folder) if name.isdigit()), default=0
         )
 
     def quarantined_bytes(self) -> int:
-        """Return the bytes that orphans and suspects hold."""
-        return sum(path.stat().st_size for folder in self._aside.values() for path in folder.iterdir())
+        """Return the total size of the quarantined files."""
+        return sum(path.stat().st_size for folder in self._quarantine.values() for path in folder.iterdir())
 
     def _path(self, generation: int) -> Path:
-        return Path(self._place(generation))
+        return Path(self._path_text(generation))
 
-    def _place(self, generation: int) -> str:
+    def _path_text(self, generation: int) -> str:
         return f"{self._folder}/{generation:016d}"
 
 

@@ -1,6 +1,6 @@
-"""The cache directory as a whole: whose it is, and that one daemon uses it.
+"""The cache directory as a whole: which bucket it belongs to, and a lock so that one daemon uses it.
 
-Layout in docs/on-disk.md. `fusecache.json` says which bucket it belongs to and the format; `lock` is held by flock.
+Layout in docs/on-disk.md. `fusecache.json` records the bucket and the format version; `lock` is held by flock.
 """
 
 import errno
@@ -13,29 +13,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fusecache.disk.folders import sync_folder
+from fusecache.disk.native import sync_folder
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.format_text import count_text, size_text
 
 FORMAT_VERSION = 1
-_LONGEST_LOCK_BYTES = 8192  # a number, and a path of at most 4096 bytes
+_LONGEST_LOCK_BYTES = 8192  # a pid, and a path of at most 4096 bytes
 
 
 class StateDirectory:
     """A locked cache directory; a context manager."""
 
     def __init__(self, directory: Path, identity: str | None, *, mountpoint: Path | None = None) -> None:
-        """Create or open it. Raises StateError if it is in use or another bucket's, LocalDiskError if unusable.
+        """Create or open the directory. Raises StateError if it is in use or another bucket's; LocalDiskError.
 
-        identity: endpoint, bucket and prefix in one line; None: whatever it belongs to, and it must be there, for who
-        only looks. mountpoint: where it is going to be mounted; whoever finds it in use is told.
+        identity: endpoint, bucket and prefix in one line; None: only inspect an existing directory, of any bucket.
+        mountpoint: where it is going to be mounted; named in the error of other processes that find it in use.
         """
         self.directory = directory
         self.identity = ""
         if identity is None and not (directory / "fusecache.json").exists():
-            raise StateError(f"{directory} is no cache directory: it has no fusecache.json")
+            raise StateError(
+                f"{directory} is not a cache directory: it has no fusecache.json; check the path"
+            )
         try:
-            # Names of objects, and what was written: for the owner's eyes.
+            # Readable by the owner only: it holds object names and written data.
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_own_mounts(directory)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -92,7 +94,7 @@ class StateDirectory:
         try:
             row = json.loads(path.read_text())
             if not isinstance(row, dict):
-                raise ValueError("it holds no facts")
+                raise ValueError("not a JSON object")
         except FileNotFoundError:
             temporary = path.with_suffix(".new")
             try:
@@ -102,7 +104,7 @@ class StateDirectory:
                 with temporary.open("w") as file:
                     file.write(json.dumps(row) + "\n")
                     file.flush()
-                    # Else a power cut may leave the name without the text, and no daemon would start here again.
+                    # Else a power cut may leave an empty file, and no daemon could start here again.
                     os.fsync(file.fileno())
                 temporary.replace(path)
                 sync_folder(self.directory)
@@ -114,13 +116,13 @@ class StateDirectory:
             return
         except (OSError, ValueError) as exc:
             raise StateError(
-                f"{path} is unreadable ({exc}); nothing was changed. Choose another --cache-dir, and keep this one: "
+                f"{path} cannot be read ({exc}); nothing was changed. Choose another --cache-dir and keep this one: "
                 f"it may hold files that the bucket does not have"
             ) from exc
         if row.get("format") != FORMAT_VERSION:
             raise StateError(
-                f"{self.directory} has format {row.get('format')}, this fusecache knows {FORMAT_VERSION}; "
-                f"mount with the version that made it, or choose another --cache-dir"
+                f"{self.directory} has format {row.get('format')}, but this fusecache supports {FORMAT_VERSION}; "
+                f"mount with the version that created it, or choose another --cache-dir"
             )
         self.identity = str(row.get("identity", ""))
         if identity is not None and self.identity != identity:
@@ -131,14 +133,14 @@ class StateDirectory:
 
 
 def _pending_text(directory: Path) -> str:
-    """Return what to do about files in the directory that the bucket may not have yet, or ""."""
+    """Return what to do about files in the directory that may not be in the bucket yet, or ""."""
     staging = directory / "staging"
     sizes = [path.stat().st_size for path in staging.iterdir()] if staging.is_dir() else []
     if not sizes:
         return ""
     return (
         f". It holds {count_text(len(sizes), 'file')}, {size_text(sum(sizes))}, not in the bucket yet: "
-        f"mount that one with it once more, so that all is uploaded"
+        f"mount that bucket with it again to upload them"
     )
 
 

@@ -1,6 +1,6 @@
-"""The engine as one whole: wires the parts, starts and ends them, and answers what is asked about them.
+"""The engine as a whole: constructs and connects its parts, starts and stops them, and answers queries about them.
 
-`fs/` translates the kernel's requests into calls of `names`, `contents` and `changes`; nothing here knows FUSE.
+`fs/` turns the kernel's requests into calls of `lookup`, `file_io` and `namespace_ops`. Nothing here knows FUSE.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from fusecache.disk.dirty_pages import dirty_limit_bytes
+from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedObjects
@@ -58,16 +58,16 @@ from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
-# Of a bucket that was silent when it was last asked, who only looks waits so long for a sign that it is back.
-_SILENT_STILL_SECONDS = 2.0
+# If the bucket was unresponsive at the last request, a query waits only this long for a sign that it is back.
+_UNRESPONSIVE_WAIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine needs to be told. prefix: of every key, empty or ending in '/'; sizes in bytes.
+    """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
-    keys_from: where the keys of who writes come from, as `causes.renewal_text` takes it. writes_by_other_keys: than
-    those that read.
+    keys_from: where the writer's credentials come from, as for `model/error_text.renewal_text`. writes_by_other_keys:
+    the writer's credentials differ from the reader's.
     """
 
     directory: Path
@@ -93,13 +93,13 @@ class EngineOptions:
 
 
 class FileSystem:
-    """One mounted bucket. Made on the loop's thread; `running` is its life."""
+    """One mounted bucket. Create it on the loop's thread; `running` is its lifetime."""
 
     def __init__(self, store: Store, offload: Offload, options: EngineOptions) -> None:
         """Open the cache directory (blocking). Raises StateError, LocalDiskError."""
         boot_id = read_boot_id()
         self.options = options
-        # What the mount holds open; `running` closes it at its end.
+        # Everything that the mount has open; `running` closes it at its end.
         self._opened = self._open(store, offload)
         self.queue = WritebackQueue(options.prefix, options.order_last)
         self.tree = Tree(options.prefix, options.ownership)
@@ -217,7 +217,7 @@ class FileSystem:
         self._started = trio.current_time()
 
     def _open(self, store: Store, offload: Offload) -> ExitStack:
-        """Open the cache directory; return what closes it again. On an error, what is open by then is closed."""
+        """Open the cache directory; return the stack that closes it. On an error, all opened so far is closed."""
         directory = self.options.directory
         with ExitStack() as opened:
             self.cache = BlockCache(
@@ -244,23 +244,23 @@ class FileSystem:
             return opened.pop_all()
 
     def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
-        """Have `call(parent, name)` told when a name no longer means the inode that the kernel knows."""
+        """Have `call(parent, name)` called when a name no longer means the inode that the kernel knows."""
         self.file_io.on_name_lost = call
         self.publisher.events.on_name_lost = call
 
     def _guess_next(self, node: Node, reader: int) -> None:
-        """Somebody begins to read a file; what comes next is guessed unless a job has said it."""
+        """A process starts to read a file: guess the next one, unless a hint covers the file."""
         if node.object is None or not self.hints.names(node.object.object_id):
             self._sibling_readahead.on_read(node, reader)
 
     def end_waiting(self) -> None:
-        """The mount is about to end: whoever waits in a close or an fsync is answered now."""
+        """The mount is about to end: answer every close and fsync that waits."""
         self._remote_fsync.end_waiting()
         self._backpressure.end_waiting()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Recover, then run all tasks while the body runs; ends with everything journaled and closed."""
+        """Replay the journal, then run all tasks while the body runs. At the end everything is journaled and closed."""
         try:
             with pause_garbage_collection():
                 self.replayed = await self._offload.rows(self._recovery.read)
@@ -273,22 +273,22 @@ class FileSystem:
             self._check_publishable()
             if not self.options.read_only:
                 self.publisher.on_start(self.journal.highest)
-            # Whoever looks names up ends before the names do: else their last requests would find nobody.
-            async with trio.open_nursery() as asked:
-                await asked.start(self.journal.run, name="journal")
-                await asked.start(self.cache.run, name="cache")
-                await asked.start(self.lookup.run, name="names")
+            # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
+            async with trio.open_nursery() as services:
+                await services.start(self.journal.run, name="journal")
+                await services.start(self.cache.run, name="cache")
+                await services.start(self.lookup.run, name="names")
                 with unwrap_single_error():
-                    async with trio.open_nursery() as asking:
-                        await self._start_asking(asking)
+                    async with trio.open_nursery() as clients:
+                        await self._start_clients(clients)
                         yield
                         await self.publisher.wait_retired()
-                        asking.cancel_scope.cancel()
-                asked.cancel_scope.cancel()
+                        clients.cancel_scope.cancel()
+                services.cancel_scope.cancel()
         finally:
             self._opened.close()
 
-    async def _start_asking(self, nursery: trio.Nursery) -> None:
+    async def _start_clients(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.warmup.run, name="warm")
         await nursery.start(self.hints.run, name="hints")
         await nursery.start(self._preparer.run, name="prepare")
@@ -297,10 +297,10 @@ class FileSystem:
         await nursery.start(self.publisher.run, name="publish")
         await nursery.start(self._snapshots.run, name="snapshots")
         await nursery.start(self._pinned.run, name="pins")
-        await nursery.start(self.status.run, name="looking")
+        await nursery.start(self.status.run, name="status")
 
     def _check_publishable(self) -> None:
-        """Raise StateError if the bucket is owed something that this mount may not give it."""
+        """Raise StateError if changes are pending and this read-only mount may not upload them."""
         if not self.options.read_only or not len(self.queue):
             return
         pending = self.pending()
@@ -312,7 +312,7 @@ class FileSystem:
         )
 
     async def try_again(self) -> None:
-        """Look whether the bucket takes our keys, which may be others now, and have all that waits tried at once."""
+        """Test whether the bucket accepts the keys, which may be new, and retry everything that waits at once."""
         await self._metadata_client.try_credentials()
         self._end_pauses()
 
@@ -320,23 +320,24 @@ class FileSystem:
         self.publisher.end_pauses()
         self._uploader.end_pauses()
 
-    # ---- looking
+    # ---- queries
 
     async def lookup_path(self, path: str) -> Node:
-        """Return the node at a path for who only looks, and does not wait for a bucket that is silent.
+        """Return the node at a path for a query, which does not wait for an unresponsive bucket.
 
-        Raises NotFound; if the bucket alone could tell, Unavailable after SILENT_SECONDS, or how it refuses the keys.
+        Raises NotFound. If only the bucket could tell, raises Unavailable after SILENT_SECONDS, or the error with which
+        it rejects the keys.
         """
-        patience = _SILENT_STILL_SECONDS if self._metadata_client.is_unresponsive else SILENT_SECONDS
+        timeout = _UNRESPONSIVE_WAIT_SECONDS if self._metadata_client.is_unresponsive else SILENT_SECONDS
         try:
-            return await self.resolve(path, patience_seconds=patience)
+            return await self.resolve(path, timeout_seconds=timeout)
         except (Unavailable, AccessDenied, CredentialsMissing) as exc:
-            raise type(exc)(f"{path}: nothing is known of it here, and {exc}") from exc
+            raise type(exc)(f"{path}: not known locally, and {exc}") from exc
 
-    async def resolve(self, path: str, *, patience_seconds: float = float("inf")) -> Node:
+    async def resolve(self, path: str, *, timeout_seconds: float = float("inf")) -> Node:
         """Return the node at a path below the mountpoint ("" is its root).
 
-        Raises NotFound, or Unavailable if the bucket does not answer, or not within the patience for one name.
+        Raises NotFound, or Unavailable if the bucket does not answer, or not within the timeout for each name.
         """
         node = self.tree.root
         held: list[Node] = []
@@ -344,12 +345,12 @@ class FileSystem:
             for part in filter(None, path.split("/")):
                 if node.kind is not Kind.DIRECTORY:
                     raise NotFound(f"{path}: no such file or directory")
-                # A child that was replaced takes a parent with it that nobody holds.
+                # A child that is replaced would take a parent without handles out of memory with it.
                 node.handles += 1
                 held.append(node)
                 if unusable_name(part) is not None:
                     raise NotFound(f"{path!r}: no such file or directory")
-                with self._metadata_client.deadline(patience_seconds):
+                with self._metadata_client.deadline(timeout_seconds):
                     node = await self.lookup.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc
@@ -359,21 +360,21 @@ class FileSystem:
         return node
 
     def pending(self) -> Pending:
-        """Return what the whole mount owes the bucket, without waiting; of a long queue as it was seconds ago."""
+        """Return what the whole mount has pending, without waiting. For a long queue it may be seconds old."""
         return self.status.pending()
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
-        """Return when the bucket has everything that was closed at or below a path before the call."""
+        """Return once the bucket has everything that was closed at or below a path before the call."""
         return await self._sync.wait_durable(path, timeout_seconds)
 
     async def path_state(self, path: str) -> str:
-        """Return the state of a file or directory in one word. Raises NotFound."""
+        """Return the state of a file or directory as one word. Raises NotFound."""
         return await self.status.path_state(path)
 
     def statistics(self, pending: Pending | None = None) -> dict[str, Any]:
-        """Return counters of everything, as plain values; of lists the newest NAMED, and how many there are.
+        """Return all counters as plain values. Lists are cut to the newest NAMED entries, with their full length.
 
-        pending: what is owed, if it was counted just now.
+        pending: the pending changes, if the caller has just counted them.
         """
         cache = asdict(self.cache.statistics())
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds

@@ -1,1 +1,1 @@
-"""Translates between the kernel's words and the engine's."""
+"""The FUSE side: translates between the kernel's requests and the engine's calls."""

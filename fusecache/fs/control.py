@@ -1,7 +1,7 @@
-"""The control directory `.fusecache` in the mount's root: hidden from listings, made of files that say what is so.
+"""The control directory `.fusecache` in the mount's root, hidden from listings: files that report the daemon's state.
 
-`socket` names the daemon's unix socket; `stats.json` shows the counters of this moment; into `hints` jobs write what
-they will read (`hint_files`).
+`socket` contains the path of the daemon's unix socket. `stats.json` contains the current counters. Jobs write into
+`hints` what they are going to read (`hint_files`).
 """
 
 import json
@@ -21,12 +21,12 @@ DIRECTORY = 2
 _FILES = {3: "socket", 4: "stats.json"}
 NAME = CONTROL_NAME
 FIRST_HANDLE = 1 << 48
-# Handles of the two directories: they have no state.
+# Handles of the two directories. They are constant because the directories have no per-open state.
 _DIRECTORY_HANDLES = {FIRST_HANDLE - 1: DIRECTORY, FIRST_HANDLE - 2: HINTS}
 
 
 class ControlDirectory:
-    """Answers the kernel's questions about the fixed inodes of the control directory."""
+    """Answers the kernel's requests about the fixed inodes of the control directory."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class ControlDirectory:
         self._since = time.time_ns()
 
     def owns(self, inode: int) -> bool:
-        """Return whether an inode is one of the control directory's."""
+        """Return whether an inode belongs to the control directory."""
         return inode == DIRECTORY or inode in _FILES or self.hints.owns(inode)
 
     def opendir(self, inode: int) -> pyfuse3.FileHandleT | None:
-        """Return a handle of a directory, None for what is none."""
+        """Return a handle of a directory; None if the inode is not one."""
         handles = [handle for handle, directory in _DIRECTORY_HANDLES.items() if directory == inode]
         return pyfuse3.FileHandleT(handles[0]) if handles else None
 
     def owns_directory_handle(self, handle: int) -> bool:
-        """Return whether the handle of a directory was given out here."""
+        """Return whether a directory handle was issued here."""
         return handle in _DIRECTORY_HANDLES
 
     def owns_handle(self, handle: int) -> bool:
-        """Return whether a file handle was given out here."""
+        """Return whether a file handle was issued here."""
         return handle in self._open
 
     def lookup(self, parent: int, name: str) -> int | None:
@@ -79,14 +79,14 @@ class ControlDirectory:
         entry.st_mode = pyfuse3.ModeT((stat.S_IFDIR | 0o555) if directory else (stat.S_IFREG | 0o444))
         entry.st_nlink = 2 if directory else 1
         entry.st_uid, entry.st_gid = self._uid, self._gid
-        # Contents are made at open; programs that trust st_size would read nothing of an empty file.
+        # Content is generated at open, but programs that trust st_size would read nothing from an empty file.
         entry.st_size = 0 if directory else len(self._content(inode))
         entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = self._since
         entry.entry_timeout, entry.attr_timeout = 60, 0
         return entry
 
     def open(self, inode: int) -> pyfuse3.FileInfo:
-        """Open a file: its content is that of this moment."""
+        """Open a file. Its content is generated now."""
         handle = self._next_handle
         self._next_handle += 1
         self._open[handle] = self._content(inode)

@@ -1,11 +1,11 @@
-"""Model errors as errno: the one place where they are mapped."""
+"""Maps model errors to errno. This is the only place that does."""
 
 import errno
 
 from fusecache.model import errors
 from fusecache.model.hints import HintError
 
-# The first class that fits, most special first.
+# The first matching class counts, so the most specific come first.
 ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.NotFound, errno.ENOENT),
     (errors.ObjectMissing, errno.ESTALE),  # the file was there when it was opened
@@ -29,5 +29,5 @@ ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
 
 
 def errno_of(error: errors.FusecacheError) -> int:
-    """Return the errno that a program gets for an error."""
+    """Return the errno that a program sees for an error."""
     return next(number for kind, number in ERRNO if isinstance(error, kind))

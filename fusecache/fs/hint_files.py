@@ -1,11 +1,11 @@
-"""The directory `.fusecache/hints`: jobs write what they will read there, as files that are held by nobody.
+"""The directory `.fusecache/hints`: jobs write what they will read there, as files that exist only in the daemon.
 
-A message is taken when its file is closed, whole or not at all; close says EINVAL to one that is not understood, and
-EPERM to one that may be taken later.
-Reading a file back shows what the daemon made of it. Removing one of a job's files takes back what the job has said.
+A message is accepted when its file is closed, as a whole or not at all. close fails with EINVAL if the message is
+invalid, and with EPERM if it may be accepted later. Reading a file back shows what the daemon understood. Removing one
+of a job's files withdraws all of the job's hints.
 
 Invariants:
-1. Nothing that is written here reaches the bucket or the disk.
+1. Nothing written here reaches the bucket or the disk.
 2. Memory is bounded by MOST_BYTES in files that are being written, and MOST_NAMES names.
 """
 
@@ -31,10 +31,10 @@ MOST_NAMES = 4096
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """An open file. content: of this moment, for readers; written: by this handle, None if it became too large.
+    """An open file. content: at open, for readers; written: by this handle, None if it was discarded as too large.
 
-    pid: of the thread that opened it. too_large: by itself, not for what others are writing. is_new: something was
-    written since the last close.
+    pid: the thread that opened it. too_large: this message alone exceeds the limit, rather than all messages together.
+    is_new: something was written since the last close.
     """
 
     name: str
@@ -46,12 +46,12 @@ class _Open:
 
 
 class HintFiles:
-    """Answers the kernel's questions about the hints' directory and its files."""
+    """Answers the kernel's requests about the hints directory and its files."""
 
     def __init__(self, hint_service: HintService, uid: int, gid: int) -> None:
         self._hint_service = hint_service
         self._uid, self._gid = uid, gid
-        # Of every name that was asked for, the last asked for last: the number of its inode.
+        # Inode number of each name looked up, least recently used first.
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._names: dict[int, str] = {}
         self._next_number = FIRST_INODE
@@ -61,15 +61,15 @@ class HintFiles:
         self._since = time.time_ns()
 
     def owns(self, inode: int) -> bool:
-        """Return whether an inode is of the directory or of a file in it, be it gone."""
+        """Return whether an inode is the directory or a file in it, existing or not."""
         return inode == DIRECTORY or inode >= FIRST_INODE
 
     def owns_handle(self, handle: int) -> bool:
-        """Return whether a file handle was given out here."""
+        """Return whether a file handle was issued here."""
         return handle in self._open
 
     def lookup(self, name: str) -> int | None:
-        """Return the inode of a name, None if it is not there."""
+        """Return the inode of a name, None if it does not exist."""
         return self._number(name) if name in self._shown() else None
 
     def entries(self) -> list[tuple[str, int]]:
@@ -77,7 +77,7 @@ class HintFiles:
         return [(name, self._number(name)) for name in self._shown()]
 
     def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
-        """Return what stat shows. Whoever sees the mount may say what he will read: it is advice."""
+        """Return what stat shows. Every user of the mount may write hints: they are only advice."""
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(inode)
         is_directory = inode == DIRECTORY
@@ -91,13 +91,13 @@ class HintFiles:
         return entry
 
     def create(self, name: str, pid: int) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        """Make and open a file. Raises HintError for a name that is none of a hint."""
+        """Create and open a file. Raises HintError if the name is not that of a hint file."""
         job_of(name)
         number = self._number(name)
         return self.open(number, pid), self.attributes(number)
 
     def open(self, inode: int, pid: int) -> pyfuse3.FileInfo:
-        """Open a file, to write a message or to read what is known. pid: of the thread that asks."""
+        """Open a file, to write a message or to read the current state. pid: the calling thread."""
         name = self._name(inode)
         handle = self._next_handle
         self._next_handle += 1
@@ -109,7 +109,7 @@ class HintFiles:
         return self._open[handle].content[offset : offset + size]
 
     def write(self, handle: int, offset: int, data: bytes) -> int:
-        """Take bytes of a message; one that becomes too large is refused by its close."""
+        """Accept bytes of a message. A message that becomes too large is rejected at close."""
         file = self._open[handle]
         file.is_new = True
         file.too_large |= offset + len(data) > LONGEST_MESSAGE_BYTES
@@ -125,15 +125,19 @@ class HintFiles:
         return len(data)
 
     async def flush(self, handle: int) -> None:
-        """One close(2): take the message. Raises HintError, NotFound, NotPermitted."""
+        """Handle one close(2): process the message. Raises HintError, NotFound, NotPermitted."""
         file = self._open[handle]
         if not file.is_new:
             return
         file.is_new = False
         if file.written is None and not file.too_large:
-            raise NotPermitted(f"{file.name}: all jobs together may be writing {MOST_BYTES} bytes at a time")
+            raise NotPermitted(
+                f"{file.name}: all jobs together may be writing {MOST_BYTES} bytes of hints; try again later"
+            )
         if file.written is None:
-            raise HintError(f"{file.name}: a message has at most {LONGEST_MESSAGE_BYTES} bytes")
+            raise HintError(
+                f"{file.name}: the message is longer than {LONGEST_MESSAGE_BYTES} bytes; use more windows"
+            )
         await self._hint_service.receive(file.name, file.written, file.pid)
 
     def release(self, handle: int) -> None:
@@ -141,12 +145,12 @@ class HintFiles:
         self._drop(self._open.pop(handle))
 
     def unlink(self, name: str) -> None:
-        """Take back what a job has said."""
+        """Withdraw all hints of the job that the file belongs to."""
         if name not in self._shown():
             raise pyfuse3.FUSEError(errno.ENOENT)
         self._hint_service.forget(job_of(name)[0])
 
-    # ---- inside
+    # ---- private
 
     def _shown(self) -> list[str]:
         return [job + kind for job in self._hint_service.jobs() for kind in (PLAN, CURSOR)]

@@ -1,8 +1,8 @@
-"""Settings of the kernel's side of the mount, written through sysfs: large read-ahead, many requests in flight.
+"""Kernel settings of a live mount, written through sysfs: larger read-ahead, more requests in flight.
 
-The read-ahead needs root. The others may be set by whoever mounted, up to max_user_bgreq of the fuse module, where the
-FUSE control file system is mounted (seen on 6.18); only root can mount that. libfuse lets the daemon ask for none of
-them at the mount. What was refused is returned, not raised: a mount works without, only slower.
+Read-ahead needs root. The other settings may be written by the user who mounted, up to max_user_bgreq of the fuse
+module. They need the FUSE control file system (seen on 6.18), which only root can mount. libfuse has no mount option
+for any of them. Refused settings are returned, not raised: the mount works without them, only slower.
 """
 
 import os
@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# 128 KiB by default: eight times the requests of 1 MiB, at a third of the speed.
+# The kernel's default is 128 KiB: eight times as many requests as with 1 MiB, at a third of the speed.
 READ_AHEAD_KIB = 1024
-# 12 by default: twelve waiting readers would hold up everybody else.
+# The kernel's default is 12: twelve waiting readers would block all others.
 MAX_BACKGROUND = 256
 CONGESTION_THRESHOLD = 192
 
@@ -22,7 +22,7 @@ CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 @dataclass(frozen=True, slots=True)
 class KernelSettings:
-    """What was written, what was refused with the reason, and what root could do about that."""
+    """Settings that were applied, those refused with the reason, and how root can apply them."""
 
     applied: tuple[str, ...]
     refused: tuple[str, ...]
@@ -30,7 +30,7 @@ class KernelSettings:
 
 
 def tune(mountpoint: str) -> KernelSettings:
-    """Apply the settings to a live mount. Blocking; the mount must be answering."""
+    """Apply the settings to a live mount. Blocking; the mount must be answering requests."""
     device = os.stat(mountpoint).st_dev
     major, minor = os.major(device), os.minor(device)
     connection = CONNECTIONS / str(minor)
@@ -53,7 +53,7 @@ def tune(mountpoint: str) -> KernelSettings:
 
 
 def _remedy(commands: list[str]) -> str:
-    """Return how to get what was refused."""
+    """Return how to apply the refused settings, "" if none was refused."""
     if not commands:
         return ""
     if os.geteuid() == 0:
@@ -62,9 +62,9 @@ def _remedy(commands: list[str]) -> str:
 
 
 def _mount_control_files() -> None:
-    """Mount the file system in which FUSE connections are set up; most distributions do so at boot."""
+    """Mount the FUSE control file system. Most distributions do so at boot."""
     if os.geteuid() == 0:
         command = ["mount", "-t", "fusectl", "fusectl", str(CONNECTIONS)]
         subprocess.run(
             command, check=False, capture_output=True
-        )  # refused in containers: reported by the caller
+        )  # refused in containers; the caller reports it

@@ -1,8 +1,8 @@
-"""Translates the kernel's requests into the engine's words, and its answers and errors back. Decides nothing.
+"""Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
 Invariants:
-1. Every handler goes through `_guarded`: an exception that reached pyfuse3 would end the mount under every process.
-2. Nothing here waits for the bucket to take something: the kernel holds locks meanwhile.
+1. Every handler goes through `_guarded`. An exception that reached pyfuse3 would end the mount under every process.
+2. No handler waits for the bucket to accept a write: the kernel holds locks during the request.
 """
 
 import errno
@@ -19,17 +19,17 @@ import trio
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import (
-    DirectoryHandle,
     FileHandle,
     Kind,
     Node,
-    Shown,
     attributes_of,
     in_use,
 )
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
+from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
+from fusecache.fs.open_directories import OpenDirectories
 from fusecache.model.errors import (
     FusecacheError,
     InvalidName,
@@ -40,33 +40,26 @@ from fusecache.model.errors import (
     ReadOnly,
 )
 from fusecache.model.names import decode_name
-from fusecache.model.objects import MIB
 from fusecache.model.records import PosixAttributes
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TYPE_BITS = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
-_IMMUTABLE_SECONDS = 3600
-# Large replies, but bounded work between two checkpoints.
-_ENTRIES_AT_ONCE = 512
-# `.` and `..`, before a directory's first name.
-_DOTS = 2
 _BLOCK = 4096
-# It travels in the object's metadata, percent-encoded, of which S3 takes 2 KiB.
+# The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
 
 
 async def _drop_pages(inodes: list[int]) -> None:
-    """Have the kernel forget its pages of clean files."""
+    """Have the kernel drop its cached pages of clean files."""
 
     def drop() -> None:
         for inode in inodes:
-            with suppress(OSError):  # ENOENT: the kernel has forgotten the inode itself
+            with suppress(OSError):  # ENOENT: the kernel has already forgotten the inode
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
 
-    # In a thread: the kernel may wait for a read of such a page, which the loop is about to answer.
+    # In a thread: the kernel may wait for a read of such a page, which the loop must answer.
     await trio.to_thread.run_sync(drop)
 
 
@@ -106,7 +99,8 @@ class Operations(pyfuse3.Operations):
         self._control = control_directory
         self._read_only = read_only
         self._files: dict[int, FileHandle] = {}
-        self._directories: dict[int, DirectoryHandle] = {}
+        self._entries = EntryBuilder(filesystem, read_only=read_only)
+        self._directories = OpenDirectories(filesystem, self._entries)
         self._next_handle = 1
         filesystem.on_name_lost(self._invalidate)
         filesystem.inspector.drop_pages = _drop_pages
@@ -117,7 +111,7 @@ class Operations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Find a name; a missing one is remembered by the kernel for a second."""
+        """Look up a name. The kernel caches a missing name for the TTL (`fresh_seconds`)."""
         if self._control.owns(parent_inode):
             inode = self._control.lookup(parent_inode, os.fsdecode(name))
             if inode is None:
@@ -127,11 +121,11 @@ class Operations(pyfuse3.Operations):
         text = decode_name(name)
         if parent is self._fs.tree.root and text == control.NAME:
             return self._control.attributes(control.DIRECTORY)
-        # Not where files are written: by an old answer the kernel refuses to make what another client removed.
+        # Read-only mounts only: with an old answer the kernel would refuse to create what another client removed.
         node = self._fs.lookup.lookup_cached(parent, text) if self._read_only else None
         if node is not None:
             node.lookups += 1
-            return self._entry(node)
+            return self._entries.of_node(node)
         try:
             node = await self._fs.lookup.lookup(parent, text)
         except FusecacheError as exc:
@@ -142,11 +136,11 @@ class Operations(pyfuse3.Operations):
             missing.entry_timeout = self._fs.options.fresh_seconds
             return missing
         node.lookups += 1
-        return self._entry(node)
+        return self._entries.of_node(node)
 
     @_guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """The kernel dropped references."""
+        """The kernel dropped lookup references."""
         for inode, count in inode_list:
             self._fs.tree.forget(inode, count)
 
@@ -157,8 +151,8 @@ class Operations(pyfuse3.Operations):
             return self._control.attributes(inode)
         node = self._node(inode)
         if self._read_only and node.kind is Kind.FILE and not node.handles:
-            await self._look_again(node)
-        return self._entry(node)
+            await self._revalidate(node)
+        return self._entries.of_node(node)
 
     @_guarded
     async def setattr(
@@ -171,12 +165,14 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Change size, mode, owner or times."""
         if self._control.hints.owns(inode):
-            return self._control.attributes(inode)  # a message begins anew with its first write
+            return self._control.attributes(
+                inode
+            )  # truncation needs no action: each open starts a new message
         self._check_writable(inode)
         node = self._node(inode)
         if fh is None:
-            # Else the change would go to a version that another client has replaced.
-            await self._look_again(node)
+            # Else the change would apply to a version that another client has replaced.
+            await self._revalidate(node)
         if fields.update_size:
             if fh is None:
                 await self._fs.file_io.wait_release(node)
@@ -190,7 +186,7 @@ class Operations(pyfuse3.Operations):
         )
         if new != old:
             self._fs.file_io.set_attributes(node, new)
-        return self._entry(node)
+        return self._entries.of_node(node)
 
     @_guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
@@ -253,7 +249,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
-        """Rename, atomically on this node. RENAME_EXCHANGE is not offered."""
+        """Rename, atomically on this node. RENAME_EXCHANGE is not supported."""
         self._check_writable(parent_inode_old)
         self._check_writable(parent_inode_new)
         if flags & ~pyfuse3.RENAME_NOREPLACE:
@@ -270,15 +266,15 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Hard links do not exist in a bucket: EPERM, as link(2) says for such file systems."""
-        raise NotPermitted("hard links are not offered: a bucket has none; use a symlink or a copy")
+        """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
+        raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
     @_guarded
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Devices, sockets and pipes are not offered."""
-        raise NotPermitted("device nodes, sockets and pipes are not offered")
+        """Devices, sockets and pipes are not supported."""
+        raise NotPermitted("device nodes, sockets and pipes are not supported: a bucket stores only files")
 
     # ---- directories
 
@@ -289,8 +285,9 @@ class Operations(pyfuse3.Operations):
         if own is not None:
             return own
         node = self._directory(inode)
-        node.handles += 1
-        return self._keep(self._directories, DirectoryHandle(node, ctx.pid))
+        number = self._new_handle()
+        self._directories.open(number, node, ctx.pid)
+        return pyfuse3.FileHandleT(number)
 
     @_guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -298,42 +295,7 @@ class Operations(pyfuse3.Operations):
         if self._control.owns_directory_handle(fh):
             self._read_control_directory(fh, start_id, token)
             return
-        handle = self._directories[fh]
-        if start_id < _DOTS:
-            if not self._reply_dots(handle.node, start_id, token):
-                return
-            start_id = _DOTS
-        if start_id - _DOTS != handle.position:
-            handle = await self._rewound(fh, start_id - _DOTS)
-        while await self._fill(handle):
-            while handle.queue:
-                shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
-                if shown is not None:
-                    name = pyfuse3.FileNameT(os.fsencode(shown.name))
-                    entry = self._shown_entry(handle.node, shown)
-                    if not pyfuse3.readdir_reply(token, name, entry, handle.position + 1 + _DOTS):
-                        return
-                    if isinstance(shown, Node):
-                        shown.lookups += 1
-                handle.queue.popleft()
-                handle.position += 1
-
-    async def _rewound(self, fh: int, position: int) -> DirectoryHandle:
-        """Read a directory again from its start, as rewinddir(3) and seekdir(3) ask, and skip what is before."""
-        old = self._directories[fh]
-        handle = self._directories[fh] = DirectoryHandle(old.node, old.process)
-        while handle.position < position and await self._fill(handle):
-            handle.queue.popleft()
-            handle.position += 1
-        return handle
-
-    def _reply_dots(self, directory: Node, start: int, token: pyfuse3.ReaddirToken) -> bool:
-        """Give `.` and `..`, of which the kernel takes no reference; return whether there was room."""
-        for index, node in list(enumerate((directory, directory.parent or directory)))[start:]:
-            name = pyfuse3.FileNameT(b"." * (index + 1))
-            if not pyfuse3.readdir_reply(token, name, self._entry(node), index + 1):
-                return False
-        return True
+        await self._directories.reply(fh, start_id, token)
 
     def _read_control_directory(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         for index, (text, inode) in enumerate(self._control.entries(fh)[start_id:], start_id):
@@ -341,22 +303,14 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
                 return
 
-    async def _fill(self, handle: DirectoryHandle) -> bool:
-        if not handle.queue:
-            handle.queue.extend(await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE))
-        return bool(handle.queue)
-
     @_guarded
     async def releasedir(self, fh: int) -> None:
         """Close a directory."""
-        handle = self._directories.pop(fh, None)
-        if handle is not None:
-            handle.node.handles -= 1
-            self._fs.tree.forget(handle.node.number, 0)
+        self._directories.release(fh)
 
     @_guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Changes of names are journaled before their call returns: nothing is left to do."""
+        """Do nothing: name changes are journaled before their call returns."""
 
     # ---- files
 
@@ -364,7 +318,7 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        """Make and open a file."""
+        """Create and open a file."""
         if parent_inode == hint_files.DIRECTORY:
             return self._control.hints.create(os.fsdecode(name), ctx.pid)
         self._check_writable(parent_inode)
@@ -378,7 +332,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        """Open a file. ESTALE makes the kernel look the name up again: another client replaced it."""
+        """Open a file. ESTALE makes the kernel look the name up again, if another client replaced the object."""
         if self._control.hints.owns(inode):
             return self._control.hints.open(inode, ctx.pid)
         if self._control.owns(inode):
@@ -391,7 +345,7 @@ class Operations(pyfuse3.Operations):
             self._check_writable(inode)
             await self._fs.file_io.check_space(lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
-        await self._look_again(node)
+        await self._revalidate(node)
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
@@ -404,7 +358,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
-        """Return bytes: a view of a buffer that stays valid until pyfuse3 has replied."""
+        """Return bytes, as a view of a buffer that stays valid until pyfuse3 has replied."""
         if self._control.owns_handle(fh):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
@@ -413,14 +367,14 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Take bytes."""
+        """Write bytes to local content."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
         return await self._fs.file_io.write(self._files[fh], off, buf)
 
     @_guarded
     async def flush(self, fh: int) -> None:
-        """One close(2)."""
+        """Handle one close(2)."""
         if self._control.hints.owns_handle(fh):
             await self._control.hints.flush(fh)
         handle = self._files.get(fh)
@@ -429,14 +383,14 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Bring data and journal to the disk; to the bucket, if the mount's option says so."""
+        """Sync data and journal to the disk, and to the bucket if the mount is configured so."""
         handle = self._files.get(fh)
         if handle is not None:
             await self._fs.fsync(handle)
 
     @_guarded
     async def release(self, fh: int) -> None:
-        """The last descriptor of an open file is gone."""
+        """Handle the close of an open file's last descriptor."""
         if self._control.owns_handle(fh):
             self._control.release(fh)
             return
@@ -447,9 +401,9 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Return the cache's limit, what of it is used, and what may be written now; the bucket itself has no limit.
+        """Return the cache's limit, its used bytes and the bytes that may be written now. The bucket has no limit.
 
-        Cached blocks count as used, and yet make way for what is written: more may be available than is free.
+        Cached blocks count as used, but are evicted for writes. So more may be available than is free.
         """
         cache = self._fs.cache.statistics()
         used = cache.used_bytes + cache.reserved_bytes + cache.staging_bytes
@@ -462,7 +416,7 @@ class Operations(pyfuse3.Operations):
         data.f_namemax = 255
         return data
 
-    # ---- inside
+    # ---- private
 
     def _node(self, inode: int) -> Node:
         node = self._fs.lookup.node_by_inode(inode)
@@ -477,14 +431,16 @@ class Operations(pyfuse3.Operations):
         if node.kind is not Kind.DIRECTORY:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         if not self._fs.tree.is_linked(node):
-            raise pyfuse3.FUSEError(errno.ENOENT)  # removed: nothing can be in it any more
+            raise pyfuse3.FUSEError(errno.ENOENT)  # removed: nothing can be created in it
         return node
 
     def _new_name(self, parent_inode: int, name: bytes) -> str:
-        """Return the name of something to be made."""
+        """Return the name of an entry to be created. Raises NotPermitted for the control directory's name."""
         text = decode_name(name)
         if text == control.NAME and parent_inode == pyfuse3.ROOT_INODE:
-            raise NotPermitted(f"{text}: this name in the mount's root is the daemon's")
+            raise NotPermitted(
+                f"{text}: this name in the mount's root is reserved for the daemon's control files"
+            )
         return text
 
     def _check_writable(self, inode: int) -> None:
@@ -493,64 +449,37 @@ class Operations(pyfuse3.Operations):
         if self._read_only:
             raise ReadOnly("this mount is read-only")
 
-    def _keep(self, table: dict[int, T], handle: T) -> pyfuse3.FileHandleT:
+    def _new_handle(self) -> int:
         number = self._next_handle
         self._next_handle += 1
-        table[number] = handle
-        return pyfuse3.FileHandleT(number)
+        return number
 
     def _file_info(self, handle: FileHandle) -> pyfuse3.FileInfo:
-        # An inode is one version, so that what the kernel holds of it is never stale.
-        return pyfuse3.FileInfo(fh=self._keep(self._files, handle), direct_io=False, keep_cache=True)
+        # One inode is one version, so the kernel's cached pages of it are never stale.
+        number = self._new_handle()
+        self._files[number] = handle
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(number), direct_io=False, keep_cache=True)
 
     def _new(self, node: Node) -> pyfuse3.EntryAttributes:
         node.lookups += 1
-        return self._entry(node)
+        return self._entries.of_node(node)
 
-    def _shown_entry(self, directory: Node, shown: Shown) -> pyfuse3.EntryAttributes:
-        if isinstance(shown, Node):
-            return self._entry(shown)
-        seconds = self._fs.lookup.ttl.seconds_below(directory, shown.name)
-        return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
+    async def _revalidate(self, node: Node) -> None:
+        """Check that the name still means this inode, by a lookup if its TTL is over. Raises ObjectChanged.
 
-    async def _look_again(self, node: Node) -> None:
-        """Have the name mean this inode a moment ago. Raises ObjectChanged: the kernel then looks the name up."""
+        The kernel then looks the name up.
+        """
         if node.parent is not None and node.version is None and not self._fs.lookup.ttl.is_node_fresh(node):
             with in_use(node):
                 try:
                     seen = await self._fs.lookup.lookup(node.parent, node.name)
                 except NotFound as exc:
-                    # The kernel looks again by itself, and creates what is to be created.
+                    # The kernel looks the name up again, and creates a file if the caller asked for that.
                     raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
-
-    def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
-        """Return a node's attributes, for the kernel to ask again at once if a request must tell more."""
-        seconds = min(self._fs.lookup.ttl.seconds(node), _IMMUTABLE_SECONDS)
-        if self._read_only and node.kind is Kind.FILE and not self._fs.lookup.ttl.is_node_fresh(node):
-            seconds = 0.0
-        return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
 
     def _invalidate(self, parent: Node, name: str) -> None:
         pyfuse3.invalidate_entry_async(
             pyfuse3.InodeT(parent.number), pyfuse3.FileNameT(os.fsencode(name)), ignore_enoent=True
         )
-
-
-def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> pyfuse3.EntryAttributes:
-    """Return the attributes of an inode, to be believed for so many seconds."""
-    kind = shown.kind
-    entry = pyfuse3.EntryAttributes()
-    entry.st_ino = pyfuse3.InodeT(shown.number)
-    # symlink(7): a link's own mode is never used.
-    entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode))
-    entry.st_nlink = (2 if kind is Kind.DIRECTORY else 1) if is_linked else 0
-    entry.st_uid, entry.st_gid = shown.uid, shown.gid
-    size = shown.size
-    entry.st_size = size
-    entry.st_blksize = MIB
-    entry.st_blocks = -(-size // 512)
-    entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = shown.mtime_ns
-    entry.entry_timeout = entry.attr_timeout = seconds
-    return entry

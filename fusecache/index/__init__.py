@@ -1,1 +1,1 @@
-"""Rows in LMDB: journal, cache index, listings. Blocking, trio-free."""
+"""LMDB tables: journal, cache index, listings. Blocking calls, no trio."""

@@ -1,30 +1,28 @@
-"""The cache's rows: which granules of which objects are on the local disk, with their checksums.
+"""The cache index: which granules of which objects are on the local disk, with their checksums.
 
-An LMDB environment without syncs: after `kill -9` the kernel still has every committed page; after a power
-loss it may be torn, and a torn LMDB can crash its reader. So a small JSON file beside it says under which
-boot it was opened and whether it was closed in order, and an index from an unclean stop under another boot
-is discarded unopened, together with the files it described.
+It is an LMDB environment without syncs. After `kill -9` the kernel still has every committed page. After a power loss
+LMDB may be torn, and reading a torn LMDB can crash the process. So a small JSON file beside it records the boot in
+which it was opened, and whether it was closed cleanly. After an unclean stop in another boot the index is discarded
+unopened, together with the files that it describes.
 
 Tables (integers big-endian, so that keys sort by number):
 - `objects`: blake2b-256(key NUL etag) -> number u64, size u64, blocks u32, key length u16, key, etag (UTF-8)
 - `files`:   number u64 -> the object's digest
 - `blocks`:  number u64, block u32 -> granule mask u16, stamp u32, bytes u32, 16 checksums of 8 bytes
 - `lots`:    4 bytes of blake2b(number, lot), number u64, lot u32 -> nothing; a lot is 8 neighbouring blocks of a file,
-  of which one or more have a row
+  of which at least one has a row
 - `meta`:    `next_number`, `used_bytes`, `clock` -> u64
 
 Invariants:
 1. `used_bytes` is the sum of all block rows, in every committed state.
 2. An object has a row exactly as long as one of its blocks has one; `blocks` counts them.
-3. A file number is given out once, ever.
+3. A file number is issued only once.
 
 Blocking. Calls must not overlap with each other, but may come from different threads. Once open, every call raises
-LocalDiskError for what LMDB or the disk refuses.
+LocalDiskError for errors of LMDB and of the disk.
 """
 
 import hashlib
-import json
-import os
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,30 +33,32 @@ from typing import Any
 
 import lmdb
 
+from fusecache.index.cache_index_state import STATE_NAME, prepare, write_state
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 
-FORMAT = 2
-# Address space, not memory: 64 GiB of rows describe some 400 TiB of cache.
+# Address space, not memory: 64 GiB of rows describe about 400 TiB of cache.
 _MAP_BYTES = 64 << 30
 _OBJECT = struct.Struct(">QQIH")
 _NUMBER = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">QI")
 _BLOCK = struct.Struct(">HII")
-# Neighbouring blocks that are sampled, and so evicted, together: one hole, and one GET that brings them back.
+# Neighbouring blocks are sampled, and so evicted, together: one punched hole, and one GET to fetch them again.
 _LOT_BLOCKS = 8
 _MIX_BYTES = 4
 _STEPS = 8
 _LOT_KEY = struct.Struct(f">{_MIX_BYTES}sQI")
 _CHECKSUMS_BYTES = GRANULES_PER_BLOCK * 8
 _DIGEST_BYTES = 32
-_STATE_NAME = "state.json"
 _FIRST_NUMBER = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """One cached block. mask: the granules on disk; size: bytes of those; checksums: 16 x 8 bytes."""
+    """One cached block. mask: the granules on disk; stamp: traffic clock of the last use.
+
+    size: bytes on disk; checksums: 16 x 8 bytes.
+    """
 
     mask: int
     stamp: int
@@ -88,7 +88,7 @@ class ObjectChange:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What an eviction took away: bytes of the rows, and numbers of the files that have no row left."""
+    """The result of an eviction: bytes of the removed rows, and numbers of the files that have no row left."""
 
     size: int
     emptied: tuple[int, ...]
@@ -107,42 +107,34 @@ class CachedBlock:
 
 @dataclass(frozen=True, slots=True)
 class ScanCursor:
-    """How far a walk through the index has come: at a block of the object with this digest."""
+    """The position of a scan of the index: a block of the object with this digest."""
 
     digest: bytes = b""
     block: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How the index was found. discarded: folders to be deleted; unclean: orphan files are possible."""
-
-    discarded: tuple[Path, ...]
-    unclean: bool
-
-
 def read_boot_id() -> str:
-    """Return the kernel's name for this boot."""
+    """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class CacheIndex:
-    """The open index. `opening` says what the last run left."""
+    """The open index. `opening` says in which state the last run left it."""
 
     def __init__(self, directory: Path, *, boot_id: str, described: Sequence[Path] = ()) -> None:
         """Open or create the index in `directory`. O(1): nothing is scanned.
 
-        described: folders whose content means nothing without this index; discarded with it.
-        Raises StateError for a newer format, or if the folder cannot be used.
+        described: folders whose content is useless without this index; they are discarded with it. Raises StateError
+        for a newer format, or if the folder cannot be used.
         """
         self._directory = directory
-        self._state_path = directory / _STATE_NAME
+        self._state_path = directory / STATE_NAME
         self._boot_id = boot_id
         self._is_distrusted = False
         try:
-            self.opening = _prepare(directory, boot_id, described)
+            self.opening = prepare(directory, boot_id, described)
             directory.mkdir(parents=True, exist_ok=True)
-            self._write_state(clean=False)
+            write_state(self._state_path, boot_id=boot_id, clean=False)
             self._env = lmdb.open(
                 str(directory / "rows"),
                 map_size=_MAP_BYTES,
@@ -160,7 +152,7 @@ class CacheIndex:
         self._meta = self._env.open_db(b"meta")
 
     def close(self, *, clean: bool = True) -> None:
-        """Close; with `clean`, sync everything and leave the mark that says so. Raises LocalDiskError, closed."""
+        """Close. clean: sync everything and record that. Raises LocalDiskError, after closing."""
         try:
             if clean and not self._is_distrusted:
                 self._env.sync(force=True)
@@ -173,16 +165,16 @@ class CacheIndex:
             self._mark(clean=True)
 
     def distrust(self) -> None:
-        """Have the next start discard the index unopened: it cannot be read. Raises LocalDiskError."""
+        """The index cannot be read: make the next start discard it unopened. Raises LocalDiskError."""
         self._boot_id, self._is_distrusted = "", True
         self._mark(clean=False)
 
     def size_bytes(self) -> int:
-        """Return what the index itself takes on the disk. Raises LocalDiskError."""
+        """Return the disk usage of the index itself. Raises LocalDiskError."""
         try:
             return (self._directory / "rows" / "data.mdb").stat().st_blocks * 512
         except OSError as exc:
-            raise LocalDiskError(f"the cache index is not there: {exc}") from exc
+            raise LocalDiskError(f"the cache index is missing or unreadable: {exc}") from exc
 
     def used_bytes(self) -> int:
         """Return the bytes of all rows."""
@@ -190,7 +182,7 @@ class CacheIndex:
             return self._read_meta(txn, b"used_bytes", 0)
 
     def lease_numbers(self, count: int) -> int:
-        """Set `count` file numbers aside for the caller; return the first."""
+        """Reserve `count` file numbers for the caller; return the first."""
         with self._begin(write=True) as txn:
             first = self._read_meta(txn, b"next_number", _FIRST_NUMBER)
             txn.put(b"next_number", _NUMBER.pack(first + count), db=self._meta)
@@ -203,7 +195,7 @@ class CacheIndex:
         return _unpack_object(value) if value is not None else None
 
     def without_rows(self, numbers: Iterable[int]) -> list[int]:
-        """Return those file numbers that belong to no object."""
+        """Return the file numbers that belong to no object."""
         with self._begin(db=self._files) as txn:
             return [number for number in numbers if txn.get(_NUMBER.pack(number)) is None]
 
@@ -221,7 +213,7 @@ class CacheIndex:
         return rows
 
     def sizes(self, blocks: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """Return the bytes on disk of those (number, block) pairs that have a row."""
+        """Return the bytes on disk of each (number, block) pair that has a row."""
         found = {}
         with self._begin(db=self._blocks) as txn:
             for pair in blocks:
@@ -233,10 +225,10 @@ class CacheIndex:
     def walk(
         self, place: ScanCursor, is_wanted: Callable[[str], bool], *, most_objects: int, most_blocks: int
     ) -> tuple[list[CachedBlock], ScanCursor | None]:
-        """Return the next blocks of objects whose key is wanted, and where to go on; None at the end.
+        """Return the next blocks of objects whose key is wanted, and the next cursor; None at the end.
 
-        A bounded piece of work: at most so many objects are looked at, and so many blocks returned. Objects
-        that come or go between two calls may be missed, the others are met once.
+        A call is bounded: it examines at most `most_objects` objects and returns at most `most_blocks` blocks. Objects
+        added or removed between two calls may be missed; all others are returned once.
         """
         found: list[CachedBlock] = []
         with (
@@ -272,7 +264,7 @@ class CacheIndex:
             return self._read_meta(txn, b"clock", 0)
 
     def apply(self, changes: Iterable[ObjectChange], clock: int) -> None:
-        """Write many rows, and the traffic clock that their stamps count in, in one transaction."""
+        """Write many rows, and the traffic clock of their stamps, in one transaction."""
         with self._begin(write=True) as txn:
             used = self._read_meta(txn, b"used_bytes", 0)
             for change in changes:
@@ -281,7 +273,7 @@ class CacheIndex:
             txn.put(b"clock", _NUMBER.pack(clock), db=self._meta)
 
     def evict(self, blocks: Iterable[tuple[int, int]]) -> Evicted:
-        """Remove the rows of (number, block) pairs, in one transaction; pairs without a row count nothing."""
+        """Remove the rows of (number, block) pairs in one transaction. Pairs without a row are ignored."""
         by_number: dict[int, list[int]] = {}
         for number, block in blocks:
             by_number.setdefault(number, []).append(block)
@@ -303,7 +295,7 @@ class CacheIndex:
         return Evicted(freed, tuple(emptied))
 
     def remove_object(self, object_id: ObjectId) -> Evicted:
-        """Remove an object with all its rows; one that is not there counts nothing."""
+        """Remove an object with all its rows. A missing object is ignored."""
         row = self.find(object_id)
         if row is None:
             return Evicted(0, ())
@@ -319,7 +311,7 @@ class CacheIndex:
         return self.evict(blocks)
 
     def objects_of(self, numbers: Iterable[int]) -> dict[int, ObjectId]:
-        """Return whose files these are, by number; those without a row are left out."""
+        """Return the object of each file number that has a row."""
         found: dict[int, ObjectId] = {}
         with self._begin() as txn:
             for number in numbers:
@@ -332,8 +324,8 @@ class CacheIndex:
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
 
-        seeks: how many places; run: how many rows from each at least, of whole lots: neighbours go together, and every
-        block is as likely as every other, whatever the size of its object.
+        seeks: number of random places; run: minimum rows from each, in whole lots, so that neighbours are evicted
+        together. Every block is equally likely, whatever the size of its object.
         """
         found: dict[tuple[int, int], BlockRow] = {}
         with (
@@ -354,7 +346,7 @@ class CacheIndex:
         return rows_found
 
     def _apply_one(self, txn: lmdb.Transaction, change: ObjectChange) -> int:
-        """Write one object's rows; return by how much the used bytes grew."""
+        """Write one object's rows; return the growth of the used bytes."""
         digest = _digest(change.object_id)
         value = txn.get(digest, db=self._objects)
         count = _unpack_object(value).blocks if value is not None else 0
@@ -371,7 +363,7 @@ class CacheIndex:
                 count += 1
             elif old is not None:
                 txn.delete(key, db=self._blocks)
-        self._keep_lots(txn, change)
+        self._update_lots(txn, change)
         if count:
             txn.put(digest, _pack_object(change, count), db=self._objects)
             txn.put(_NUMBER.pack(change.number), digest, db=self._files)
@@ -380,8 +372,8 @@ class CacheIndex:
             txn.delete(_NUMBER.pack(change.number), db=self._files)
         return grown
 
-    def _keep_lots(self, txn: lmdb.Transaction, change: ObjectChange) -> None:
-        """Have a lot exactly where there are rows."""
+    def _update_lots(self, txn: lmdb.Transaction, change: ObjectChange) -> None:
+        """Make a lot exist exactly where there are rows."""
         lots: dict[int, bool] = {}
         for block, row in change.rows.items():
             lots[block // _LOT_BLOCKS] = lots.get(block // _LOT_BLOCKS, False) or row is not None
@@ -394,7 +386,7 @@ class CacheIndex:
 
     @contextmanager
     def _begin(self, *, write: bool = False, db: Any = None) -> Iterator[lmdb.Transaction]:
-        """One transaction. A full disk, a full map and damaged pages are all errors of the disk."""
+        """Run one transaction. A full disk, a full map and damaged pages all raise LocalDiskError."""
         try:
             with self._env.begin(write=write, db=db) as txn:
                 yield txn
@@ -403,7 +395,7 @@ class CacheIndex:
 
     def _mark(self, *, clean: bool) -> None:
         try:
-            self._write_state(clean=clean)
+            write_state(self._state_path, boot_id=self._boot_id, clean=clean)
         except OSError as exc:
             raise LocalDiskError(f"{self._state_path} cannot be written: {exc}") from exc
 
@@ -411,66 +403,17 @@ class CacheIndex:
         value = txn.get(name, db=self._meta)
         return int(_NUMBER.unpack(value)[0]) if value is not None else default
 
-    def _write_state(self, *, clean: bool) -> None:
-        """Replace the state file, synced: it must never say clean about rows that are not."""
-        text = json.dumps({"format": FORMAT, "boot_id": self._boot_id, "clean": clean})
-        fresh = self._state_path.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, text.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        fresh.replace(self._state_path)
-        folder = os.open(self._state_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Opening:
-    """Judge what the last run left, without opening it; move what cannot be trusted aside."""
-    leftovers = [
-        found
-        for folder in (directory, *described)
-        for found in folder.parent.glob(f"{folder.name}.discarded-*")
-    ]
-    state_path = directory / _STATE_NAME
-    try:
-        state = json.loads(state_path.read_text())
-        found_format, clean, same_boot = state["format"], state["clean"], state["boot_id"] == boot_id
-    except FileNotFoundError:
-        # No state: never used, or a start that died at once. Rows without a state are from no known boot.
-        found_format, clean, same_boot = FORMAT, not (directory / "rows").exists(), False
-    except (ValueError, KeyError, TypeError) as exc:
-        raise StateError(
-            f"{state_path} cannot be read ({exc}): move {directory} away to start with an empty cache"
-        ) from exc
-    if not isinstance(found_format, int) or found_format > FORMAT:
-        raise StateError(
-            f"{directory} has format {found_format}, this program knows {FORMAT}: use the newer program"
-        )
-    if found_format == FORMAT and (clean or same_boot):
-        return Opening(tuple(leftovers), unclean=not clean)
-    for folder in (*described, directory):  # the index last: while it is there, its stop counts as unclean
-        if folder.exists():
-            aside = folder.with_name(f"{folder.name}.discarded-{os.urandom(4).hex()}")
-            folder.rename(aside)
-            leftovers.append(aside)
-    return Opening(tuple(leftovers), unclean=False)
-
 
 def _lot_key(number: int, lot: int) -> bytes:
-    """Return a lot's key: in an order that has nothing to do with files, so that a random place is fair."""
+    """Return a lot's key. It begins with a hash, so the order is unrelated to files and random places are fair."""
     mixed = hashlib.blake2b(_BLOCK_KEY.pack(number, lot), digest_size=_MIX_BYTES).digest()
     return _LOT_KEY.pack(mixed, number, lot)
 
 
 def _seek_lot(lots: lmdb.Cursor, rng: random.Random) -> bool:
-    """Put the cursor on a random lot."""
+    """Put the cursor on a random lot; return whether there is any."""
     there = bool(lots.set_range(rng.randbytes(_MIX_BYTES)) or lots.first())
-    # From there a few steps on: a lot whose hash lies close behind another's would hardly ever be met.
+    # A few random steps from there. Without them, a lot whose hash is close behind another's is hardly ever hit.
     for _ in range(rng.randrange(_STEPS) if there else 0):
         there = lots.next() or lots.first()
     return there

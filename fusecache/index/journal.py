@@ -1,11 +1,11 @@
-"""The journal: durable rows that let a restarted daemon keep its promises.
+"""The journal: durable rows from which a restarted daemon resumes the write-back.
 
-Not the cache index: that one may be lost, this one may not. Every `apply` is one LMDB transaction, synced before it
-returns, so that a batch of changes is there after a crash as a whole or not at all.
+This is not the cache index: the index may be lost, the journal must not be. Every `apply` is one LMDB transaction,
+synced before it returns. So after a crash a batch of changes is there as a whole or not at all.
 
 Invariants:
 1. A row is written before the effect that it announces, and removed after the effect that ends it.
-2. Numbers (generations, sequences) never go backwards, across restarts too.
+2. Numbers (generations, sequences) never go backwards, not even across restarts.
 3. An unreadable row is never deleted: opening fails and says where the journal is.
 """
 
@@ -34,43 +34,43 @@ from fusecache.model.records import (
 )
 
 FORMAT_VERSION = 1
-# Address space, not disk: LMDB grows the file as rows come. 8 GiB hold about ten million rows.
+# Address space, not disk: LMDB grows the file with its rows. 8 GiB hold about ten million rows.
 MAP_BYTES = 8 << 30
-# Made once: rows are written several times for each file.
+# Built once: rows are encoded several times for each file.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
 class PutFile:
-    """Write the row of a generation."""
+    """Write the row of a version."""
 
     record: FileRecord
 
 
 @dataclass(frozen=True, slots=True)
 class DropFile:
-    """Remove the row of a generation."""
+    """Remove the row of a version."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class PutOperation:
-    """Write the row of a change."""
+    """Write the row of an operation."""
 
     record: OperationRecord
 
 
 @dataclass(frozen=True, slots=True)
 class DropOperation:
-    """Remove the row of a change."""
+    """Remove the row of an operation."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class PutAttributes:
-    """Remember mode, owner and times of a version that the bucket does not keep them for."""
+    """Store mode, owner and times of a version whose object does not hold them."""
 
     key: str
     etag: str
@@ -93,7 +93,7 @@ class DropConflict:
 
 @dataclass(frozen=True, slots=True)
 class PutAbort:
-    """A multipart upload is not wanted any more, and the bucket has not been told."""
+    """Record a multipart upload that is no longer needed and must still be aborted in the bucket."""
 
     key: str
     upload_id: str
@@ -101,7 +101,7 @@ class PutAbort:
 
 @dataclass(frozen=True, slots=True)
 class DropAbort:
-    """The bucket has forgotten an upload."""
+    """Remove the record: the bucket has aborted the upload."""
 
     key: str
     upload_id: str
@@ -152,11 +152,11 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Close the journal; everything applied is on disk already."""
+        """Close the journal. Everything applied is already on disk."""
         self._env.close()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Write all changes in one synced transaction. Raises NoSpace or StateError; then none is written."""
+        """Write all changes in one synced transaction. Raises NoSpace or StateError, and then writes none of them."""
         try:
             with self._env.begin(write=True) as txn:
                 highest = 0
@@ -164,24 +164,24 @@ class Journal:
                 for change in changes:
                     row, number = _row_of(change)
                     highest = max(highest, number)
-                    last[row] = change  # nobody ever sees the ones before it
+                    last[row] = change  # earlier changes of the same row would never be visible
                 for change in last.values():
                     self._apply_one(txn, change)
                 if highest > self._number(txn, b"highest"):
                     txn.put(b"highest", str(highest).encode(), db=self._meta)
         except (lmdb.MapFullError, lmdb.DiskError) as exc:
             raise NoSpace(
-                f"{self._directory}: no room for the journal ({exc}); free space on that disk"
+                f"{self._directory}: the journal cannot grow, the disk is full ({exc}); free space on that disk"
             ) from exc
         except lmdb.Error as exc:
             raise StateError(f"{self._directory}: the journal refused a write ({exc})") from exc
 
     def files(self) -> list[FileRecord]:
-        """Return all generations, oldest first. Raises StateError if a row is unreadable."""
+        """Return all version records, oldest first. Raises StateError if a row is unreadable."""
         return [self._parse(file_from_row, raw) for raw in self._values(self._files)]
 
     def operations(self) -> list[OperationRecord]:
-        """Return all changes in order. Raises StateError if a row is unreadable."""
+        """Return all operations in order. Raises StateError if a row is unreadable."""
         return [self._parse(operation_from_row, raw) for raw in self._values(self._operations)]
 
     def conflicts(self) -> list[ConflictRecord]:
@@ -189,12 +189,12 @@ class Journal:
         return [self._parse(conflict_from_row, raw) for raw in self._values(self._conflicts)]
 
     def aborts(self) -> list[tuple[str, str]]:
-        """Return key and UploadId of each upload that the bucket has to be told to forget."""
+        """Return key and UploadId of each upload that must still be aborted."""
         return [self._parse(_abort_from_row, raw) for raw in self._values(self._aborts)]
 
     @property
     def has_attributes(self) -> bool:
-        """Whether the local attributes of any version are kept."""
+        """Whether local attributes are stored for any version."""
         with self._env.begin(db=self._attributes) as txn:
             return bool(txn.stat()["entries"])
 
@@ -239,7 +239,7 @@ class Journal:
             elif version != FORMAT_VERSION:
                 self._env.close()
                 raise StateError(
-                    f"{self._directory}: the journal has format {version}, this fusecache reads {FORMAT_VERSION}; "
+                    f"{self._directory}: the journal has format {version}, this fusecache supports {FORMAT_VERSION}; "
                     f"mount with the version that wrote it, or use another --cache-dir"
                 )
 
@@ -262,7 +262,7 @@ class Journal:
 
 
 def _read_ahead(path: Path) -> None:
-    """Have the kernel read a file that is about to be read whole, page by page, in an order that it cannot guess."""
+    """Have the kernel read a file ahead that LMDB is about to read whole, in a page order that it cannot predict."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -272,7 +272,7 @@ def _read_ahead(path: Path) -> None:
 
 
 def _row_of(change: Change) -> tuple[object, int]:
-    """Return what tells the row of a change from all others, and the highest number in it."""
+    """Return the identity of the row that a change writes, and the highest number in it."""
     match change:
         case PutFile(record):
             return ("file", record.generation), max(record.generation, record.sequence)
@@ -302,7 +302,7 @@ def _number_key(number: int) -> bytes:
 
 
 def _version_key(key: str, etag: str) -> bytes:
-    # LMDB keys end at 511 bytes, S3 keys at 1 024.
+    # LMDB keys are limited to 511 bytes, S3 keys to 1 024.
     return hashlib.blake2b(f"{etag}\0{key}".encode(), digest_size=32).digest()
 
 

@@ -1,4 +1,4 @@
-"""One name as LIST shows it, and blocks of such rows as the disk holds them."""
+"""Rows of listings: one name as LIST shows it, and packs of such rows as stored on disk."""
 
 import json
 from bisect import bisect_left
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
-# A name cannot hold it, nor can what JSON writes.
+# Cannot occur in a name, nor in JSON text.
 _SEPARATOR = "\0"
 FIELDS = 6
 _UNKNOWN = "", "0"
 
 
 class ListedEntry(NamedTuple):
-    """One name as LIST shows it. Directories have size 0 and no etag; metadata only if a HEAD was made.
+    """One name as LIST shows it. Directories have size 0 and no etag. metadata is known only after a HEAD.
 
-    number: of the inode that shows it while no node does; 0: none yet.
+    number: the inode number shown for it while it has no node; 0: none assigned.
     """
 
     name: str
@@ -28,14 +28,14 @@ class ListedEntry(NamedTuple):
 
     @property
     def sort_name(self) -> str:
-        """The name in the bucket's order."""
+        """The name as it sorts in the bucket."""
         return f"{self.name}/" if self.is_directory else self.name
 
 
 class RowPack:
-    """The rows of one record, decoded as far as needed: fields in turn, and the sort names among them.
+    """The rows of one record, decoded on demand: their fields one after the other, and the list of sort names.
 
-    It is changed only before it is written: others may read it.
+    It is only changed before it is written, as other threads may read it afterwards.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -46,24 +46,24 @@ class RowPack:
         return len(self.names)
 
     def row(self, index: int) -> ListedEntry:
-        """Return the row of a place."""
+        """Return the row at an index."""
         name, etag, size, modified, metadata, number = self.fields[index * FIELDS : (index + 1) * FIELDS]
         facts = json.loads(metadata) if metadata else None
         if name[-1] == "/":
-            return ListedEntry(name[:-1], True, 0, "", 0.0, facts, int(number))  # noqa: FBT003 (a million times)
-        return ListedEntry(name, False, int(size), etag, float(modified), facts, int(number))  # noqa: FBT003
+            return ListedEntry(name[:-1], True, 0, "", 0.0, facts, int(number))  # noqa: FBT003 -- hot path
+        return ListedEntry(name, False, int(size), etag, float(modified), facts, int(number))  # noqa: FBT003 -- hot path
 
     def rows(self, start: int, stop: int) -> list[ListedEntry]:
-        """Return the rows of these places."""
+        """Return the rows at these indices."""
         return [self.row(index) for index in range(start, min(stop, len(self.names)))]
 
     def find(self, sort_name: str) -> int | None:
-        """Return the place of a row, or None."""
+        """Return the index of a row, or None."""
         index = bisect_left(self.names, sort_name)
         return index if index < len(self.names) and self.names[index] == sort_name else None
 
     def put(self, row: ListedEntry) -> None:
-        """Enter a row."""
+        """Insert or replace a row."""
         sort_name = row.sort_name
         index = bisect_left(self.names, sort_name)
         stop = index + (self.find(sort_name) is not None)
@@ -71,14 +71,14 @@ class RowPack:
         self.names[index:stop] = [sort_name]
 
     def remove(self, sort_name: str) -> None:
-        """Take out a row that is there."""
+        """Remove a row, which must be there."""
         index = bisect_left(self.names, sort_name)
         del self.fields[index * FIELDS : (index + 1) * FIELDS]
         del self.names[index]
 
 
 def joined(fields: Sequence[str]) -> bytes:
-    """Return the record of a block's fields."""
+    """Return the record of a pack's fields."""
     return _SEPARATOR.join(fields).encode()
 
 
@@ -92,9 +92,9 @@ def fields_of(row: ListedEntry) -> tuple[str, ...]:
 def page_fields(
     rows: Sequence[ListedEntry], known: Mapping[str, tuple[str, str]], first_number: int
 ) -> list[str]:
-    """Return the fields of a page's rows; each keeps the number that the same version has, or gets a new one.
+    """Return the fields of a page's rows. A row keeps the number that the same version has, or gets a new one.
 
-    known: sort name -> (etag, number). By columns: it is done for a thousand rows a second and more.
+    known: sort name -> (etag, number). Built column by column, for speed: listings bring over a thousand rows a second.
     """
     fields = [""] * (len(rows) * FIELDS)
     names = [f"{row.name}/" if row.is_directory else row.name for row in rows]
@@ -112,5 +112,5 @@ def page_fields(
 
 
 def numbers_in(fields: Sequence[str]) -> set[int]:
-    """Return the numbers of inodes in a block's fields."""
+    """Return the inode numbers in a pack's fields."""
     return set(map(int, fields[FIELDS - 1 :: FIELDS]))

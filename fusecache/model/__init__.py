@@ -1,1 +1,1 @@
-"""The nouns: values without I/O, clock or await."""
+"""The domain model: plain values and errors, without I/O, clock or await."""

@@ -1,4 +1,4 @@
-"""Errors of publishing as a person needs them: one word, and what to do about it."""
+"""User-facing text for publish errors: a one-word code, and the remedy."""
 
 from fusecache.model.errors import (
     AccessDenied,
@@ -17,55 +17,63 @@ from fusecache.model.errors import (
     Unavailable,
 )
 
-_OF_KEYS = (AccessDenied, CredentialsMissing)
-_AGAIN = "write the file again; `fusecache recover` lists what is left of it"
-_REMOUNT = "see to the cache's disk, then mount again: nothing that was closed is lost"
+_CREDENTIAL_ERRORS = (AccessDenied, CredentialsMissing)
+_WRITE_AGAIN = "write the file again; `fusecache recover` lists what is left of it"
+_REMOUNT = "free or repair the cache disk, then mount again; closed files are not lost"
 
-# The first that fits counts.
+# The first matching class counts.
 _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
     (AccessDenied, "auth-failed", ""),
     (CredentialsMissing, "auth-failed", ""),
-    (BucketMissing, "bucket-missing", "make the bucket again: uploads wait for it"),
-    (Throttled, "unavailable", "nothing to do: it is asked less often, and goes on by itself"),
-    (Unavailable, "unavailable", "nothing to do if the bucket comes back: it is asked again for ever"),
-    (ObjectChanged, "conflict", "compare both versions; `fusecache recover` names ours"),
-    (TooLarge, "too-large", "cut the file in pieces"),
+    (BucketMissing, "bucket-missing", "create the bucket again; uploads wait for it"),
+    (
+        Throttled,
+        "unavailable",
+        "no action needed: the bucket throttles, requests are slowed down and retried",
+    ),
+    (
+        Unavailable,
+        "unavailable",
+        "no action needed if the bucket comes back: requests are retried until it answers",
+    ),
+    (ObjectChanged, "conflict", "compare both versions; `fusecache recover` lists the local one"),
+    (TooLarge, "too-large", "split the file"),
     (
         Refused,
         "refused",
-        "see what the bucket forbids, then `fusecache recover --restore ID` tries again; or remove the file",
+        "allow what the bucket forbids, then retry with `fusecache recover --restore ID`; or remove the file",
     ),
     (NoSpace, "no-space", _REMOUNT),
     (StateError, "stopped", _REMOUNT),
     (ReadOnly, "stopped", _REMOUNT),
-    (LocalDiskError, "local-disk", _AGAIN),
-    (Damaged, "damaged", _AGAIN),
+    (LocalDiskError, "local-disk", _WRITE_AGAIN),
+    (Damaged, "damaged", _WRITE_AGAIN),
 )
-# A person must act: waiting alone mends none of these.
+# Codes that need an operator: waiting alone fixes none of these.
 PERSONS = frozenset(code for _, code, _ in _CAUSES) - {"unavailable", "conflict"}
 
 
 def code_of(error: Exception) -> str:
-    """Return the word for an error."""
+    """Return the one-word code of an error."""
     return next((code for kind, code, _ in _CAUSES if isinstance(error, kind)), "failed")
 
 
 def remedy(error: Exception, keys_from: str = "") -> str:
-    """Return what somebody can do about an error; "": nothing is known. keys_from: see `renewal_text`."""
-    if isinstance(error, _OF_KEYS):
+    """Return what the operator can do about an error; "" if nothing is known. keys_from: see `renewal_text`."""
+    if isinstance(error, _CREDENTIAL_ERRORS):
         return renewal_text(keys_from)
-    return next((words for kind, _, words in _CAUSES if isinstance(error, kind)), "")
+    return next((text for kind, _, text in _CAUSES if isinstance(error, kind)), "")
 
 
 def renewal_text(keys_from: str) -> str:
-    """Return how keys that are refused are renewed.
+    """Return how to renew rejected credentials.
 
-    keys_from: where they are read from: `environment`, the path of a file, "" for something else.
+    keys_from: where the keys are read from: `environment`, the path of a file, "" for another source.
     """
     if keys_from == "environment":
         return (
-            "the keys are those of the daemon's environment: `fusecache unmount --force`, and mount with others, "
-            "which uploads what waits"
+            "the keys come from the daemon's environment: run `fusecache unmount --force`, then mount with new keys, "
+            "which uploads the pending files"
         )
     place = f"in {keys_from}" if keys_from else "where the daemon reads them"
-    return f"renew the keys {place}: it reads them again every 30 s"
+    return f"renew the keys {place}; the daemon reads them again every 30 s"

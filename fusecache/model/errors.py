@@ -1,33 +1,33 @@
-"""What can go wrong, named for what happened. `fs/errno_table.py` maps each to an errno, once.
+"""All errors, named for what happened. `fs/errno_table.py` maps each to an errno.
 
-Every message names the object, the cause and, where the user can do something, the way out.
+Every message names the object, the cause and, where the user can act, the command or setting that helps.
 """
 
 
 class FusecacheError(Exception):
-    """Base of every error that a user can meet."""
+    """Base of all errors that a user can see."""
 
 
 class ConfigError(FusecacheError):
-    """The configuration is wrong; the message says which key and what is allowed."""
+    """The configuration is wrong. The message names the key and the allowed values."""
 
 
 class MountError(FusecacheError):
-    """The mount cannot start; nothing is left half-mounted."""
+    """The mount cannot start. Nothing is left half-mounted."""
 
 
 class StateError(FusecacheError):
-    """The cache directory cannot be used: in use, of another bucket, of a newer format, unreadable."""
+    """The cache directory cannot be used: in use, of another bucket, of a newer format, or unreadable."""
 
 
-# ---- the bucket's answers
+# ---- errors of the bucket
 
 
 class RemoteError(FusecacheError):
-    """The bucket did not do what it was asked.
+    """The bucket did not carry out the request.
 
-    asks_to_slow_down: the answer was a 429, SlowDown or 5xx: the whole client should ask less.
-    retry_after_seconds: how long it said to wait, if it said so.
+    asks_to_slow_down: the response was a 429, SlowDown or 5xx, so the whole client should send less.
+    retry_after_seconds: the wait that the response asked for, if any.
     """
 
     asks_to_slow_down: bool = False
@@ -35,19 +35,19 @@ class RemoteError(FusecacheError):
 
 
 class ObjectMissing(RemoteError):
-    """There is no such object (404 NoSuchKey)."""
+    """The object does not exist (404 NoSuchKey)."""
 
 
 class BucketMissing(RemoteError):
-    """There is no such bucket (404 NoSuchBucket)."""
+    """The bucket does not exist (404 NoSuchBucket)."""
 
 
 class ObjectChanged(RemoteError):
-    """The object is no longer the version that was asked for (412, or another ETag in the answer)."""
+    """The object is no longer the requested version (412, or another ETag in the response)."""
 
 
 class AccessDenied(RemoteError):
-    """The credentials are refused (401, 403, SignatureDoesNotMatch, …): final only after a while."""
+    """The credentials are rejected (401, 403, SignatureDoesNotMatch, …). Counts as permanent only after a while."""
 
 
 class CredentialsMissing(RemoteError):
@@ -55,7 +55,7 @@ class CredentialsMissing(RemoteError):
 
 
 class Unavailable(RemoteError):
-    """Worth another try: 429, 5xx, time-outs, resets, short bodies."""
+    """A transient error, to be retried: 429, 5xx, timeouts, resets, short bodies."""
 
 
 class Throttled(Unavailable):
@@ -65,7 +65,7 @@ class Throttled(Unavailable):
 
 
 class NotAsSent(Unavailable):
-    """The bucket got other bytes than were announced (BadDigest): they were damaged on the way, or here."""
+    """The bucket received other bytes than announced (BadDigest): corrupted on the network, or in this process."""
 
 
 class UploadLost(RemoteError):
@@ -73,22 +73,22 @@ class UploadLost(RemoteError):
 
 
 class Refused(RemoteError):
-    """The bucket will never take this request (EntityTooLarge, 411, a lock policy, …)."""
+    """A permanent error: the bucket will never accept this request (EntityTooLarge, 411, a lock policy, …)."""
 
 
 class PartsRefused(Refused):
-    """The bucket makes no object of these parts (InvalidPart, …): sent anew, they may be as it wants them."""
+    """The bucket cannot assemble the object from these parts (InvalidPart, …). Uploading them again may help."""
 
 
 # Errors that pass by themselves, or that a person can fix while requests are retried.
 TRANSIENT = (Unavailable, AccessDenied, CredentialsMissing, BucketMissing)
 
 
-# ---- the node
+# ---- errors of the node
 
 
 class NoSpace(FusecacheError):
-    """The disk limit is reached and nothing clean is left to evict."""
+    """The cache limit is reached, or the disk is full, and no clean data is left to evict."""
 
 
 class LocalDiskError(FusecacheError):
@@ -96,19 +96,19 @@ class LocalDiskError(FusecacheError):
 
 
 class NotFound(FusecacheError):
-    """There is no such name."""
+    """The name does not exist."""
 
 
 class AlreadyExists(FusecacheError):
-    """The name is taken."""
+    """The name already exists."""
 
 
 class NotADirectory(FusecacheError):
-    """A directory was needed."""
+    """The path is not a directory."""
 
 
 class IsADirectory(FusecacheError):
-    """A file was needed."""
+    """The path is a directory, a file is required."""
 
 
 class NotEmpty(FusecacheError):
@@ -124,24 +124,24 @@ class InvalidName(FusecacheError):
 
 
 class NameTooLong(InvalidName):
-    """The name, or the key that its path makes, is longer than allowed."""
+    """The name, or the key of its path, is longer than allowed."""
 
 
 class Interrupted(FusecacheError):
-    """Who asked is being killed, and waits no longer."""
+    """The calling process is being killed and no longer waits."""
 
 
 class AcrossDevices(FusecacheError):
-    """The two names are not kept in one place: what is published, and what never is."""
+    """One of the two names is local-only and the other is published."""
 
 
 class NotPermitted(FusecacheError):
-    """The operation is not offered (a hard link, a device node)."""
+    """The operation is not supported (a hard link, a device node)."""
 
 
 class TooLarge(FusecacheError):
-    """The file is larger than the bucket can hold (4.995 TiB)."""
+    """The file is larger than the bucket supports (4.995 TiB)."""
 
 
 class Damaged(FusecacheError):
-    """Bytes do not match their checksum or their length; nothing is made up."""
+    """Bytes do not match their checksum or their length. No replacement is invented."""

@@ -1,11 +1,11 @@
-"""Numbers and lists as people read them."""
+"""Formats numbers and lines for people."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def size_text(count: float) -> str:
-    """Return bytes for people: 512 B, 3.4 GiB."""
+    """Return a size for people: 512 B, 3.4 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -34,18 +34,18 @@ def seconds_text(seconds: float) -> str:
 
 
 def changes_text(changes: int, contents: int | None, nbytes: int) -> str:
-    """Return `3 changes, 1.2 GiB`, or `2 changes of names` if no content is among them; contents: None if unknown."""
+    """Return `3 changes, 1.2 GiB`; `2 changes of names` if no content is among them. contents: None if unknown."""
     if changes and contents == 0:
         return f"{count_text(changes, 'change')} of names"
     return f"{count_text(changes, 'change')}, {size_text(nbytes)}"
 
 
 def left_text(seconds: float | None) -> str:
-    """Return `, about 5 min left`; "" for what nobody knows, and for less than a second."""
+    """Return `, about 5 min left`; "" if unknown, or less than a second."""
     return f", about {seconds_text(seconds)} left" if seconds is not None and seconds >= 1 else ""
 
 
 def nearest_text(word: str, known: Iterable[str]) -> str:
-    """Return `: did you mean 'status'?` for a misspelt word, "" if nothing known is like it."""
+    """Return `: did you mean 'status'?` for a misspelt word, "" if no known word is similar."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f": did you mean {found[0]!r}?" if found else ""

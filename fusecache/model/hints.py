@@ -1,10 +1,10 @@
-"""What a job tells the daemon of its future reads: the wire format of plans and cursors. Advice only.
+"""Hints: how a job tells the daemon its future reads. The wire format of plans and cursors; advice only.
 
-Both the daemon and the loader use this module; it needs nothing but the standard library.
+The daemon and the loader both use this module. It needs only the standard library.
 
-A plan is one line of JSON, then paths, then columns of numbers; a cursor is one line of JSON (`docs/hints.md`). Steps
-are counted by the job over all of its epochs, so that a plan can say what comes behind the end of one. Plans come in
-windows: one takes the place of what the job said of windows of its number and later ones.
+A plan is one line of JSON, then paths, then columns of numbers; a cursor is one line of JSON (`docs/hints.md`). The job
+counts its steps over all epochs, so that a plan can reach past the end of an epoch. Plans come in numbered windows: a
+plan replaces the job's earlier plans of its window number and of higher ones.
 """
 
 import json
@@ -20,11 +20,11 @@ from typing import Any, Final
 from fusecache.model.errors import FusecacheError
 
 VERSION: Final = 1
-# Of a whole message. A plan of 10**5 extents has some 4 MiB.
+# Limit of a whole message. A plan of 10**5 extents has about 4 MiB.
 LONGEST_MESSAGE_BYTES: Final = 16 << 20
-# The length of an extent that ends with its file, whatever its size.
+# The length of an extent that ends with its file, whatever the file's size.
 TO_THE_END: Final = 1 << 62
-# Folder and endings of the files of jobs in the control directory of a mount.
+# Folder and suffixes of the jobs' hint files in the control directory of a mount.
 FOLDER: Final = "hints"
 PLAN, CURSOR = ".plan", ".cursor"
 
@@ -33,22 +33,22 @@ _NUMBER_BYTES = 8
 _COLUMNS = 5
 _MOST_STEPS = 1 << 53
 _JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-# With a slash on either side of each path: an empty part, `.`, `..`; the daemon's own folder.
-_FOREIGN = ("//", "/./", "/../", "\0/.fusecache/")
+# Forbidden with a slash on either side of each path: an empty part, `.`, `..`; the daemon's own folder.
+_FORBIDDEN = ("//", "/./", "/../", "\0/.fusecache/")
 
 
 class HintError(FusecacheError):
-    """A message that is not understood; nothing of it is used."""
+    """An invalid message; none of it is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job will read, in the order of its first steps.
+    """The future reads of a job, in the order of their first steps.
 
-    paths: below the mountpoint, sorted. Columns with one number an extent: path (index into paths), start and length
-    (bytes), first (step at which it is read; never falls), span (steps from there to its last read). step: where the
-    job stands. is_exact: small extents are all that will be read of their surroundings for now: not one byte more is
-    to be fetched, and what is fetched need not be kept.
+    paths: below the mountpoint, sorted. Columns with one number per extent: path (index into paths), start and length
+    (bytes), first (step of the first read; never decreases), span (steps from there to the last read). step: the job's
+    current step. is_exact: small extents are the only reads nearby for now. No byte around them is to be fetched, and
+    fetched bytes need not be cached.
     """
 
     window: int
@@ -66,7 +66,7 @@ class Plan:
 
 
 def is_job(text: str) -> bool:
-    """Say whether a text can name a job: letters, digits, `.`, `_` and `-`, at most 100, no dot in front."""
+    """Return whether a text can name a job: letters, digits, `.`, `_` and `-`, at most 100, no leading dot."""
     return _JOB.fullmatch(text) is not None
 
 
@@ -82,7 +82,7 @@ def encode_plan(  # noqa: PLR0913 -- the fields of the message, by name
     span: Iterable[int],
     is_exact: bool = False,
 ) -> bytes:
-    """Return a plan as a message; see Plan for what the columns are. Raises HintError if it breaks those rules."""
+    """Return a plan as a message. The columns are those of `Plan`. Raises HintError if it breaks their rules."""
     steps = array("q", first)
     advance = array("q", (now - before for now, before in zip(steps, [0, *steps[:-1]], strict=False)))
     columns = [array("q", column) for column in (path, start, length, advance, span)]
@@ -102,16 +102,18 @@ def encode_plan(  # noqa: PLR0913 -- the fields of the message, by name
     message = b"".join([_line(header), names, *map(_little_endian, columns)])
     if len(message) > LONGEST_MESSAGE_BYTES:
         raise HintError(
-            f"a plan has at most {LONGEST_MESSAGE_BYTES} bytes, not {len(message)}: use more windows"
+            f"the plan is longer than {LONGEST_MESSAGE_BYTES} bytes: {len(message)}; use more windows"
         )
     return message
 
 
 def decode_plan(message: bytes | bytearray | memoryview) -> Plan:
-    """Return the plan of a message, checked. Raises HintError."""
+    """Return the plan in a message, validated. Raises HintError."""
     view = memoryview(message)
     if len(view) > LONGEST_MESSAGE_BYTES:
-        raise HintError(f"a plan has at most {LONGEST_MESSAGE_BYTES} bytes, not {len(view)}")
+        raise HintError(
+            f"the plan is longer than {LONGEST_MESSAGE_BYTES} bytes: {len(view)}; use more windows"
+        )
     head = bytes(view[:_LONGEST_HEADER_BYTES])
     end = head.find(b"\n") + 1
     header = _header(head[:end], "plan")
@@ -124,7 +126,7 @@ def decode_plan(message: bytes | bytearray | memoryview) -> Plan:
     try:
         text = bytes(view[end : end + names_bytes]).decode()
     except UnicodeDecodeError as exc:
-        raise HintError(f"paths are UTF-8: {exc}") from exc
+        raise HintError(f"paths must be UTF-8: {exc}") from exc
     paths = text.split("\0") if names_bytes else []
     if len(paths) != count:
         raise HintError(f"the plan should have {count} paths, not {len(paths)}")
@@ -141,25 +143,25 @@ def decode_plan(message: bytes | bytearray | memoryview) -> Plan:
     first = array("q", accumulate(advance))
     is_exact = header.get("exact")
     if not isinstance(is_exact, bool):
-        raise HintError(f"exact is {is_exact!r}, neither true nor false")
+        raise HintError(f"exact is {is_exact!r}, must be true or false")
     window, step = _count(header, "window"), _count(header, "step")
     return Plan(window, step, paths, path, start, length, first, span, is_exact)
 
 
 def encode_cursor(step: int) -> bytes:
-    """Return the message that a job has come to a step: all before it are done."""
+    """Return the message that a job has reached a step: all steps before it are done."""
     return _line({"fusecache": "cursor", "version": VERSION, "step": step})
 
 
 def decode_cursor(message: bytes | bytearray | memoryview) -> int:
     """Return the step of a cursor. Raises HintError."""
     if len(message) > _LONGEST_HEADER_BYTES:
-        raise HintError(f"a cursor has at most {_LONGEST_HEADER_BYTES} bytes, not {len(message)}")
+        raise HintError(f"the cursor is longer than {_LONGEST_HEADER_BYTES} bytes: {len(message)}")
     return _count(_header(bytes(message), "cursor"), "step")
 
 
 def _check(paths: Sequence[str], text: str, columns: Sequence["array[int]"]) -> None:
-    """Raise HintError unless the parts of a plan are what Plan says. text: the paths with zero bytes between them."""
+    """Raise HintError unless the parts form a valid Plan. text: the paths joined with zero bytes."""
     _check_paths(paths, text)
     path, start, length, advance, span = columns
     if len({len(column) for column in columns}) != 1:
@@ -167,40 +169,38 @@ def _check(paths: Sequence[str], text: str, columns: Sequence["array[int]"]) -> 
     if not path:
         return
     if min(path) < 0 or max(path) >= len(paths):
-        raise HintError(f"an extent is of a path that is not among the {len(paths)}")
+        raise HintError(f"an extent refers to a path index outside the list of {len(paths)} paths")
     if min(start) < 0 or max(start) > TO_THE_END or min(length) < 1 or max(length) > TO_THE_END:
-        raise HintError("an extent is empty, or lies outside of any file")
+        raise HintError("an extent is empty, or has a start or length out of range")
     if min(advance) < 0 or min(span) < 0 or max(span) > _MOST_STEPS or sum(advance) > _MOST_STEPS:
-        raise HintError(
-            "extents come in the order of their first steps, and their last step is none before it"
-        )
+        raise HintError("extents must be sorted by first step, and no last step may precede its first step")
 
 
 def _check_paths(paths: Sequence[str], text: str) -> None:
     if paths:
         fenced = "\0/" + text.replace("\0", "/\0/") + "/"
-        for foreign in _FOREIGN:
-            if (place := fenced.find(foreign)) >= 0:
+        for forbidden in _FORBIDDEN:
+            if (place := fenced.find(forbidden)) >= 0:
                 raise HintError(
-                    f"a path leaves the mount, or is none: …{fenced[max(0, place - 40) : place + 20]!r}"
+                    f"a path leaves the mount or is invalid: …{fenced[max(0, place - 40) : place + 20]!r}"
                 )
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        raise HintError("paths are NFC-normalised")
+        raise HintError("paths must be NFC-normalised")
     if sorted(paths) != list(paths):
-        raise HintError("paths are sorted")
+        raise HintError("paths must be sorted")
 
 
 def _header(line: bytes, kind: str) -> dict[str, Any]:
     if line.count(b"\n") != 1 or not line.endswith(b"\n"):
-        raise HintError(f"a {kind} begins with a line of JSON")
+        raise HintError(f"a {kind} must begin with a line of JSON")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as exc:
-        raise HintError(f"the first line of a {kind} is JSON: {exc}") from exc
+        raise HintError(f"the first line of a {kind} must be JSON: {exc}") from exc
     if not isinstance(header, dict) or header.get("fusecache") != kind:
-        raise HintError(f"this is no {kind}")
+        raise HintError(f"this message is not a {kind}")
     if header.get("version") != VERSION:
-        raise HintError(f"version {header.get('version')!r} of a {kind} is not known, only {VERSION}")
+        raise HintError(f"version {header.get('version')!r} of a {kind} is not supported, only {VERSION}")
     return header
 
 

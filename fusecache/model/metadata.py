@@ -1,6 +1,6 @@
-"""What fusecache writes into an object's user metadata, and reads from anyone's.
+"""User metadata of objects: what fusecache writes, and what it reads from objects of any client.
 
-Names follow what rclone and s3fs write (`mode`, `uid`, `gid`, `mtime`), so that their files keep times and modes here.
+Names follow rclone and s3fs (`mode`, `uid`, `gid`, `mtime`), so files written by these keep their times and modes here.
 """
 
 import stat
@@ -13,7 +13,7 @@ from fusecache.model.records import PosixAttributes
 
 GENERATION = "fusecache-generation"
 SYMLINK_TARGET = "symlink-target"
-# What a kernel takes: 64 bits of nanoseconds, 32 bits of an id without the one that stands for none.
+# Limits of the kernel: 64 bits of nanoseconds, and 32 bits of an id without the value that means "none".
 _SECONDS_MAX = 2**63 // 10**9
 _ID_MAX = 2**32 - 2
 _MODE_BITS = 0o7777
@@ -36,25 +36,25 @@ def symlink_metadata(uuid: str, target: str, attributes: PosixAttributes) -> dic
 
 
 def symlink_target(metadata: Mapping[str, str] | None) -> str:
-    """Return where a symlink points, or "" if the object is none."""
+    """Return a symlink's target, or "" if the object is not a symlink."""
     return (metadata or {}).get(SYMLINK_TARGET, "")
 
 
 def attributes_from_metadata(
     metadata: Mapping[str, str], default: PosixAttributes, *, with_owner: bool = False
 ) -> PosixAttributes | None:
-    """Return what the metadata tells of mode, time and owner, or None if it tells nothing of them.
+    """Return mode, time and owner from the metadata, or None if it has none of these.
 
-    default: what stands for what is not told, or is told so that no file can have it. with_owner: user ids mean
-    something on another node only where all have the same users.
+    default: used for missing and invalid values. with_owner: also use uid and gid, which are meaningful on another node
+    only if all nodes have the same users.
     """
-    told = {
+    found = {
         "mode": _mode(metadata.get("mode", "")),
         "mtime_ns": _nanoseconds(metadata.get("mtime", "")),
         "uid": _id(metadata.get("uid", "")) if with_owner else None,
         "gid": _id(metadata.get("gid", "")) if with_owner else None,
     }
-    known = {name: value for name, value in told.items() if value is not None}
+    known = {name: value for name, value in found.items() if value is not None}
     return replace(default, **known) if known else None
 
 
@@ -69,7 +69,7 @@ def _mode(text: str) -> int | None:
 
 
 def _nanoseconds(text: str) -> int | None:
-    """Return a time that is told in seconds since 1970."""
+    """Return a time given in seconds since 1970, in nanoseconds."""
     with suppress(ArithmeticError):
         seconds = Decimal(text)
         if abs(seconds) < _SECONDS_MAX:

@@ -1,8 +1,8 @@
-"""Between keys and file names.
+"""Converts between keys and file names.
 
-A key is UTF-8, NFC-normalised, at most 1 024 bytes, its parts divided by `/`. A name is one part.
-Names that differ only in normalisation are one file. A key that cannot be a path on the mount is *hidden*:
-never shown, never an escape from the mount, reported as unusable.
+A key is UTF-8, NFC-normalised, at most 1 024 bytes, its parts separated by `/`. A name is one part. Names that differ
+only in normalisation are one file. A key that cannot be a path on the mount is *hidden*: never shown, never a way out
+of the mount, and reported as unusable.
 """
 
 import unicodedata
@@ -12,7 +12,7 @@ from fusecache.model.errors import InvalidName, NameTooLong
 # Cloudflare R2's limit on a key, and Linux's NAME_MAX on one part of it.
 KEY_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255
-# The daemon's own name in the mount's root.
+# The name of the control directory in the mount's root.
 CONTROL_NAME = ".fusecache"
 
 
@@ -35,11 +35,11 @@ def unusable_name(name: str) -> str | None:
     if name == "":
         return "an empty part of a path (two slashes in a row)"
     if name in {".", ".."}:
-        return "'.' and '..' are not names"
+        return "'.' and '..' are not usable as names"
     if "\0" in name or "/" in name:
-        return "NUL and '/' cannot stand in a name"
+        return "a name must not contain NUL or '/'"
     if name.isascii() and len(name) <= NAME_BYTES_MAX:
-        return None  # the usual case; listings check each of their names
+        return None  # the usual case: listings check each of their names
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
@@ -47,34 +47,34 @@ def unusable_name(name: str) -> str | None:
     if size > NAME_BYTES_MAX:
         return f"longer than {NAME_BYTES_MAX} bytes"
     if unicodedata.normalize("NFC", name) != name:
-        return "not NFC-normalised, so that no path can name it"
+        return "not NFC-normalised, so no path can refer to it"
     return None
 
 
 def marked_name(name: str, mark: str) -> str:
-    """Return `name` with a mark at its end; of a long name the end makes way for it."""
+    """Return `name` with a mark at its end; a long name is shortened to make room."""
     return name.encode()[: NAME_BYTES_MAX - len(mark.encode())].decode(errors="ignore") + mark
 
 
 def check_key(key: str) -> str:
-    """Return `key`. Raises NameTooLong if it is longer than a bucket allows."""
+    """Return `key`. Raises NameTooLong if it exceeds the bucket's limit."""
     if len(key.encode("utf-8")) > KEY_BYTES_MAX:
         raise NameTooLong(f"{key[:80]}…: the path makes a key longer than {KEY_BYTES_MAX} bytes; shorten it")
     return key
 
 
 def parent_prefix(key: str) -> str:
-    """Return the directory of a key with the slash at its end; empty for a key without a slash."""
+    """Return a key's directory with a trailing slash; empty for a key without a slash."""
     return key[: key.rfind("/") + 1]
 
 
 def parent_path(key: str) -> str:
-    """Return the directory of a key without a slash at its end; empty for a key without a slash."""
+    """Return a key's directory without a trailing slash; empty for a key without a slash."""
     return key.rpartition("/")[0]
 
 
 def is_at_or_below(key: str, prefix: str) -> bool:
-    """Return whether a key is `prefix` or lies below it; "" and a prefix ending in '/' stand for all below."""
+    """Return whether a key is `prefix` or lies below it; "" and a prefix ending in '/' match all keys below."""
     if not prefix or prefix.endswith("/"):
         return key.startswith(prefix)
     return key == prefix or key.startswith(prefix + "/")

@@ -9,7 +9,7 @@ TIB = 1 << 40
 
 # The unit of allocation and eviction in the cache.
 BLOCK_BYTES = MIB
-# The unit of validity and checksum in the cache: a small random read fetches no more than its granules.
+# The unit of validity and checksums in the cache: a small random read fetches only the granules that it needs.
 GRANULE_BYTES = 64 * KIB
 GRANULES_PER_BLOCK = BLOCK_BYTES // GRANULE_BYTES
 # Files that wait for upload may use this share of the cache size, so that one checkpoint does not evict the dataset.
@@ -47,9 +47,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What the bucket says of one object: from a LIST (metadata None: LIST shows none) or a HEAD.
+    """One object's properties in the bucket, from a LIST (metadata None: LIST returns none) or a HEAD.
 
-    size in bytes; modified in seconds since 1970 (UTC); etag without its quotes.
+    size in bytes; modified in seconds since 1970 (UTC); etag without quotes.
     """
 
     key: str

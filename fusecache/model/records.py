@@ -1,6 +1,6 @@
-"""Rows of the journal: what a restarted daemon needs to keep the promises of the one before.
+"""Rows of the journal: what a restarted daemon needs to complete the write-back of the previous one.
 
-All rows are frozen: a change is a new row under the same number. Described field by field in docs/on-disk.md.
+All rows are frozen: a change is a new row under the same number. docs/on-disk.md describes every field.
 """
 
 from dataclasses import dataclass, replace
@@ -21,38 +21,38 @@ class PosixAttributes:
 
 
 class Reason(Enum):
-    """Why content is kept aside, and not published."""
+    """Why content is quarantined or rejected instead of published."""
 
-    NONE = ""  # it is not kept aside
+    NONE = ""  # it is neither
     KILLED = "killed"  # its writer was killed before it closed the file
     UNCLOSED = "unclosed"  # the daemon ended before the file was closed
-    FAILED = "failed"  # a write of it failed
+    FAILED = "failed"  # a write to it failed
     POWER_CUT = (
-        "power-cut"  # the machine went down, and the bytes cannot be shown to be those that were closed
+        "power-cut"  # the machine went down, and the bytes cannot be verified to be those that were closed
     )
     DAMAGED = "damaged"  # fewer bytes than were closed, without a power cut
     LOST = "lost"  # its staging file is gone
-    INCOMPLETE = "incomplete"  # of REJECTED content: it says that something is there which the bucket refused
-    UNKNOWN = "unknown"  # a file that no row tells of, or a row written before reasons were kept
+    INCOMPLETE = "incomplete"  # a REJECTED commit marker: the bucket rejected a file that it covers
+    UNKNOWN = "unknown"  # a file without a row, or a row written before reasons were recorded
 
 
-# Closed, and then not to be trusted: in `suspect/`. The others were never closed: in `orphans/`.
+# Closed, but no longer trustworthy: in `suspect/`. Content with other reasons was never closed: in `orphans/`.
 DOUBTFUL = frozenset({Reason.POWER_CUT, Reason.DAMAGED, Reason.LOST})
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One generation of a file's content; its bytes are in the staging file named after the generation.
+    """One version of a file's content. Its bytes are in the staging file named after its generation.
 
-    generation: number, never reused. sequence: place in the publish order; 0 while nothing is promised.
-    base_etag: the version that the bucket shows under `key` before this one; None: there is none.
-    uuid: identity in the bucket, in the object's metadata, for requests whose answer was lost.
-    boot_id: the boot in which the bytes were last written. synced: bytes and `checksum` are on disk for good.
+    generation: number, never reused. sequence: position in the publish order; 0 until a close is journaled.
+    base_etag: the version that the bucket shows under `key` before this one, the precondition; None: there is none.
+    uuid: identity in the object's metadata, to recognise a request whose response was lost.
+    boot_id: the boot in which the bytes were last written. synced: bytes and `checksum` are durable.
     checksum: xxh3_128 hex of the granules' checksums; empty until synced. upload_id, part_bytes, part_etags:
-    the multipart upload under way ("" for a part not stored yet); upload_attributes: those that its object will tell.
-    moment: when it was closed, or set aside if it never was, in seconds since 1970 (0: not known). reason: why it is
-    kept aside, or back, error: the same in words. refused_at: its place in the publish order when it was refused, as
-    names that it gets later change `sequence`; 0: it was not.
+    the multipart upload in progress ("" for a part not stored yet); upload_attributes: those in its object's metadata.
+    moment: when it was closed, or quarantined if it never was, in seconds since 1970 (0: unknown). reason: why it is
+    quarantined or held; error: the same as text. refused_at: its position in the publish order when the bucket rejected
+    it, because later renames change `sequence`; 0: not rejected.
     """
 
     generation: int
@@ -83,10 +83,10 @@ def without_upload(record: FileRecord) -> FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConflictRecord:
-    """One change of this node that another client was quicker with.
+    """A conflict: another client changed the same name in the bucket first.
 
-    kept_as: the key of our version, "" if the change was given up. moment: seconds since 1970. settled: the name has
-    been published from here since, so that only the copy is left to be looked at.
+    kept_as: the key of the local version, "" if the change was dropped. moment: seconds since 1970. settled: this node
+    has published the name again since, so only the copy is left to look at.
     """
 
     number: int
@@ -101,14 +101,14 @@ class ConflictRecord:
 class OperationKind(Enum):
     """Changes of the bucket other than a file's content."""
 
-    DELETE = "delete"  # a file: its object goes
-    MKDIR = "mkdir"  # an empty directory: the marker `key` (ends with '/') comes
-    RMDIR = "rmdir"  # the marker goes
-    SYMLINK = "symlink"  # a zero-byte object with `target` in its metadata comes
+    DELETE = "delete"  # a file: its object is deleted
+    MKDIR = "mkdir"  # an empty directory: the marker `key` (ends with '/') is created
+    RMDIR = "rmdir"  # the marker is deleted
+    SYMLINK = "symlink"  # a zero-byte object with `target` in its metadata is created
     RENAME = "rename"  # `key` is copied to `target` in the bucket, then deleted
 
 
-# As the ETag of what a rename is to move: what lies there is another client's.
+# The ETag of a rename's source if the object there belongs to another client.
 ANOTHERS = "another's"
 
 
@@ -116,9 +116,9 @@ ANOTHERS = "another's"
 class OperationRecord:
     """One change, numbered by its sequence. base_etag: what the bucket shows under the name that changes.
 
-    For RENAME `target` is the new key and base_etag belongs to it; source_etag, size and modified (seconds since
-    1970) describe the object under `key`, and link is what it says if it is a symlink. For SYMLINK `target` is that.
-    For DELETE `target` is the key that newer, unpublished content of the name was moved to, or empty.
+    For RENAME `target` is the new key and base_etag belongs to it. source_etag, size and modified (seconds since 1970)
+    describe the object under `key`; link is its target if it is a symlink. For SYMLINK `target` is the symlink's
+    target. For DELETE `target` is the key that newer, unpublished content of the name was moved to, or empty.
     """
 
     sequence: int
@@ -136,7 +136,7 @@ class OperationRecord:
 
 def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:
     """Return a record as plain values for the journal."""
-    # Not `asdict`, which copies deeply: rows are written several times for each file.
+    # Not `asdict`, which copies deeply: rows are encoded several times for each file.
     row: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
     for name, value in row.items():
         if isinstance(value, Enum):
@@ -147,7 +147,7 @@ def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, A
 
 
 def file_from_row(row: dict[str, Any]) -> FileRecord:
-    """Return the record of a row. Raises ValueError, TypeError or KeyError if it is none."""
+    """Return the record of a row. Raises ValueError, TypeError or KeyError if the row is invalid."""
     row = _known(FileRecord, row)
     row["state"] = FileState(row["state"])
     row["attributes"] = PosixAttributes(**row["attributes"])
@@ -159,7 +159,7 @@ def file_from_row(row: dict[str, Any]) -> FileRecord:
 
 
 def operation_from_row(row: dict[str, Any]) -> OperationRecord:
-    """Return the record of a row. Raises ValueError, TypeError or KeyError if it is none."""
+    """Return the record of a row. Raises ValueError, TypeError or KeyError if the row is invalid."""
     row = _known(OperationRecord, row)
     row["kind"] = OperationKind(row["kind"])
     if row["attributes"] is not None:
@@ -168,14 +168,14 @@ def operation_from_row(row: dict[str, Any]) -> OperationRecord:
 
 
 def conflict_from_row(row: dict[str, Any]) -> ConflictRecord:
-    """Return the record of a row. Raises ValueError or TypeError if it is none."""
+    """Return the record of a row. Raises ValueError or TypeError if the row is invalid."""
     return ConflictRecord(**_known(ConflictRecord, row))
 
 
 def _known(
     record: type[FileRecord] | type[OperationRecord] | type[ConflictRecord], row: dict[str, Any]
 ) -> dict[str, Any]:
-    strange = set(row).difference(record.__slots__)
-    if strange:
-        raise ValueError(f"unknown fields {sorted(strange)}: written by a newer fusecache?")
+    unknown = set(row).difference(record.__slots__)
+    if unknown:
+        raise ValueError(f"unknown fields {sorted(unknown)}: written by a newer fusecache?")
     return dict(row)

@@ -1,1 +1,1 @@
-"""Every decision, as a pure function or state machine: no I/O, no await; time and randomness are arguments."""
+"""All decisions, as pure functions and state machines: no I/O, no await; time and randomness are arguments."""

@@ -2,39 +2,39 @@
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
-# One 429 storm answers many requests at once: it counts as one signal.
+# A storm of 429s answers many requests at once, so signals within this time count as one.
 SIGNAL_SECONDS = 1.0
-# After so many different items in a row have failed, the bucket is taken for the cause.
+# After this many different items failed in a row, the bucket is taken for the cause: the circuit opens.
 OUTAGE_ITEMS = 3
-# After no more failed tries than this it is none that lasted: a few keys that the bucket refuses look alike, and are to
-# keep their pauses, while those of an outage so short are short as well.
+# With at most this many failed probes it was no lasting outage. A few keys that the bucket rejects look the same, and
+# must keep their backoff; after an outage that short, all backoffs are short anyway.
 LASTING_PROBES = 3
-# While it is, one request tries so often at least.
+# While the circuit is open, one request (half-open probe) is sent at least this often.
 PROBE_SECONDS = 10.0
-# So long without a signal, the bucket is well again: what was taken away comes back by doubling.
+# After this long without a throttling signal the bucket counts as recovered: the limit grows by one per success, so it
+# doubles per round.
 WELL_SECONDS = 10.0
 
 
 def backoff_seconds(attempt: int, chance: float) -> float:
-    """Return the wait before attempt number `attempt` (1 is the first retry): exponential, jittered, 0.5-60
-    s.
+    """Return the wait before attempt number `attempt` (1: the first retry): exponential, jittered, 0.5 to 60 s.
 
-    chance: a random number in [0, 1), so that a thousand nodes do not come back in step.
+    chance: a random number in [0, 1), so that a thousand nodes do not retry in step.
     """
     base = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(attempt - 1, 16))
     return base * (0.5 + 0.5 * chance)
 
 
 class RequestLimit:
-    """Additive increase, multiplicative decrease: how many requests the whole client may have in flight.
+    """Limits the client's requests in flight: additive increase, multiplicative decrease.
 
-    silent_until: before this moment none may start, as the bucket asked.
+    silent_until: no request may start before this moment, because the bucket asked for a pause.
     Invariants: 1 <= limit <= ceiling; silent_until is at most LONGEST_SECONDS after the last signal.
     """
 
     def __init__(self, ceiling: int) -> None:
         if ceiling < 1:
-            raise ValueError(f"at least one request must be allowed, not {ceiling}")
+            raise ValueError(f"the request limit must be at least 1, not {ceiling}")
         self._ceiling = ceiling
         self._limit = float(ceiling)
         self._last_signal = float("-inf")
@@ -46,7 +46,7 @@ class RequestLimit:
         return int(self._limit)
 
     def on_throttled(self, now: float, retry_after_seconds: float | None = None) -> None:
-        """The bucket said to slow down, perhaps for how long: halve, at most once a second."""
+        """The bucket asked to slow down, perhaps for a given time: halve the limit, at most once a second."""
         if retry_after_seconds is not None:
             self.silent_until = max(self.silent_until, now + min(LONGEST_SECONDS, retry_after_seconds))
         if now - self._last_signal >= SIGNAL_SECONDS:
@@ -54,14 +54,14 @@ class RequestLimit:
             self._limit = max(1.0, self._limit / 2)
 
     def on_success(self, now: float) -> None:
-        """A request went well: about one more for each full round of them, later one for each."""
+        """A request succeeded: grow the limit by about one per full round, after recovery by one per success."""
         if self._limit < self._ceiling:
             is_well = now - self._last_signal >= WELL_SECONDS
             self._limit = min(float(self._ceiling), self._limit + (1.0 if is_well else 1 / self._limit))
 
 
 class Outage:
-    """Tells failures of one item from failures of the bucket: then one request at a time tries, now and then.
+    """A circuit breaker: distinguishes failures of single items from an outage, and paces the probes during one.
 
     Invariant: quiet_until is at most PROBE_SECONDS after the last failure.
     """
@@ -74,22 +74,22 @@ class Outage:
 
     @property
     def is_on(self) -> bool:
-        """Whether nothing but single tries makes sense."""
+        """Whether the circuit is open, so that only single probes make sense."""
         return len(self._failed) >= OUTAGE_ITEMS
 
     def on_failure(self, item: int, now: float, chance: float) -> None:
-        """A request for an item failed in a way that may pass. chance: a random number in [0, 1)."""
+        """A request for an item failed with a transient error. chance: a random number in [0, 1)."""
         self._failed.add(item)
         if self.is_on and now >= self.quiet_until:
             self._probes += 1
             self.quiet_until = now + min(PROBE_SECONDS, backoff_seconds(self._probes, chance))
 
     def try_now(self) -> None:
-        """Something else tells that the bucket may be well: the next try need not wait."""
+        """There is another sign that the bucket may be back: the next probe need not wait."""
         self.quiet_until = float("-inf")
 
     def on_success(self, now: float) -> bool:
-        """A request was answered; return whether that ends an outage that lasted."""
+        """A request succeeded; return whether that ends a lasting outage."""
         was_on = self.is_on and self._probes > LASTING_PROBES
         self._failed.clear()
         self._probes = 0

@@ -1,11 +1,11 @@
-"""How long somebody waits for something that may stand still: so long without any progress. Pure."""
+"""A timeout that counts only the time without progress. Pure."""
 
-# An fsync that waits for the bucket, and a close that waits for room, give up after so long without progress.
+# An fsync that waits for the bucket, and a close that waits for disk space, fail after this long without progress.
 STANDSTILL_SECONDS = 300.0
 
 
 class ProgressTimeout:
-    """Notes progress; over when there was none for `seconds`. Times are those of any one clock."""
+    """Records progress; expires after `seconds` without any. Times are those of any one clock."""
 
     def __init__(self, now: float, seconds: float = STANDSTILL_SECONDS) -> None:
         self._seconds = seconds
@@ -13,11 +13,11 @@ class ProgressTimeout:
         self._mark: object = None
 
     def on_progress(self, mark: object, now: float) -> None:
-        """Tell how far it is: whenever the mark differs from the last one, there was progress."""
+        """Report the current state: there was progress if the mark differs from the last one."""
         if mark != self._mark:
             self._mark = mark
             self._since = now
 
     def is_over(self, now: float) -> bool:
-        """Return whether nothing moved for too long."""
+        """Return whether there was no progress for too long."""
         return now - self._since >= self._seconds

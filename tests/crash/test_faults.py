@@ -282,7 +282,7 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
         (daemon.path / "new").write_bytes(b"3")
         (daemon.path / "step").mkdir()
         (daemon.path / "step" / "model").write_bytes(b"4")
-        assert "those of the daemon's environment" in daemon.command("status", daemon.path).stdout
+        assert "the keys come from the daemon's environment" in daemon.command("status", daemon.path).stdout
     finally:
         server.control.add_account(Account(server.access_key, server.secret_key))
     assert daemon.sync() == 0
@@ -320,7 +320,7 @@ def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_a
         assert (daemon.path / "seen").stat().st_size == 1
         status = daemon.command("status", daemon.path / "other")
         assert status.returncode == 1
-        assert "other: nothing is known of it here, and the bucket has not answered for" in status.stderr
+        assert "other: not known locally, and the bucket has not answered for" in status.stderr
         # Nor does a command itself wait for the name longer than it takes to hear of one that is known.
         found = subprocess.run(
             [sys.executable, "-c", FIND_SOON, daemon.path / "more" / "deep"], capture_output=True, check=True

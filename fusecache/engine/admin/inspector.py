@@ -15,7 +15,7 @@ from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import NotPermitted
 from fusecache.model.names import is_at_or_below
 from fusecache.model.objects import ObjectId
-from fusecache.policy.name_patterns import UnusableKeys
+from fusecache.policy.unusable_keys import UnusableKeys
 
 # Names listed in an answer; the rest is only counted.
 NAMED = 50

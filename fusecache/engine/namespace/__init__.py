@@ -1,1 +1,1 @@
-"""Inodes, the tree, lookup, readdir, and the listings behind them."""
+"""The namespace: inodes, the tree, lookup, readdir, and the listings behind them."""

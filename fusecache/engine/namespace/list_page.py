@@ -1,11 +1,11 @@
-"""One page of LIST as rows: names that can be names here, and what only a HEAD tells of them."""
+"""One page of LIST as rows: names that are usable on the mount, plus the metadata that only a HEAD returns."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import trio
 
-from fusecache.engine.namespace.nodes import LAST_NAME
+from fusecache.engine.namespace.listing_state import LAST_NAME
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.rows import ListedEntry
@@ -15,14 +15,16 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.remote.store import Store
 
 PAGE_NAMES = 1000
-# Zero-byte objects may be symlinks: LIST does not tell, a HEAD does; so many at once.
+# LIST does not say whether a zero-byte object is a symlink; a HEAD does. At most this many HEADs run concurrently.
 _HEADS_AT_ONCE = 32
 
 
 class ListPageRows(NamedTuple):
-    """One page of LIST as rows. token: of the next page, None if it is the last.
+    """One page of LIST as rows. token: of the next page; None on the last page.
 
-    end: up to which sort name it tells all: that of its last name, hidden ones included; of the last page LAST_NAME.
+    asked: loop time of the request. hidden: how many keys are unusable as names. has_marker: the directory has a marker
+    object. end: the page is complete up to this sort name: its last name, hidden ones included. On the last page it is
+    LAST_NAME.
     """
 
     asked: float
@@ -35,11 +37,11 @@ class ListPageRows(NamedTuple):
 
 def file_row(name: str, info: ObjectInfo) -> ListedEntry:
     """Return the row of an object."""
-    return ListedEntry(name, False, info.size, info.etag, info.modified, info.metadata)  # noqa: FBT003 (a million times)
+    return ListedEntry(name, False, info.size, info.etag, info.modified, info.metadata)  # noqa: FBT003 -- hot path
 
 
 def lacks_metadata(row: ListedEntry, *, of_all: bool) -> bool:
-    """Return whether a HEAD is to tell more of a row: of a zero-byte object, or of any."""
+    """Return whether a row needs a HEAD: a file without metadata, of zero bytes or (of_all) of any size."""
     return (of_all or not row.size) and not row.is_directory and row.metadata is None
 
 
@@ -52,10 +54,10 @@ async def with_metadata(
     of_all: bool,
     on_answer: Callable[[], object] = lambda: None,
 ) -> list[ListedEntry]:
-    """Return the rows, those that lack metadata with it: from a known row of the same age, or a HEAD.
+    """Return the rows with metadata filled in, from a known row of the same ETag and time, or from a HEAD.
 
-    An object that may be listed but not looked at tells nothing; of one of no bytes, which may be a symlink, that is an
-    error. on_answer: told of each HEAD.
+    If LIST is allowed but HEAD is refused, the row gets empty metadata. For a zero-byte object, which may be a symlink,
+    or while all requests are refused, that is an error. on_answer: called after each HEAD.
     """
     wanted = [index for index, row in enumerate(rows) if lacks_metadata(row, of_all=of_all)]
     if not wanted:
@@ -89,14 +91,14 @@ async def with_metadata(
 
 
 def _completed(row: ListedEntry, info: ObjectInfo) -> ListedEntry:
-    """Return a row with what a HEAD told, and its own time if that is the same: a HEAD's has no fractions."""
+    """Return a row with the HEAD's metadata; if ETag and second agree keep LIST's time, as a HEAD has no fractions."""
     if row.etag == info.etag and int(row.modified) == int(info.modified):
         return row._replace(metadata=info.metadata)
     return file_row(row.name, info)
 
 
 def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after: str = "") -> ListPageRows:
-    """Ask for a page, the first one behind the sort name `after`, and make rows of it (in a thread)."""
+    """Request one page, starting after the sort name `after`, and return it as rows. Blocking: runs in a thread."""
     start_after = prefix + after if after else ""
     page = store.list_page(prefix, delimiter="/", token=token, start_after=start_after, limit=PAGE_NAMES)
     start = len(prefix)
@@ -113,14 +115,14 @@ def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after
     for common in page.prefixes:
         name = common[start:-1]
         if unusable_name(name) is None:
-            rows.append(ListedEntry(name, True))  # noqa: FBT003 (perhaps a million times)
+            rows.append(ListedEntry(name, True))  # noqa: FBT003 -- hot path: perhaps a million rows
         else:
             hidden += 1
     for last in (*(info.key for info in page.objects[-1:]), *page.prefixes[-1:]):
         end = max(end, last[start:])
     rows.sort(key=_sort_name)
     while rows and rows[0].sort_name <= after:
-        del rows[0]  # a subdirectory whose keys lie behind it as well
+        del rows[0]  # a subdirectory at or before `after` that also has keys after it
     if page.next_token is None:
         end = LAST_NAME
     return ListPageRows(asked, rows, hidden, has_marker, end, page.next_token)

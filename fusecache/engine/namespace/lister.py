@@ -1,12 +1,12 @@
-"""Lists directories in the background, page by page, while names are already read from what is there.
+"""Lists directories in the background, page by page; readers use the pages that have arrived.
 
-Also gives inode numbers to names that have no node: the rows hold them, and a relisting hands on those of versions that
-stayed. They come in chunks, each for one stretch of one directory, so that a number leads back to its row with nothing
-in memory but a few words a page.
+The lister also assigns inode numbers to names without a node. The rows hold the numbers, and a new listing keeps the
+number of each version that did not change. Numbers come in inode ranges, each for one stretch of one directory. So a
+number leads back to its row, at a memory cost of a few words per page.
 
 Invariants:
-1. One listing of a directory runs at a time. A part of it may be listed again beside it.
-2. Rows up to `Building.progress` are there; pages are fetched one ahead of those that are stored, no more.
+1. One full listing of a directory runs at a time. Single pages of it may be refreshed concurrently.
+2. Rows up to `ListingRun.progress` are stored. At most one page is fetched ahead of the stored ones.
 """
 
 from collections import deque
@@ -17,7 +17,8 @@ from typing import NamedTuple
 import trio
 
 from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks_metadata, with_metadata
-from fusecache.engine.namespace.nodes import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, Node, PageTimes, in_use
+from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
+from fusecache.engine.namespace.nodes import Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
@@ -25,17 +26,17 @@ from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import FusecacheError, LocalDiskError
 
-# A directory in which others' changes have taken so many chunks of numbers is listed whole again, which frees them.
+# A directory with this many more inode ranges than pages, taken by refreshes, is listed in full, which frees them.
 _INODE_RANGES_USED = 256
 
 
 @dataclass(eq=False, slots=True)
 class ListingRun(SharedRequest):
-    """A listing under way. progress: rows up to this sort name are known; marks: when their pages were asked for.
+    """A full listing in progress. progress: rows up to this sort name are known; page_times: when pages were requested.
 
-    has_more: it takes more than one page. is_wanted: somebody reads it; one that was begun ahead of a reader ends
-    after its first page while nobody does. published: rows behind `progress` that this node has put into the bucket
-    since. chunks: of inode numbers that were taken for it; used: those that its rows are of.
+    has_more: it has more than one page. is_wanted: a reader uses it; a listing begun ahead of readers ends after its
+    first page unless it becomes wanted. published: rows after `progress` that this node has published since the start,
+    with the loop time. inode_ranges: all ranges taken for it; used: ranges that its rows belong to.
     """
 
     epoch: int = 0
@@ -46,7 +47,7 @@ class ListingRun(SharedRequest):
     hidden: int = 0
     has_directories: bool = False
     has_more: bool = False
-    is_given_up: bool = False
+    is_abandoned: bool = False
     page_times: PageTimes = field(default_factory=PageTimes)
     published: dict[str, tuple[ListedEntry, float]] = field(default_factory=dict)
     inode_ranges: set[int] = field(default_factory=set)
@@ -55,9 +56,9 @@ class ListingRun(SharedRequest):
 
 @dataclass(eq=False, slots=True)
 class PageRefresh(SharedRequest):
-    """The names of a listed directory behind `start`, one page of them, that are asked for again at loop time `asked`.
+    """One page of a listed directory, the names after `start`, requested again at loop time `asked`.
 
-    newer: what became known since of single names; None: gone.
+    newer: changes to single names that became known since; None: the name is gone.
     """
 
     start: str = ""
@@ -66,7 +67,7 @@ class PageRefresh(SharedRequest):
 
 
 class _InodeRange(NamedTuple):
-    """Where the names of a chunk of inode numbers are: sort names from `first` to `last` of a directory."""
+    """The location of one range of inode numbers: sort names `first` to `last` of a directory."""
 
     directory: int
     first: str
@@ -74,10 +75,10 @@ class _InodeRange(NamedTuple):
 
 
 class Lister:
-    """The listings of all directories: those under way, and what is left of those that are complete.
+    """The listings of all directories, in progress and complete.
 
-    ahead_seconds: how long one that was begun ahead is kept for who may come. has_metadata: every row has the metadata
-    of its object, not only those of no bytes.
+    ahead_seconds: how long a listing begun ahead of readers is kept for them. has_metadata: every row has its object's
+    metadata, not only the zero-byte ones.
     """
 
     def __init__(
@@ -102,35 +103,35 @@ class Lister:
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
         self._nursery: trio.Nursery | None = None
-        tree.on_listing_lost = self._lose
+        tree.on_listing_lost = self._on_node_dropped
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Own the listings' tasks, and remove the rows that nobody reads any more, until cancelled."""
+        """Own the listing tasks and delete discarded rows, until cancelled."""
         self._nursery = nursery
         while True:
             await self._has_garbage.wait()
             self._has_garbage = trio.Event()
             while self._garbage:
-                directory, version = self._garbage[0]
+                directory, epoch = self._garbage[0]
                 try:
-                    has_more = await self._metadata_client.rows(self._listings.drop, directory, version)
+                    has_more = await self._metadata_client.rows(self._listings.drop, directory, epoch)
                 except LocalDiskError:
-                    has_more = False  # what a full disk keeps there is never looked at again
+                    has_more = False  # a full disk keeps the rows, but no listing refers to them any more
                 if not has_more:
                     self._garbage.popleft()
 
-    # ---- looking
+    # ---- queries
 
     def current_run(self, directory: Node) -> ListingRun | None:
-        """Return the directory's listing under way, or None."""
+        """Return the directory's listing in progress, or None."""
         return self._runs.get(directory.number)
 
     def under_way(self) -> Iterable[SharedRequest]:
-        """Return all listings, and renewals of parts, that are under way."""
+        """Return all full listings and page refreshes in progress."""
         return [*self._runs.values(), *self._refreshes.values()]
 
-    def marks(self, directory: Node) -> Mapping[int, PageTimes]:
-        """Return the generations of which there are rows, the complete one first, and when they were listed."""
+    def page_times_by_epoch(self, directory: Node) -> Mapping[int, PageTimes]:
+        """Return the page times of each listing epoch that has rows, the complete listing first."""
         found: dict[int, PageTimes] = {}
         if directory.is_listed:
             found[directory.listing.epoch] = directory.listing.page_times
@@ -140,11 +141,11 @@ class Lister:
         return found
 
     def must_serve_stale(self, directory: Node) -> bool:
-        """Whether an older listing must do: there is one, and the bucket does not answer. Training goes on with it."""
+        """Whether to serve the old listing: there is one, and the bucket does not answer. Training then continues."""
         return self._metadata_client.is_unresponsive and directory.is_listed
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
-        """Return rows behind a sort name as some listing shows them, however old it is; asks nobody."""
+        """Return rows after a sort name from any listing, however old. Sends no request."""
         if directory.is_listed:
             return self._listings.scan(directory.number, directory.listing.epoch, sort_name, limit)
         run = self._runs.get(directory.number)
@@ -154,27 +155,27 @@ class Lister:
         return [row for row in rows if row.sort_name <= run.progress]
 
     def row_position(self, number: int) -> tuple[Node | None, str, str]:
-        """Return where the row of an inode's number is, if anywhere: a directory, the first and the last sort name."""
-        chunk = self._inode_ranges.get(number // INODE_RANGE)
-        if chunk is None:
+        """Return where the row of an inode number is: directory (None: nowhere), first and last sort name."""
+        inode_range = self._inode_ranges.get(number // INODE_RANGE)
+        if inode_range is None:
             return None, "", ""
-        return self._tree.nodes.get(chunk.directory), chunk.first, chunk.last
+        return self._tree.nodes.get(inode_range.directory), inode_range.first, inode_range.last
 
     def new_number(self, directory: Node) -> int:
-        """Return an inode number for a single row of the directory."""
+        """Return an inode number for one row of the directory."""
         listing = directory.listing
-        if not listing.open_numbers:
-            chunk = self._new_inode_range(directory, "", LAST_NAME)
-            listing.chunks.add(chunk)
-            listing.open_numbers = range(chunk * INODE_RANGE, (chunk + 1) * INODE_RANGE)
-        number = listing.open_numbers[0]
-        listing.open_numbers = listing.open_numbers[1:]
+        if not listing.free_numbers:
+            inode_range = self._new_inode_range(directory, "", LAST_NAME)
+            listing.inode_ranges.add(inode_range)
+            listing.free_numbers = range(inode_range * INODE_RANGE, (inode_range + 1) * INODE_RANGE)
+        number = listing.free_numbers[0]
+        listing.free_numbers = listing.free_numbers[1:]
         return number
 
-    # ---- what this node's own changes make known
+    # ---- changes by this node
 
     def on_empty(self, directory: Node) -> None:
-        """A directory that was made here just now is known to be empty."""
+        """This node has just created the directory, so it is known to be empty."""
         listing = directory.listing
         self._epoch += 1
         listing.epoch, listing.finished = self._epoch, trio.current_time()
@@ -182,7 +183,7 @@ class Lister:
         listing.has_directories = False
 
     def on_published(self, directory: Node, row: ListedEntry) -> None:
-        """The bucket shows a name now that a listing under way may have passed, or not."""
+        """The bucket now shows a name. A listing in progress may or may not have passed it."""
         self.on_newer(directory, [], [row])
         run = self._runs.get(directory.number)
         if run is None:
@@ -201,7 +202,7 @@ class Lister:
             run.published.pop(sort_name, None)
 
     def on_newer(self, directory: Node, gone: Iterable[ListedEntry], rows: Iterable[ListedEntry]) -> None:
-        """The complete listing has other rows of a name now, which a renewal under way may not know."""
+        """The complete listing now has other rows for a name, which a page refresh in progress may not know."""
         for row in gone:
             for refresh in self._refreshes_of(directory, row.sort_name):
                 refresh.newer[row.sort_name] = None
@@ -216,22 +217,22 @@ class Lister:
             if number == directory.number and start < sort_name
         ]
 
-    # ---- a part again
+    # ---- page refresh
 
     def refresh_pages(self, directory: Node, start: str) -> PageRefresh:
-        """Return the renewal under way of the part of a listed directory behind `start`, begun now if there is none.
+        """Return the refresh of the page after `start`, started now if none is in progress.
 
-        It is one request, and what it answers is entered into the complete listing.
+        It is one request, and its answer replaces that part of the complete listing.
         """
         refresh = self._refreshes.get((directory.number, start))
         if refresh is None:
             if self._nursery is None:
-                raise RuntimeError("names are not running")
+                raise RuntimeError("Lister.run was not started")
             refresh = self._refreshes[directory.number, start] = PageRefresh(
                 start=start, asked=trio.current_time()
             )
             self._nursery.start_soon(
-                self._refresh_page, directory, refresh, name=f"list again {self._tree.path(directory)}"
+                self._refresh_page, directory, refresh, name=f"refresh {self._tree.path(directory)}"
             )
         return refresh
 
@@ -243,7 +244,7 @@ class Lister:
                 page = await self._metadata_client.call(
                     fetch_page, self._metadata_client.store, prefix, None, refresh.asked, refresh.start
                 )
-                await self._reenter(directory, prefix, refresh, page)
+                await self._replace_page(directory, prefix, refresh, page)
             except FusecacheError as exc:
                 refresh.failure = exc
             finally:
@@ -252,47 +253,49 @@ class Lister:
         if is_known:
             self._tree.forget(directory.number, 0)
 
-    async def _reenter(self, directory: Node, prefix: str, refresh: PageRefresh, page: ListPageRows) -> None:
+    async def _replace_page(
+        self, directory: Node, prefix: str, refresh: PageRefresh, page: ListPageRows
+    ) -> None:
         listing, number = directory.listing, directory.number
-        version = listing.epoch
-        if not version:
+        epoch = listing.epoch
+        if not epoch:
             return
         start, end = refresh.start, page.end
         rows = await self._completed(directory, prefix, page.rows, refresh)
-        # From here on nothing is awaited, as in `_store`.
-        if listing.epoch != version or self._tree.key(directory) != prefix:
-            return  # listed whole, or renamed, meanwhile
-        chunk = self._new_inode_range(directory, start, end)
+        # No await from here on, as in `_store`.
+        if listing.epoch != epoch or self._tree.key(directory) != prefix:
+            return  # a full listing or a rename came first
+        inode_range = self._new_inode_range(directory, start, end)
         try:
-            numbers = self._listings.replace(number, version, start, end, rows, chunk * INODE_RANGE)
+            numbers = self._listings.replace(number, epoch, start, end, rows, inode_range * INODE_RANGE)
         except LocalDiskError:
             listing.expire()
             raise
-        if any(each // INODE_RANGE == chunk for each in numbers):
-            listing.chunks.add(chunk)
+        if any(each // INODE_RANGE == inode_range for each in numbers):
+            listing.inode_ranges.add(inode_range)
         else:
-            del self._inode_ranges[chunk]
+            del self._inode_ranges[inode_range]
         for sort_name, row in refresh.newer.items():
             if row is not None:
-                self._listings.put(number, version, [row])
+                self._listings.put(number, epoch, [row])
             else:
-                self._listings.remove(number, version, sort_name)
+                self._listings.remove(number, epoch, sort_name)
         directory.has_marker |= page.has_marker
         listing.has_directories |= any(row.is_directory for row in rows)
         listing.page_times.renew(start, end, refresh.asked)
         if not start and end == LAST_NAME:
             listing.finished, listing.hidden = refresh.asked, page.hidden
-        if len(listing.chunks) > _INODE_RANGES_USED + len(listing.page_times.ends):
+        if len(listing.inode_ranges) > _INODE_RANGES_USED + len(listing.page_times.ends):
             self.start(directory)
 
-    # ---- listing
+    # ---- full listing
 
     def start(self, directory: Node, *, ahead: bool = False) -> ListingRun:
-        """Return the directory's listing under way, begun now if there is none; ahead: of any reader."""
+        """Return the directory's listing in progress, started now if there is none. ahead: no reader waits for it."""
         run = self._runs.get(directory.number)
         if run is None:
             if self._nursery is None:
-                raise RuntimeError("names are not running")
+                raise RuntimeError("Lister.run was not started")
             self._epoch += 1
             run = ListingRun(epoch=self._epoch, started=trio.current_time(), is_wanted=not ahead)
             self._runs[directory.number] = run
@@ -300,19 +303,19 @@ class Lister:
         return run
 
     async def _list(self, directory: Node, run: ListingRun) -> None:
-        # Keeps the node, and its rows, while they are made.
+        # Keeps the node and its rows in memory while the rows are written.
         directory.handles += 1
         is_known, is_ahead = directory.lookups > 0, not run.is_wanted
         directory.listing.probes, directory.listing.probed = 0, ""
         try:
             prefix = self._tree.key(directory)
             await self._list_pages(directory, prefix, run)
-            if run.is_given_up:
+            if run.is_abandoned:
                 self._forget_rows(directory, run)
             else:
                 self._complete(directory, run)
                 if self._tree.key(directory) != prefix:
-                    directory.listing.expire()  # renamed meanwhile
+                    directory.listing.expire()  # renamed during the listing
         except FusecacheError as exc:
             run.failure = exc
             self._forget_rows(directory, run)
@@ -329,33 +332,33 @@ class Lister:
         listing = directory.listing
         if listing.epoch:
             self._discard(directory.number, listing.epoch)
-        chunks = set(run.used)
-        if listing.open_numbers:
-            chunks.add(listing.open_numbers.start // INODE_RANGE)
-        for chunk in (listing.chunks | run.inode_ranges) - chunks:
-            self._inode_ranges.pop(chunk, None)
+        kept_ranges = set(run.used)
+        if listing.free_numbers:
+            kept_ranges.add(listing.free_numbers.start // INODE_RANGE)
+        for inode_range in (listing.inode_ranges | run.inode_ranges) - kept_ranges:
+            self._inode_ranges.pop(inode_range, None)
         now = trio.current_time()
-        listing.epoch, listing.page_times, listing.chunks = run.epoch, run.page_times, chunks
+        listing.epoch, listing.page_times, listing.inode_ranges = run.epoch, run.page_times, kept_ranges
         listing.finished, listing.seconds = now, now - run.started
         listing.hidden, listing.has_directories = run.hidden, run.has_directories
 
     def _forget_rows(self, directory: Node, run: ListingRun) -> None:
-        for chunk in run.inode_ranges - directory.listing.chunks:
-            self._inode_ranges.pop(chunk, None)
+        for inode_range in run.inode_ranges - directory.listing.inode_ranges:
+            self._inode_ranges.pop(inode_range, None)
         self._discard(directory.number, run.epoch)
 
-    def _lose(self, directory: Node) -> None:
-        """Nobody knows the directory any more."""
-        for chunk in directory.listing.chunks:
-            self._inode_ranges.pop(chunk, None)
+    def _on_node_dropped(self, directory: Node) -> None:
+        """The directory's node was dropped: discard its rows."""
+        for inode_range in directory.listing.inode_ranges:
+            self._inode_ranges.pop(inode_range, None)
         self._discard(directory.number, directory.listing.epoch)
 
-    def _discard(self, directory: int, version: int) -> None:
-        self._garbage.append((directory, version))
+    def _discard(self, directory: int, epoch: int) -> None:
+        self._garbage.append((directory, epoch))
         self._has_garbage.set()
 
     async def _list_pages(self, directory: Node, prefix: str, run: ListingRun) -> None:
-        # Of no length: one page is fetched while one is stored.
+        # Capacity 0: one page is fetched while the previous one is stored.
         send, receive = trio.open_memory_channel[ListPageRows](0)
         with unwrap_single_error():
             async with trio.open_nursery() as nursery:
@@ -376,7 +379,7 @@ class Lister:
                 )
                 token = page.token
                 if token is not None and not run.is_wanted:
-                    run.is_given_up = True
+                    run.is_abandoned = True
                     return
                 await send.send(page)
                 if token is None:
@@ -387,14 +390,14 @@ class Lister:
         directory.has_marker |= page.has_marker
         rows = await self._completed(directory, prefix, page.rows, run)
         if rows:
-            chunk = self._new_inode_range(directory, rows[0].sort_name, rows[-1].sort_name)
-            run.inode_ranges.add(chunk)
+            inode_range = self._new_inode_range(directory, rows[0].sort_name, rows[-1].sort_name)
+            run.inode_ranges.add(inode_range)
             numbers = await self._metadata_client.rows(
                 self._listings.put_page,
-                number, run.epoch, rows, directory.listing.epoch, chunk * INODE_RANGE,
+                number, run.epoch, rows, directory.listing.epoch, inode_range * INODE_RANGE,
             )  # fmt: skip
             run.used |= {each // INODE_RANGE for each in numbers}
-        # From here on nothing is awaited: what is published meanwhile falls on one side of `progress` or the other.
+        # No await from here on: a name published concurrently falls on one side of `progress` or the other.
         run.hidden += page.hidden
         run.has_directories |= any(row.is_directory for row in rows)
         run.progress = max(run.progress, page.end)
@@ -403,7 +406,7 @@ class Lister:
         run.has_more |= page.token is not None
         for sort_name in [each for each in run.published if each <= run.progress]:
             row, moment = run.published.pop(sort_name)
-            # A page that was asked for before may show what it replaced.
+            # A page requested before the publish may show the replaced version.
             if moment >= page.asked or self._listings.get(number, run.epoch, sort_name) is None:
                 self._put(directory, run, row)
         run.announce()
@@ -411,16 +414,16 @@ class Lister:
     async def _completed(
         self, directory: Node, prefix: str, rows: list[ListedEntry], asked: SharedRequest
     ) -> list[ListedEntry]:
-        """Return a page's rows with what is known of those that lack metadata, or is asked now.
+        """Return a page's rows, with metadata for the rows that lack it, from the old listing or from a HEAD.
 
-        A bucket that answers one HEAD after the other is not silent: each answer is announced, as that to the LIST is.
+        Each HEAD's answer is announced like the LIST's: a bucket that answers HEADs one by one is not unresponsive.
         """
         asked.announce()
         known: dict[str, ListedEntry | None] = {}
         if directory.is_listed:
-            number, version = directory.number, directory.listing.epoch
+            number, epoch = directory.number, directory.listing.epoch
             known = {
-                row.name: self._listings.get(number, version, row.name)
+                row.name: self._listings.get(number, epoch, row.name)
                 for row in rows
                 if lacks_metadata(row, of_all=self._has_metadata)
             }
@@ -434,7 +437,7 @@ class Lister:
         run.has_directories |= row.is_directory
 
     def _new_inode_range(self, directory: Node, first: str, last: str) -> int:
-        chunk = self._next_inode_range
+        inode_range = self._next_inode_range
         self._next_inode_range += 1
-        self._inode_ranges[chunk] = _InodeRange(directory.number, first, last)
-        return chunk
+        self._inode_ranges[inode_range] = _InodeRange(directory.number, first, last)
+        return inode_range

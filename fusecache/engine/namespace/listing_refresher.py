@@ -1,10 +1,10 @@
-"""Lists directories that are in use again before what is known of them is too old to be believed.
+"""Refreshes the listings of directories in use before their TTL runs out.
 
-The unit is a page of LIST: the whole of a small directory, or the part of a large one in which names are looked up, as
-where files are added in the order of their names. It costs one request, as a question for a single name does, and while
-it is in use nobody who looks a name up waits for any.
+The unit is one page of LIST: a whole small directory, or the part of a large one in which names are looked up. In a
+large directory that is where files are added in name order. A refresh costs one request, as much as a request for one
+name. While refreshes run ahead, lookups in that page do not wait for the bucket.
 
-Invariant: what is believed is as old as ever at most: only the time at which the bucket is asked is another.
+Invariant: the maximum age of what is served stays the TTL. Only the time of the requests changes.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,12 @@ from contextlib import contextmanager
 import trio
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.nodes import AccessHeat, Node, in_use
+from fusecache.engine.namespace.listing_state import AccessHeat
+from fusecache.engine.namespace.nodes import Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.policy.name_patterns import (
+from fusecache.policy.listing_refresh import (
     HEAT_OF_A_PAGE,
     IN_USE_SECONDS,
     LISTS_PER_SECOND,
@@ -26,18 +27,18 @@ from fusecache.policy.name_patterns import (
     relist_after_seconds,
 )
 
-# Parts that are kept fresh at the same time: they cost some 1.25 LISTs a second each.
+# Pages kept fresh concurrently. At the default TTL of 1 s each costs about 1.25 LISTs a second.
 PARTS_KEPT = 32
-# Parts of one directory of which it is known how they are used.
+# Pages of one directory whose access frequency is recorded.
 _USES_KEPT = 32
-# A younger listing may have been made for a single burst of lookups.
+# A page younger than this share of its TTL is not kept fresh: it may have been listed for a single burst of lookups.
 _YOUNG_SHARE = 0.4
 
 
 class ListingRefresher:
-    """Watches lookups, and keeps fresh what they ask.
+    """Watches lookups and keeps the pages in use fresh.
 
-    waited_seconds: what all who asked for names have waited.
+    waited_seconds: total time that callers have waited for names.
     """
 
     def __init__(
@@ -49,20 +50,20 @@ class ListingRefresher:
         self._ttl = ttl
         self.waited_seconds = 0.0
         self._kept: set[tuple[int, str]] = set()
-        # What the last page took, as a guess at the next one's time where none was measured.
+        # Duration of the last refresh: the estimate for a page that was never measured.
         self._list_seconds = 0.1
-        # What everybody waited for names lately, older waits counted less; as of when.
+        # Recent waits of all callers, decayed, as of `_waited_at`.
         self._waited = 0.0
         self._waited_at = float("-inf")
         self._nursery: trio.Nursery | None = None
 
     def run(self, nursery: trio.Nursery) -> None:
-        """Own the tasks from now on."""
+        """Own the refresh tasks from now on."""
         self._nursery = nursery
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count what somebody waits for a name or a listing."""
+        """Count the time that a caller waits for a name or a listing."""
         began = trio.current_time()
         try:
             yield
@@ -78,14 +79,14 @@ class ListingRefresher:
         self._waited_at = now
 
     def on_lookup(self, directory: Node, name: str) -> bool:
-        """A name is looked up in a directory; return whether there are so many lookups near it that its page pays."""
+        """Record a lookup; return whether lookups near it are so frequent that refreshing their page is cheaper."""
         if not directory.is_listed:
             return False
         now, listing = trio.current_time(), directory.listing
         start = listing.page_times.start_of(name)
         before = listing.uses.pop(start, None)
         if before is None and start:
-            # Who adds files in the order of their names comes from the part before.
+            # A writer that adds files in name order comes from the previous page.
             before = listing.uses.get(listing.page_times.start_of(start))
         idle = now - before.moment if before is not None else float("inf")
         heat = 1 + (decayed_heat(before.heat, idle) if before is not None else 0.0)
@@ -107,7 +108,7 @@ class ListingRefresher:
         if part in self._kept or len(self._kept) >= PARTS_KEPT:
             return
         if self._nursery is None:
-            raise RuntimeError("names are not running")
+            raise RuntimeError("ListingRefresher.run was not called")
         self._kept.add(part)
         self._nursery.start_soon(
             self._keep_fresh, directory, start, name=f"keep fresh {self._tree.path(directory)}"
@@ -148,7 +149,7 @@ class ListingRefresher:
         )
 
     async def _relist(self, directory: Node, start: str) -> bool:
-        """List a part again, unless that is under way; return whether it succeeded."""
+        """Refresh a page, or join the request in progress; return whether it succeeded."""
         run = self._lister.current_run(directory)
         asked = run if run is not None and not start else self._lister.refresh_pages(directory, start)
         while not asked.done:

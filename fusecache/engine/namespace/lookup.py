@@ -1,39 +1,52 @@
-"""Names as the bucket shows them, merged with what is only here: lookups, and what this node's own changes tell.
+"""Looks names up: what the bucket shows, merged with the unpublished changes of this node.
 
 Invariants:
-1. Nobody waits for a whole listing, only for the page that answers him.
+1. A lookup never waits for a whole listing, only for the page that answers it.
 2. A failed request is an error, never "no such file".
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.namespace.list_page import file_row
+from fusecache.engine.namespace.list_page import file_row, with_metadata
 from fusecache.engine.namespace.lister import Lister, ListingRun
 from fusecache.engine.namespace.listing_refresher import ListingRefresher
-from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Node, in_use
-from fusecache.engine.namespace.probing import NameProbe, probe_name
+from fusecache.engine.namespace.listing_state import LISTED_NUMBERS
+from fusecache.engine.namespace.nodes import Kind, Node, in_use
 from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl, is_within
-from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
+from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, MetadataClient, SharedRequest
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import LocalDiskError, NotFound
+from fusecache.model.errors import FusecacheError, LocalDiskError, NotFound
 from fusecache.model.metadata import symlink_target
 from fusecache.model.objects import ObjectInfo
-from fusecache.policy.name_patterns import is_listing_cheaper
+from fusecache.policy.listing_refresh import is_listing_cheaper
 
-# A name that is published here again and again is asked for so often; then the last answer does.
+# Probes repeated for a name that this node keeps publishing while it is probed; after these the last answer counts.
 _MAX_PROBES = 2
 
 
+@dataclass(eq=False, slots=True)
+class NameProbe(SharedRequest):
+    """A request for one name. asked: loop time; rows: the answer, empty if nothing has that name.
+
+    is_superseded: this node has published a change of the name since, so the answer may show either state.
+    """
+
+    asked: float = 0.0
+    is_superseded: bool = False
+    rows: list[ListedEntry] = field(default_factory=list)
+
+
 class Lookup:
-    """Looks names up; `reader` reads directories, `freshness` says how long their answers hold."""
+    """Looks names up. `reader` reads directories; `ttl` says how long their answers stay fresh."""
 
     def __init__(
         self,
@@ -45,7 +58,7 @@ class Lookup:
         fresh_seconds: float,
         posix_metadata: bool,
     ) -> None:
-        """posix_metadata: ask for the metadata of every object, by a HEAD for each version."""
+        """posix_metadata: read the metadata of every object, with one HEAD per version."""
         self.posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
@@ -69,15 +82,15 @@ class Lookup:
 
     @property
     def waited_seconds(self) -> float:
-        """What was waited for names, summed over all who asked; a listing that nobody waits for does not count."""
+        """Total time that callers have waited for names. A listing without waiting callers does not count."""
         return self._refresher.waited_seconds
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the listings until cancelled."""
+        """Own the listing tasks until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._refresher.run(nursery)
-            nursery.start_soon(self._lister.run, nursery, name="rows nobody reads")
+            nursery.start_soon(self._lister.run, nursery, name="discarded rows")
             await trio.lowlevel.checkpoint()
             task_status.started()
             await trio.sleep_forever()
@@ -85,13 +98,13 @@ class Lookup:
     # ---- lookup
 
     async def lookup(self, parent: Node, name: str) -> Node:
-        """Return the child of that name as the bucket shows it at most `fresh_seconds` ago. Raises NotFound."""
+        """Return the child with that name as the bucket showed it at most `fresh_seconds` ago. Raises NotFound."""
         child = parent.children.get(name)
         if child is not None and self.ttl.is_node_fresh(child):
             return child
         with self._refresher.waiting():
             if child is not None and child.verified == float("-inf"):
-                # A request for it has failed: even a fresh listing may show the version that is no longer there.
+                # A request for this node has failed: even a fresh listing may show the version that is gone.
                 rows, seen = await self._probed(parent, name, must_answer=True)
             else:
                 rows, seen = await self._rows(parent, name)
@@ -100,34 +113,34 @@ class Lookup:
         return node
 
     def lookup_cached(self, parent: Node, name: str) -> Node | None:
-        """Return a file as an older listing shows it, where only a request of its own would tell more; None elsewhere.
+        """Return a file from an older listing, if fresher facts would cost a request of their own; None otherwise.
 
-        Asks nobody. The kernel looks the names of one directory up one after the other (libfuse 3.14 does not tell it
-        that they may overlap): if each of them waited for the bucket, many readers of a large directory were as slow
-        as one. `is_trusted` says whether the node must be looked up again before it is opened or shown.
+        Sends no request. The kernel looks up the names of one directory one after the other, because libfuse 3.14 does
+        not announce parallel lookups. If each waited for the bucket, many readers of a large directory would be as slow
+        as one. The caller asks `ttl.is_node_fresh` whether the node must be looked up again before open or getattr.
         """
         child = parent.children.get(name)
         if child is not None and (
             child.handles or child.verified == float("-inf") or self.ttl.is_node_fresh(child)
         ):
             return None
-        marks = self._lister.marks(parent)
-        version = max(self._covering(parent, name), default=0)
-        # One page is listed again for all who ask, at the cost of one of them.
-        if version == 0 or len(marks[version].times) < 2:
+        page_times = self._lister.page_times_by_epoch(parent)
+        epoch = max(self._covering(parent, name), default=0)
+        # With one page, one refresh serves all lookups at the cost of one probe, so there is no need for old rows.
+        if epoch == 0 or len(page_times[epoch].times) < 2:
             return None
-        rows = self._listings.named(parent.number, version, name)
+        rows = self._listings.named(parent.number, epoch, name)
         if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
             return None
         try:
-            node = self._reconciler.reconcile(parent, name, rows, marks[version].of(name))
+            node = self._reconciler.reconcile(parent, name, rows, page_times[epoch].of(name))
         except NotFound:
             return None
         self._reconciler.evict_idle_nodes()
         return node
 
     def node_by_inode(self, number: int) -> Node | None:
-        """Return the node of an inode that the kernel knows, made again from a listing's row if need be, or None."""
+        """Return the node of an inode number, re-instantiated from its listing row if needed; None if unknown."""
         node = self._tree.nodes.get(number)
         if node is None and number >= LISTED_NUMBERS:
             node = self._reconciler.recalled(number)
@@ -137,7 +150,7 @@ class Lookup:
         return node
 
     async def _rows(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
-        """Return the fresh rows of a name (file, directory, both or none) and the loop time of that view."""
+        """Return the fresh rows of a name (file, directory, both or none) and the loop time at which they were seen."""
         began = trio.current_time()
         known = self._fresh_rows(parent, name, began)
         is_hot = self._refresher.on_lookup(parent, name)
@@ -145,16 +158,16 @@ class Lookup:
             return known
         if self._must_serve_stale(parent, name):
             if not self._probes:
-                self._start_probe(parent, name)  # shows when the bucket answers again
+                self._start_probe(parent, name)  # detects that the bucket answers again
             return self._last_rows(parent, name)
         run = self._cheaper_listing(parent)
         if run is not None:
-            # The first page answers for most directories; in a larger one this name alone is asked for.
+            # The first page answers for most directories. In a larger one this name is then probed alone.
             run.is_wanted = True
             await self._wait(run, parent, name, lambda: run.pages > 0)
             known = self._answer(parent, name, began)
         if known is None and is_hot and parent.is_listed:
-            # Others will ask for its neighbours: one request tells of them all.
+            # Frequent lookups nearby: one page refresh answers for the neighbours too.
             await self._wait(
                 self._lister.refresh_pages(parent, parent.listing.page_times.start_of(name)), parent, name
             )
@@ -162,7 +175,7 @@ class Lookup:
         return known or await self._probed(parent, name, must_answer=False)
 
     def _cheaper_listing(self, parent: Node) -> ListingRun | None:
-        """Return a listing under way, begun now if it is worth it."""
+        """Return the listing in progress, started now if it is cheaper than probes; None if there is none."""
         listing = parent.listing
         idle_seconds = trio.current_time() - listing.finished
         if self._lister.current_run(parent) is None and is_listing_cheaper(
@@ -174,7 +187,7 @@ class Lookup:
     async def _wait(
         self, asked: SharedRequest, parent: Node, name: str, is_enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait for a question's end, or until it is enough, or the bucket does not answer; raises its failure."""
+        """Wait until the request ends, `is_enough`, or stale data must be served. Raises the request's failure."""
         while not asked.done and not is_enough():
             await self._metadata_client.wait_for(asked)
             if self._must_serve_stale(parent, name):
@@ -188,14 +201,14 @@ class Lookup:
         return self._fresh_rows(parent, name, began)
 
     def _fresh_rows(self, parent: Node, name: str, began: float) -> tuple[list[ListedEntry], float] | None:
-        """Return what a listing says of a name, if it asked a moment ago, or since the loop time `began`."""
+        """Return a name's rows from a listing that is within its TTL, or was requested after loop time `began`."""
         below = name + "/"
         run = self._lister.current_run(parent)
-        for version, marks in reversed(list(self._lister.marks(parent).items())):
-            if run is not None and version == run.epoch and below > run.progress:
+        for epoch, page_times in reversed(list(self._lister.page_times_by_epoch(parent).items())):
+            if run is not None and epoch == run.epoch and below > run.progress:
                 continue
-            rows = self._listings.named(parent.number, version, name)
-            seen = min(marks.of(name), marks.of(below))
+            rows = self._listings.named(parent.number, epoch, name)
+            seen = min(page_times.of(name), page_times.of(below))
             if seen >= began or self._is_fresh_child(parent, name, rows, seen):
                 return rows, seen
         return None
@@ -209,7 +222,7 @@ class Lookup:
         return self._listings.named(parent.number, listing.epoch, name), listing.page_times.of(name)
 
     def _must_serve_stale(self, parent: Node, name: str) -> bool:
-        """Whether what was known last must do, as the bucket does not answer: a listing, or the node of the name."""
+        """Whether to serve the last known state, a listing or the name's node, as the bucket does not answer."""
         child = parent.children.get(name)
         is_known = child is not None and child.verified > float("-inf")
         return self._lister.must_serve_stale(parent) or (is_known and self._metadata_client.is_unresponsive)
@@ -219,13 +232,13 @@ class Lookup:
             waited.announce()
 
     def cached_row(self, directory: Node, name: str) -> ListedEntry | None:
-        """Return a file's row as some listing shows it, however old it is; asks nobody."""
-        version = max(self._covering(directory, name), default=0)
-        rows = self._listings.named(directory.number, version, name) if version else []
+        """Return a file's row from any listing, however old. Sends no request."""
+        epoch = max(self._covering(directory, name), default=0)
+        rows = self._listings.named(directory.number, epoch, name) if epoch else []
         return next((row for row in rows if not row.is_directory), None)
 
     async def _probed(self, parent: Node, name: str, *, must_answer: bool) -> tuple[list[ListedEntry], float]:
-        """Ask the bucket for one name; an older listing will do while it does not answer, unless it `must_answer`."""
+        """Probe one name. While the bucket does not answer, an older listing is served, unless it `must_answer`."""
         probe, again = self._start_probe(parent, name), _MAX_PROBES
         while not probe.done:
             if not must_answer and self._must_serve_stale(parent, name):
@@ -241,7 +254,7 @@ class Lookup:
         probe = self._probes.get((parent.number, name))
         if probe is None:
             if self._nursery is None:
-                raise RuntimeError("names are not running")
+                raise RuntimeError("Lookup.run was not started")
             key = self._tree.child_key(parent, name)
             probe = self._probes[parent.number, name] = NameProbe(asked=trio.current_time())
             self._nursery.start_soon(self._probe, parent, key, name, probe, name=f"probe {key}")
@@ -253,21 +266,21 @@ class Lookup:
     async def _probe(self, parent: Node, key: str, name: str, probe: NameProbe) -> None:
         with in_use(parent):
             known = self._known_version(parent, key, name)
-            await probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
+            await _probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
             if probe.failure is None and not probe.is_superseded:
                 self._correct(parent, name, probe)
             del self._probes[parent.number, name]
             probe.end()
 
     def _known_version(self, parent: Node, key: str, name: str) -> ListedEntry | None:
-        """Return what is known of a name, however old: the metadata of a version that stayed is not asked for again.
+        """Return what any listing or node knows of a name, so that an unchanged version needs no HEAD.
 
-        Of no bytes nothing is known: what was stored anew in the same second may be a symlink now.
+        A zero-byte object counts as unknown: one stored again within the same second may be a symlink now.
         """
         if not self.posix_metadata:
             return None
-        for generation in self._covering(parent, name):
-            for row in self._listings.named(parent.number, generation, name):
+        for epoch in self._covering(parent, name):
+            for row in self._listings.named(parent.number, epoch, name):
                 if row.metadata is not None and row.size:
                     return row
         child = parent.children.get(name)
@@ -276,22 +289,22 @@ class Lookup:
         return file_row(name, version) if version is not None and is_known else None
 
     def _correct(self, parent: Node, name: str, probe: NameProbe) -> None:
-        """Enter newer rows of a name into what was listed: the node that they make may be forgotten at once."""
-        generations = self._covering(parent, name)
-        for version in generations:
-            old = self._listings.named(parent.number, version, name)
+        """Write a probe's newer rows into the listings, as the node made from them may be forgotten at once."""
+        epochs = self._covering(parent, name)
+        for epoch in epochs:
+            old = self._listings.named(parent.number, epoch, name)
             if [row._replace(number=0) for row in old] != probe.rows:
-                with _or_relisted(parent):
+                with _expire_on_disk_error(parent):
                     for row in old:
-                        self._listings.remove(parent.number, version, row.sort_name)
+                        self._listings.remove(parent.number, epoch, row.sort_name)
                     numbered = [row._replace(number=self._lister.new_number(parent)) for row in probe.rows]
-                    self._listings.put(parent.number, version, numbered)
-                    if version == parent.listing.epoch:
+                    self._listings.put(parent.number, epoch, numbered)
+                    if epoch == parent.listing.epoch:
                         self._lister.on_newer(parent, old, numbered)
                     parent.listing.has_directories |= any(row.is_directory for row in numbered)
-        # With the inode's number that a listing gives this version.
-        for version in generations:
-            probe.rows = self._listings.named(parent.number, version, name)
+        # Read back: the rows now have the inode numbers that the listing gives this version.
+        for epoch in epochs:
+            probe.rows = self._listings.named(parent.number, epoch, name)
 
     def _supersede(self, parent: Node, name: str) -> None:
         probe = self._probes.get((parent.number, name))
@@ -299,12 +312,12 @@ class Lookup:
             probe.is_superseded = True
 
     def _covering(self, parent: Node, name: str) -> list[int]:
-        """Return the generations that show the name if it is there: a listing under way only up to its progress."""
+        """Return the listing epochs that would show the name. A listing in progress counts only up to its progress."""
         run = self._lister.current_run(parent)
         return [
-            version
-            for version in self._lister.marks(parent)
-            if run is None or version != run.epoch or name + "/" <= run.progress
+            epoch
+            for epoch in self._lister.page_times_by_epoch(parent)
+            if run is None or epoch != run.epoch or name + "/" <= run.progress
         ]
 
     # ---- what is known
@@ -314,11 +327,11 @@ class Lookup:
         return self._reconciler.make_file(parent, version)
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
-        """Return rows behind a sort name as some listing shows them, however old it is; asks nobody."""
+        """Return rows after a sort name from any listing, however old. Sends no request."""
         return self._lister.rows_after(directory, sort_name, limit)
 
     async def look_into(self, directory: Node) -> None:
-        """Have something to say of what a directory holds, and whether it has a marker, unless the bucket is silent."""
+        """Find out what a directory holds, and whether it has a marker, unless the bucket does not answer."""
         if directory.is_listed or directory.has_marker or self._metadata_client.is_unresponsive:
             return
         run = self._lister.start(directory)
@@ -326,9 +339,9 @@ class Lookup:
             await self._metadata_client.wait_for(run)
 
     def is_empty_as_known(self, directory: Node) -> bool:
-        """Return whether nothing is known to be in the directory; asks nobody."""
+        """Return whether nothing is known to be in the directory. Sends no request."""
         if self._lister.current_run(directory) is not None and not directory.is_listed:
-            return False  # of one page it would be complete
+            return False  # if it were a single page, the listing would be complete by now
         prefix, listing = self._tree.key(directory), directory.listing
         are_hidden = all(
             self._tree.is_hidden(prefix + row.sort_name, listing.page_times.of(row.sort_name))
@@ -336,15 +349,15 @@ class Lookup:
         )
         return are_hidden and not any(child.local_refs > 0 for child in directory.children.values())
 
-    # ---- what this node's own changes make known
+    # ---- changes by this node
 
     def on_created(self, directory: Node) -> None:
-        """A directory that was made here just now is known to be empty."""
+        """This node has just created the directory, so it is known to be empty."""
         self._lister.on_empty(directory)
         self._refresher.on_lookup(directory, "")
 
     def on_published(self, node: Node) -> None:
-        """The bucket shows the node now: enter it, and the directories above it, into what is known."""
+        """The bucket now shows the node: record it, and the directories above it, in the listings."""
         step = node
         while step.parent is not None:
             parent = step.parent
@@ -356,46 +369,46 @@ class Lookup:
                 return
             if self._tree.hides_keys:
                 self._tree.on_shown(self._tree.key(step))
-            with _or_relisted(parent):
-                self._enter(parent, step.number, row)
+            with _expire_on_disk_error(parent):
+                self._record(parent, step.number, row)
             step = parent
 
     def on_removed(self, version: ObjectInfo) -> None:
-        """The bucket shows what another file has replaced here: that may fail, and then this shows again."""
-        parent, name = self._place_of(version.key)
+        """The bucket shows an object that a local file has replaced. It shows again if that replacement fails."""
+        parent, name = self._parent_of(version.key)
         if parent is None or self._tree.is_hidden(version.key, self._tree.now()):
             return
         if self._tree.hides_keys:
             self._tree.on_shown(version.key)
-        with _or_relisted(parent):
-            self._enter(parent, 0, file_row(name, version))
+        with _expire_on_disk_error(parent):
+            self._record(parent, 0, file_row(name, version))
 
     def on_unknown(self, key: str) -> tuple[Node | None, str]:
-        """What the bucket shows under this key has to be asked for again; return its directory, if known, and name."""
-        parent, name = self._place_of(key)
+        """Expire what is known of a key. Return its directory (None: not in memory) and its name."""
+        parent, name = self._parent_of(key)
         if parent is not None:
             parent.listing.expire()
         return parent, name
 
-    def _place_of(self, key: str) -> tuple[Node | None, str]:
-        """Return the directory of a key, if it is in memory, and the name in it."""
+    def _parent_of(self, key: str) -> tuple[Node | None, str]:
+        """Return the directory of a key (None: not in memory) and the name in it."""
         folder, slash, name = key.rstrip("/").rpartition("/")
         parent = self._tree.find(folder + slash)
         if parent is None or self._tree.key(parent) != folder + slash:
             return None, name
         return parent, name
 
-    def _enter(self, parent: Node, number: int, row: ListedEntry) -> None:
-        """Enter a row. number: of the inode that the kernel knows it by, 0: of none."""
+    def _record(self, parent: Node, number: int, row: ListedEntry) -> None:
+        """Record a row. number: the inode number that the kernel knows it by; 0: the kernel does not know it."""
         known = None
         listing = parent.listing
         if listing.epoch and row.is_directory:
             known = self._listings.get(parent.number, listing.epoch, row.sort_name)
-        if known is None and (listing.epoch or not row.is_directory):  # else it is no news
+        if known is None and (listing.epoch or not row.is_directory):  # else nothing has changed
             self._supersede(parent, row.name)
         directory, first, last = self._lister.row_position(number)
         if directory is parent and first <= row.sort_name <= last:
-            row = row._replace(number=number)  # the kernel goes on with its inode
+            row = row._replace(number=number)  # the kernel keeps its inode
         elif known is not None:
             row = row._replace(number=known.number)
         else:
@@ -406,17 +419,53 @@ class Lookup:
         self._lister.on_published(parent, row)
 
     def on_gone(self, parent: Node, sort_name: str) -> None:
-        """The bucket no longer shows this name, or will not."""
+        """The bucket no longer shows this name, or soon will not."""
         self._supersede(parent, sort_name.rstrip("/"))
-        with _or_relisted(parent):
-            for version in self._lister.marks(parent):
-                self._listings.remove(parent.number, version, sort_name)
+        with _expire_on_disk_error(parent):
+            for epoch in self._lister.page_times_by_epoch(parent):
+                self._listings.remove(parent.number, epoch, sort_name)
             self._lister.on_gone(parent, sort_name)
 
 
+async def _probe_name(
+    metadata_client: MetadataClient,
+    key: str,
+    name: str,
+    probe: NameProbe,
+    known: ListedEntry | None,
+    *,
+    of_all: bool,
+) -> None:
+    """Fill in the probe's rows, or its failure. Usually one LIST, plus a HEAD where `with_metadata` needs one.
+
+    The whole probe fails once the bucket has not answered any request for UNREACHABLE_SECONDS.
+    """
+    try:
+        with metadata_client.deadline(UNREACHABLE_SECONDS):
+            rows = await _rows_of(metadata_client, key, name)
+            prefix = key.removesuffix(name)
+            probe.rows = await with_metadata(metadata_client, prefix, rows, {name: known}, of_all=of_all)
+    except FusecacheError as exc:
+        probe.failure = exc
+
+
+async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list[ListedEntry]:
+    store, below = metadata_client.store, key + "/"
+    page = await metadata_client.call(store.list_page, key, delimiter="/", limit=2)
+    rows = [file_row(name, info) for info in page.objects if info.key == key]
+    is_directory = below in page.prefixes
+    last = max((*(info.key for info in page.objects), *page.prefixes), default="")
+    if not is_directory and page.next_token is not None and last < below:
+        # Names that sort in between, such as `name-1` and `name.txt`, have filled the page.
+        is_directory = bool((await metadata_client.call(store.list_page, below, limit=1)).objects)
+    if is_directory:
+        rows.append(ListedEntry(name, is_directory=True))
+    return rows
+
+
 @contextmanager
-def _or_relisted(directory: Node) -> Iterator[None]:
-    """Where the disk does not take a row, the directory counts as not listed."""
+def _expire_on_disk_error(directory: Node) -> Iterator[None]:
+    """If the disk rejects a row, mark the directory as not listed."""
     try:
         yield
     except LocalDiskError:

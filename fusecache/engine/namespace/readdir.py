@@ -1,6 +1,6 @@
-"""Reads directories: the bucket's names in its order, page by page while they are listed, then those only here.
+"""Reads directories: first the bucket's names in its order, page by page as they are listed, then local-only names.
 
-Invariant: nobody waits for a whole listing, only for the page that answers him.
+Invariant: a reader never waits for a whole listing, only for the page with its next names.
 """
 
 from contextlib import suppress
@@ -16,14 +16,13 @@ from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import NotFound
 
-# Directories that are listed before somebody who walks from one to the next comes to them, and the rows that are
-# searched for them.
+# For a process that reads one directory after the other: listings started ahead of it, and rows searched for them.
 _DIRECTORIES_AHEAD = 8
 _ROWS_AHEAD = 64
 
 
 class DirectoryReader:
-    """Gives out what directories hold."""
+    """Returns the entries of directories."""
 
     def __init__(
         self,
@@ -44,12 +43,12 @@ class DirectoryReader:
         self._ttl = ttl
 
     async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
-        """Return up to `limit` further names, the bucket's in its order, then those only here; [] at the end."""
+        """Return up to `limit` further names, the bucket's in its order, then local-only ones; [] at the end."""
         directory = handle.node
         if handle.epoch == 0:
             self._prefetch_listings(handle)
             if directory.local_refs:
-                handle.pinned = {name for name, child in directory.children.items() if child.local_refs}
+                handle.unpublished = {name for name, child in directory.children.items() if child.local_refs}
         while handle.local_names is None:
             with self._refresher.waiting():
                 shown = await self._next_remote(handle, limit)
@@ -59,8 +58,8 @@ class DirectoryReader:
         while handle.local_names and len(nodes) < limit:
             name = handle.local_names.pop(0)
             child = directory.children.get(name)
-            # What was published meanwhile has a row now, perhaps behind the place that the reader had reached.
-            if name in handle.pinned:
+            # A name published during the read has a row now, perhaps before the position that the reader had reached.
+            if name in handle.unpublished:
                 child = child or self._published_since(handle, name)
             elif child is not None and not self._is_only_here(handle, child):
                 continue
@@ -69,7 +68,7 @@ class DirectoryReader:
         return nodes
 
     def current(self, directory: Node, shown: Shown) -> Shown | None:
-        """Return what shows under that name now, some time after `next_entries` gave it; None: nothing."""
+        """Return what that name shows now, some time after `next_entries` returned it; None: nothing."""
         child = directory.children.get(shown.name)
         if child is not None:
             return child
@@ -81,12 +80,12 @@ class DirectoryReader:
         return shown
 
     async def is_empty(self, directory: Node) -> bool:
-        """Return whether the directory has no entry, here or in the bucket; keys without a name count too."""
+        """Return whether the directory has no entry, here or in the bucket. Keys unusable as names count as entries."""
         handle = DirectoryHandle(directory)
         return not await self.next_entries(handle, 1) and not directory.listing.hidden
 
     async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
-        """Return the next names that rows show; sets `local_names` at the end of the rows."""
+        """Return the next names from rows; sets `local_names` when the rows are exhausted."""
         directory = handle.node
         while True:
             run = self._listing_of(handle)
@@ -99,8 +98,8 @@ class DirectoryReader:
                 if shown:
                     return shown
             elif run is None:
-                # Names that no row shows: made here, or published since the listing began.
-                handle.local_names = sorted({*directory.children, *handle.pinned})
+                # Names without a row: created here, or published since the listing began.
+                handle.local_names = sorted({*directory.children, *handle.unpublished})
                 return []
             else:
                 await self._metadata_client.wait_for(run)
@@ -108,7 +107,7 @@ class DirectoryReader:
                     raise run.failure
 
     def _listing_of(self, handle: DirectoryHandle) -> ListingRun | None:
-        """Return the listing under way that the handle reads, None if it reads a complete one; begins it if needed."""
+        """Return the listing in progress that the handle reads, started if needed; None if it reads a complete one."""
         directory = handle.node
         run = self._lister.current_run(directory)
         if self._lister.must_serve_stale(directory):
@@ -116,10 +115,10 @@ class DirectoryReader:
         elif handle.epoch == 0 and run is None and self._ttl.is_listing_fresh(directory):
             handle.epoch = directory.listing.epoch
         elif handle.epoch == 0 or (run is None and handle.epoch > directory.listing.epoch):
-            run = self._lister.start(directory)  # or ours failed while nobody waited for it
+            run = self._lister.start(directory)  # or ours failed while no reader waited
             handle.epoch = run.epoch
         elif run is None or run.epoch != handle.epoch:
-            # Complete by now, or a newer one took its place.
+            # It has completed, or a newer listing has replaced it.
             run, handle.epoch = None, directory.listing.epoch
         if run is not None:
             run.is_wanted = True
@@ -128,9 +127,9 @@ class DirectoryReader:
     def _visible(
         self, handle: DirectoryHandle, rows: list[ListedEntry], run: ListingRun | None
     ) -> list[Shown]:
-        """Return what rows show: nodes where there are any, else the names as they are listed."""
+        """Return what rows show: nodes where they exist, else the names as listed."""
         directory = handle.node
-        marks = run.page_times if run is not None else directory.listing.page_times
+        page_times = run.page_times if run is not None else directory.listing.page_times
         view = self._reconciler.defaults_below(directory)
         children, nodes, hides_keys = directory.children, self._tree.nodes, self._tree.hides_keys
         page_end, seen = "", float("-inf")
@@ -141,10 +140,10 @@ class DirectoryReader:
                 handle.unpaired_files.remove(name)
                 continue
             if not row.is_directory and self._is_behind_directory(handle, name, run):
-                continue  # its directory shows instead
-            handle.pinned.discard(name)
+                continue  # the directory of that name shows instead
+            handle.unpublished.discard(name)
             if name > page_end:
-                page_end, seen = marks.page_of(row.sort_name)
+                page_end, seen = page_times.page_of(row.sort_name)
             is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
             if row.number and name not in children and row.number not in nodes and not is_hidden:
                 shown.append(self._reconciler.listed(view, row, seen))
@@ -156,10 +155,10 @@ class DirectoryReader:
         return shown
 
     def _is_behind_directory(self, handle: DirectoryHandle, name: str, run: ListingRun | None) -> bool:
-        """Return whether a directory has the file's name; where that is not known yet, note that the file was shown."""
+        """Return whether a directory has the file's name. Where that is unknown yet, record that the file was shown."""
         below = name + "/"
         if run is not None and below > run.progress:
-            # Of names that all begin alike: at most as many as the last one has characters.
+            # Each kept name is a prefix of the next, so there are at most as many as the last one has characters.
             handle.unpaired_files = [early for early in handle.unpaired_files if early + "/" > name]
             handle.unpaired_files.append(name)
             return False
@@ -169,7 +168,7 @@ class DirectoryReader:
         return self._listings.get(directory.number, handle.epoch, below) is not None
 
     def _is_only_here(self, handle: DirectoryHandle, child: Node) -> bool:
-        """Return whether the rows that were read did not show the child, though it is there."""
+        """Return whether the child exists although the rows that were read did not show it."""
         directory = handle.node
         seen = directory.listing.page_times.of(child.name)
         if not child.local_refs and child.verified <= seen:
@@ -183,33 +182,33 @@ class DirectoryReader:
         return not shown
 
     def _published_since(self, handle: DirectoryHandle, name: str) -> Node | None:
-        """Return what a name stands for whose node nobody needed any more once it was published."""
+        """Return the node of a name that was published and then dropped from memory, or None."""
         directory = handle.node
         listing = directory.listing
-        for version in {handle.epoch, listing.epoch}:
-            rows = self._listings.named(directory.number, version, name)
+        for epoch in {handle.epoch, listing.epoch}:
+            rows = self._listings.named(directory.number, epoch, name)
             if rows:
                 with suppress(NotFound):
                     return self._reconciler.reconcile(directory, name, rows, listing.page_times.of(name))
         return None
 
     def _prefetch_listings(self, handle: DirectoryHandle) -> None:
-        """List the next directories for somebody who reads one after the other, as `find` does."""
+        """Start listings of the next directories for a process that reads them in order, as `find` does."""
         directory = handle.node
         parent = directory.parent
-        directory.listing.walker, directory.listing.walked = handle.process, ""
+        directory.listing.reader, directory.listing.last_read = handle.process, ""
         if parent is None or not handle.process:
             return
-        # From the parent through all its children from the first on: others may come upon neighbours by chance, and
-        # want what is there then.
+        # Only for a process that read the parent and then each child from the first on. Others may read neighbours by
+        # chance, and want the state of that later moment.
         listing = parent.listing
-        if listing.walker != handle.process:
+        if listing.reader != handle.process:
             return
-        if not self._follows(parent, listing.walked, directory.name):
-            listing.walker = 0
+        if not self._follows(parent, listing.last_read, directory.name):
+            listing.reader = 0
             return
-        listing.walked = directory.name
-        marks = self._lister.marks(parent)
+        listing.last_read = directory.name
+        by_epoch = self._lister.page_times_by_epoch(parent)
         ahead = 0
         for row in self._lister.rows_after(parent, directory.name + "/", _ROWS_AHEAD):
             if not row.is_directory or ahead == _DIRECTORIES_AHEAD or self._metadata_client.is_unresponsive:
@@ -217,7 +216,7 @@ class DirectoryReader:
             ahead += 1
             try:
                 child = self._reconciler.reconcile(
-                    parent, row.name, [row], next(iter(marks.values())).of(row.sort_name)
+                    parent, row.name, [row], next(iter(by_epoch.values())).of(row.sort_name)
                 )
             except NotFound:
                 continue

@@ -1,8 +1,8 @@
-"""From rows to nodes: what a listing's row makes of the tree, unless the node is known better here.
+"""Turns listing rows into nodes, unless this node has newer knowledge.
 
 Invariants:
-1. A pinned node is the truth about its name; a row never removes or replaces it.
-2. A name that was only listed has no node: its inode number is found again in the listing's row.
+1. A node with `local_refs` is authoritative for its name. A row never removes or replaces it.
+2. A name that was only listed has no node. Its inode number is looked up in the listing's row.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, ListedName, Node
+from fusecache.engine.namespace.listing_state import LISTED_NUMBERS
+from fusecache.engine.namespace.nodes import Kind, ListedName, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
@@ -20,13 +21,13 @@ from fusecache.model.metadata import attributes_from_metadata, symlink_target
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
 
-# Nodes that the kernel knows and nobody uses: beyond so many (of about 1 KB each) the longest unused make room.
+# Cached nodes, of about 1 KB each. Beyond this count the least recently used ones that are idle are evicted.
 NODES_KEPT = 50_000
 _NODES_LOOKED_AT = 16
 
 
 class DirectoryDefaults(NamedTuple):
-    """What all names of a directory have in common. file, directory: attributes, but for the time of files."""
+    """What all names of a directory share. file, directory: default attributes, except the times of files."""
 
     prefix: str
     file: PosixAttributes
@@ -35,7 +36,7 @@ class DirectoryDefaults(NamedTuple):
 
 
 class Reconciler:
-    """Makes and replaces nodes by rows."""
+    """Creates and replaces nodes from rows."""
 
     def __init__(self, tree: Tree, lister: Lister, listings: Listings, journal: Journal) -> None:
         self._tree = tree
@@ -44,12 +45,12 @@ class Reconciler:
         self._journal = journal
 
     def reconcile(self, parent: Node, name: str, rows: list[ListedEntry], seen: float) -> Node:
-        """Make the child what the rows say, unless it is known better here. Raises NotFound."""
+        """Make the child match the rows, unless this node has newer knowledge. Raises NotFound."""
         key = self._tree.child_key(parent, name)
         visible = [
             row for row in rows if not self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen)
         ]
-        # A key that is also a prefix: the directory shows, as what lies in it would be lost otherwise.
+        # A key that is also a prefix shows as the directory. Otherwise what is below it would be unreachable.
         row = next((row for row in visible if row.is_directory), visible[0] if visible else None)
         child = parent.children.get(name)
         if child is not None and (child.local_refs > 0 or child.verified > seen):
@@ -73,13 +74,13 @@ class Reconciler:
         elif (
             child.object is not None and child.object.size and row.metadata is not None and not child.handles
         ):
-            # What was published here has the time of this node until the bucket tells its own.
+            # An object published here has this node's time until the bucket reports its own.
             child.object = replace(child.object, modified=row.modified, metadata=row.metadata)
         child.verified = max(child.verified, seen)
         return child
 
     def make_file(self, parent: Node, version: ObjectInfo, number: int = 0) -> Node:
-        """Make the node of an object: a symlink if its metadata say so, else a file."""
+        """Create the node of an object: a symlink if its metadata say so, else a file."""
         name = version.key[len(self._tree.key(parent)) :]
         attributes = self._journal.attributes(version.key, version.etag)
         if attributes is None and version.metadata is not None:
@@ -98,13 +99,13 @@ class Reconciler:
         return attributes_from_metadata(metadata, default, with_owner=self._tree.ownership.is_told)
 
     def _metadata_changed(self, child: Node, key: str, row: ListedEntry) -> bool:
-        """Say whether the same bytes have other metadata now: a kernel that writes back keeps the times of an inode."""
+        """Whether the same bytes have other metadata now. A write-back kernel keeps an inode's times, so replace it."""
         if child.kind is not Kind.FILE or child.object is None or row.metadata is None:
             return False
         return child.object.metadata != row.metadata and self._journal.attributes(key, row.etag) is None
 
     def defaults_below(self, directory: Node) -> DirectoryDefaults:
-        """Return what all names of a directory have in common."""
+        """Return what all names of a directory share."""
         return DirectoryDefaults(
             self._tree.key(directory),
             self._tree.default_attributes(Kind.FILE, 0.0),
@@ -113,7 +114,7 @@ class Reconciler:
         )
 
     def listed(self, defaults: DirectoryDefaults, row: ListedEntry, seen: float) -> ListedName:
-        """Return what a row shows, without making a node of it."""
+        """Return what a row shows, without creating a node."""
         own: PosixAttributes | None = None
         if row.is_directory:
             kind, target, own = Kind.DIRECTORY, "", defaults.directory
@@ -134,29 +135,29 @@ class Reconciler:
         )
 
     def _directory_attributes(self) -> PosixAttributes:
-        # The bucket knows no time of a directory; one that stays the same will do.
+        # The bucket has no time for a directory. Any constant will do.
         return self._tree.default_attributes(Kind.DIRECTORY, self._tree.root.mtime_ns / 1e9)
 
-    # ---- nodes that only rows tell of
+    # ---- nodes that exist only as rows
 
     def recalled(self, number: int) -> Node | None:
-        """Make the node of an inode that only a row tells of; None if no row does any more."""
+        """Re-instantiate the node of an inode number from its row; None if no row has that number any more."""
         directory, first, last = self._lister.row_position(number)
         if directory is None or not self._tree.is_linked(directory):
             return None
-        marks = self._lister.marks(directory)
-        for version, marked in reversed(list(marks.items())):
-            row = self._listings.find_number(directory.number, version, number, first, last)
+        by_epoch = self._lister.page_times_by_epoch(directory)
+        for epoch, page_times in reversed(list(by_epoch.items())):
+            row = self._listings.find_number(directory.number, epoch, number, first, last)
             if row is not None:
                 try:
-                    node = self.reconcile(directory, row.name, [row], marked.of(row.sort_name))
+                    node = self.reconcile(directory, row.name, [row], page_times.of(row.sort_name))
                 except NotFound:
                     return None
                 return node if node.number == number else None
         return None
 
     def evict_idle_nodes(self) -> None:
-        """Drop nodes that nobody uses and that can be made again, the longest unused first."""
+        """Drop idle nodes that can be re-instantiated from rows, least recently used first."""
         if len(self._tree.nodes) <= NODES_KEPT:
             return
         for node in self._tree.oldest(_NODES_LOOKED_AT):

@@ -1,10 +1,11 @@
-"""The tree of nodes in memory: who is whose child, what is pinned, which keys are about to go.
+"""The tree of nodes in memory: parents and children, local references, tombstones.
 
-Decides nothing about the bucket and asks it nothing: `lookup.py` does. All calls are synchronous.
+It sends no request and decides nothing about the bucket; `lookup.py` does. All calls are synchronous.
 
 Invariants:
-1. A node with pins is reachable from the root, unless it was unlinked; a parent's pins include its
-children's. 2. A node in `children` has that parent and name; a node without parent is the root or unlinked.
+1. A node with `local_refs` is reachable from the root, unless it was unlinked. A parent's count includes those of
+   its children.
+2. A node in `children` has that parent and name. A node without parent is the root or unlinked.
 """
 
 import time
@@ -22,17 +23,17 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
 
 ROOT = 1
-# Below are the control directory's fixed inodes.
+# Lower numbers are the control directory's fixed inodes.
 FIRST_FREE = 16
-# A finished deletion is remembered so long, against listings that were under way; none takes longer.
+# How long a finished deletion is remembered, for listings that started before it. No listing takes longer.
 _TOMBSTONE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Attributes of what the bucket knows none of: owner, and the bits that are masked out of 0666 and 0777.
+    """Attributes for objects without metadata: owner, and the umask applied to 0666 and 0777.
 
-    is_told: whether the metadata of an object says whose it is.
+    is_told: whether uid and gid in an object's metadata are used.
     """
 
     uid: int
@@ -48,7 +49,7 @@ class _Tombstone:
 
 
 class Tree:
-    """Nodes by number and by name."""
+    """Nodes by inode number and by name."""
 
     def __init__(self, prefix: str, ownership: Ownership) -> None:
         self._prefix = prefix
@@ -67,23 +68,23 @@ class Tree:
             now,
             lookups=1,
         )
-        # In the order in which `oldest` goes round.
+        # In the order in which `oldest` cycles through them.
         self.nodes: OrderedDict[int, Node] = OrderedDict({ROOT: self.root})
-        # Who waits, and goes by what is here; what nobody else needs any more meanwhile.
+        # Callers that await an answer while nodes must stay; nodes to release when the last of them is done.
         self._freezes = 0
         self._unneeded: list[Node] = []
         self.on_listing_lost: Callable[[Node], None] = lambda node: None
 
     def now(self) -> float:
-        """The loop's time, against which listings and tombstones are held."""
+        """The loop's time, which listings and tombstones are compared with."""
         return trio.current_time()
 
     # ---- names and keys
 
     def key(self, node: Node) -> str:
-        """Return the node's key; a directory's ends with '/' (the root's is the mount's prefix).
+        """Return the node's key. A directory's key ends with '/'; the root's is the mount's prefix.
 
-        Raises NotFound for a node that lost its name, or lies in a directory that did.
+        Raises NotFound for a node that was unlinked, or lies in a directory that was.
         """
         parts: list[str] = []
         step = node
@@ -108,7 +109,7 @@ class Tree:
         return self.key(node)[len(self._prefix) :].rstrip("/") or "."
 
     def key_of_path(self, path: str) -> str:
-        """Return the key of a file at a path below the mountpoint; of the root, the mount's prefix."""
+        """Return the key of a path below the mountpoint; for "" it is the mount's prefix."""
         return self._prefix + path
 
     def relative(self, key: str) -> str:
@@ -116,7 +117,7 @@ class Tree:
         return key[len(self._prefix) :]
 
     def find(self, key: str) -> Node | None:
-        """Return the node in memory whose key it is, or None."""
+        """Return the node in memory with that key, or None."""
         if not key.startswith(self._prefix):
             return None
         node = self.root
@@ -128,7 +129,7 @@ class Tree:
         return node
 
     def is_linked(self, node: Node) -> bool:
-        """Return whether a path leads to the node."""
+        """Return whether the node is reachable from the root."""
         while node.parent is not None:
             node = node.parent
         return node is self.root
@@ -139,7 +140,7 @@ class Tree:
         for child in list(node.children.values()):
             yield from self.walk(child)
 
-    # ---- making, moving, removing
+    # ---- create, move, remove
 
     def make(
         self,
@@ -152,9 +153,9 @@ class Tree:
         target: str = "",
         number: int = 0,
     ) -> Node:
-        """Make a child; without attributes it gets the mount's defaults and the version's time.
+        """Create a child. Without attributes it gets the mount's defaults and the version's time.
 
-        number: of its inode, 0 or one that is taken: a new one.
+        number: its inode number. 0, or a number in use, means a new one.
         """
         if attributes is None:
             attributes = self.default_attributes(
@@ -172,13 +173,13 @@ class Tree:
         return node
 
     def default_attributes(self, kind: Kind, modified: float) -> PosixAttributes:
-        """Return the attributes of what the bucket tells nothing more of; modified: seconds since 1970."""
+        """Return the attributes of an object without metadata of its own. modified: seconds since 1970."""
         bits = 0o666 if kind is Kind.FILE else 0o777
         owner = self.ownership
         return PosixAttributes(bits & ~owner.umask, owner.uid, owner.gid, int(modified * 1e9))
 
     def attach(self, node: Node, parent: Node, name: str) -> None:
-        """Give a node without a name its place."""
+        """Link a node without a name under a parent."""
         if node.parent is not None or name in parent.children:
             raise ValueError(f"{name!r}: attached twice")
         node.parent, node.name = parent, name
@@ -186,7 +187,7 @@ class Tree:
         self._add_local_refs(parent, node.local_refs)
 
     def detach(self, node: Node) -> None:
-        """Take a node's name away; it lives on while the kernel or a handle knows it."""
+        """Unlink a node. It stays in memory while the kernel or a handle refers to it."""
         parent = node.parent
         if parent is None:
             return
@@ -197,7 +198,7 @@ class Tree:
         self._release(parent)
 
     def move(self, node: Node, parent: Node, name: str) -> None:
-        """Give a node another place."""
+        """Move a node to another parent or name."""
         if parent.children.get(name, node) is not node:
             raise ValueError(f"{name!r}: the place is taken")
         old = node.parent
@@ -208,11 +209,11 @@ class Tree:
         self.attach(node, parent, name)
 
     def hold_local(self, node: Node) -> None:
-        """Make the node the truth about its name until it is unpinned as often."""
+        """Make the node authoritative for its name until each call is undone by `release_local`."""
         self._add_local_refs(node, 1)
 
     def release_local(self, node: Node) -> None:
-        """Undo one `pin`; the bucket shows now what the node says."""
+        """Undo one `hold_local`: the bucket now shows what the node says."""
         self._add_local_refs(node, -1)
         now = trio.current_time()
         step: Node | None = node
@@ -222,7 +223,7 @@ class Tree:
         self._release(node)
 
     def forget(self, number: int, lookups: int) -> None:
-        """The kernel dropped that many references."""
+        """The kernel dropped that many lookup references."""
         node = self.nodes.get(number)
         if node is not None:
             node.lookups = max(0, node.lookups - lookups)
@@ -230,7 +231,7 @@ class Tree:
 
     @contextmanager
     def freeze_forgets(self) -> Iterator[None]:
-        """Drop no node meanwhile: what is known of it is newer than an answer that is under way."""
+        """Drop no node while the context is open: the caller's knowledge is newer than an answer in flight."""
         self._freezes += 1
         try:
             yield
@@ -242,7 +243,7 @@ class Tree:
                     self._release(node)
 
     def oldest(self, count: int) -> list[Node]:
-        """Return so many nodes, those first that were not among them for the longest time; none while all are kept."""
+        """Return up to `count` nodes, least recently returned first; none while forgets are frozen."""
         if self._freezes:
             return []
         found = []
@@ -253,7 +254,7 @@ class Tree:
         return found
 
     def drop_recallable(self, node: Node) -> None:
-        """Drop a file's node that can be made again, with its number, from a listing's row when it is needed."""
+        """Drop a file's node that can be re-instantiated, with its number, from a listing row."""
         parent = node.parent
         if parent is None or node.handles or node.local_refs or node.version is not None or node.children:
             raise ValueError(f"{node.name!r}: is in use")
@@ -261,19 +262,19 @@ class Tree:
         del self.nodes[node.number]
         node.parent = None
 
-    # ---- keys that are about to go, or just went
+    # ---- tombstones: keys that are about to be removed, or were just removed
 
     @property
     def hides_keys(self) -> bool:
-        """Whether any key is hidden now."""
+        """Whether there is any tombstone."""
         return bool(self._tombstones)
 
     def add_tombstone(self, key: str) -> None:
-        """A queued change will take `key` out of the bucket: listings that still show it are wrong."""
+        """A queued change will remove `key` from the bucket: listings that still show it are wrong."""
         self._tombstones.setdefault(key, _Tombstone()).pending += 1
 
     def clear_tombstone(self, key: str, *, gone: bool) -> None:
-        """Undo one `hide`; gone: the bucket no longer shows the key."""
+        """Undo one `add_tombstone`. gone: the bucket no longer shows the key."""
         tombstone = self._tombstones.get(key)
         if tombstone is None:
             return
@@ -287,7 +288,7 @@ class Tree:
             self._purge_tombstones(now)
 
     def on_shown(self, key: str) -> None:
-        """The bucket shows the key again: what listings tell of it is right, unless another change takes it out."""
+        """The bucket shows the key again, so listings are right about it unless another change will remove it."""
         tombstone = self._tombstones.get(key)
         if tombstone is not None and tombstone.pending == 0:
             del self._tombstones[key]
@@ -308,7 +309,7 @@ class Tree:
             node = node.parent
 
     def _release(self, node: Node) -> None:
-        """Forget a node that nobody knows any more, and then its parent likewise."""
+        """Forget a node without references, and then its ancestors likewise."""
         if self._freezes:
             self._unneeded.append(node)
             return

@@ -1,4 +1,4 @@
-"""How long what the bucket showed is believed."""
+"""The TTL of what the bucket showed: how old an answer may be and still count as fresh."""
 
 import trio
 
@@ -8,9 +8,9 @@ from fusecache.policy.name_patterns import is_immutable
 
 
 class AttributeTtl:
-    """Says what is recent enough to be shown without asking.
+    """Decides whether something is fresh enough to be used without a request.
 
-    seconds: how long what may change is believed. immutable: patterns of paths that never do.
+    seconds: the TTL of mutable paths. immutable: patterns of paths that never change.
     """
 
     def __init__(self, tree: Tree, seconds: float) -> None:
@@ -19,13 +19,13 @@ class AttributeTtl:
         self.immutable: tuple[str, ...] = ()
 
     def seconds(self, node: Node) -> float:
-        """How long what is known of the node may be believed."""
+        """The TTL of a node; inf if its path is immutable."""
         if self.immutable and is_immutable(self._tree.path(node), self.immutable):
             return float("inf")
         return self._seconds
 
     def seconds_below(self, directory: Node, name: str) -> float:
-        """How long what is known of a child may be believed."""
+        """The TTL of a child by name; inf if its path is immutable."""
         if self.immutable:
             path = f"{self._tree.path(directory)}/{name}".removeprefix("./")
             if is_immutable(path, self.immutable):
@@ -33,14 +33,14 @@ class AttributeTtl:
         return self._seconds
 
     def is_node_fresh(self, child: Node) -> bool:
-        """Return whether what is known of a node is recent enough, or better than what the bucket shows."""
+        """Return whether a node is within its TTL, or authoritative because of unpublished changes."""
         return child.local_refs > 0 or is_within(self.seconds(child), child.verified)
 
     def is_listing_fresh(self, directory: Node) -> bool:
-        """Return whether the last listing of a directory may be believed."""
+        """Return whether the last complete listing of a directory is within its TTL."""
         return is_within(self.seconds(directory), directory.listing.finished)
 
 
 def is_within(seconds: float, moment: float) -> bool:
-    """Return whether a moment of the loop's time is at most `seconds` (inf: any) ago; -inf was never."""
+    """Return whether loop time `moment` is at most `seconds` ago (inf: any time); -inf means never."""
     return moment > float("-inf") and trio.current_time() - moment <= seconds

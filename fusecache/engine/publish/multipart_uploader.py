@@ -21,8 +21,9 @@ import trio
 
 from fusecache.disk.staging import digests
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import FileVersion, MultipartUpload
+from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace.upload_state import MultipartUpload
 from fusecache.engine.publish.multipart_aborts import MultipartAborts
 from fusecache.engine.publish.upload_eligibility import can_become_object, may_upload_early
 from fusecache.engine.runtime.journal_writer import JournalWriter

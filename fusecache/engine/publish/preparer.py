@@ -13,7 +13,8 @@ import trio
 
 from fusecache.disk.staging import StagingFile, checksum_of_checksums, sync_all
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import FileVersion, Preparation, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
+from fusecache.engine.namespace.upload_state import Preparation
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.exception_groups import unwrap_single_error

@@ -21,8 +21,7 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, checksum_of_checksums
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.holds import reading
-from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, attributes_of
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, attributes_of, reading
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter

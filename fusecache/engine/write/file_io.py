@@ -15,8 +15,15 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.holds import reading, writing
-from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation, attributes_of
+from fusecache.engine.namespace.nodes import (
+    FileHandle,
+    FileVersion,
+    Node,
+    Operation,
+    attributes_of,
+    reading,
+    writing,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload

@@ -342,7 +342,7 @@ async def test_who_waits_is_not_told_that_the_bucket_asks_for_fewer_requests(
         await user.write("file", b"1")
         await trio.sleep(1.5)
         (waiting,) = user.fs.statistics()["waiting"]
-        assert waiting["remedy"].startswith("nothing to do")
+        assert waiting["remedy"].startswith("no action needed")
         assert user.fs.status.progress(user.fs.pending())["waiting_for"] == ""
         assert await user.drained() == "durable"
 

@@ -11,9 +11,10 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.namespace import list_page
-from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
+from fusecache.engine.namespace.listing_state import LAST_NAME, PageTimes
+from fusecache.engine.namespace.nodes import Node
 from fusecache.model.errors import NotFound
-from fusecache.policy.name_patterns import LISTS_PER_SECOND
+from fusecache.policy.listing_refresh import LISTS_PER_SECOND
 from tests.engine.namespace.test_listing import FarOffload, fill, lists, read_all
 from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, running_node

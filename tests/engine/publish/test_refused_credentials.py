@@ -159,9 +159,7 @@ async def test_the_status_says_for_how_long_the_keys_are_refused(
             await user.fs.resolve("run/file")
             await trio.sleep(1)
         assert 18 <= user.fs.statistics()["refused_seconds"] <= 21
-        with pytest.raises(
-            AccessDenied, match=r"^never/seen: nothing is known of it here, and .*InvalidAccess"
-        ):
+        with pytest.raises(AccessDenied, match=r"^never/seen: not known locally, and .*InvalidAccess"):
             await user.fs.lookup_path("never/seen")
         store.heal()
         await trio.sleep(2)

@@ -314,10 +314,13 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
     [
         (
             "/home/u/.aws/credentials",
-            "renew the keys in /home/u/.aws/credentials: it reads them again every 30 s",
+            "renew the keys in /home/u/.aws/credentials; the daemon reads them again every 30 s",
         ),
-        ("", "renew the keys where the daemon reads them: it reads them again every 30 s"),
-        ("environment", "`fusecache unmount --force`, and mount with others, which uploads what waits"),
+        ("", "renew the keys where the daemon reads them; the daemon reads them again every 30 s"),
+        (
+            "environment",
+            "`fusecache unmount --force`, then mount with new keys, which uploads the pending files",
+        ),
     ],
 )
 def test_refused_keys_are_named_as_the_cause_and_where_to_renew_them(source: str, renewal: str) -> None:

@@ -64,7 +64,7 @@ def test_versions_that_stayed_keep_their_numbers_in_the_next_generation(listings
 def test_a_generation_is_dropped_in_portions_and_no_other_is_touched(
     listings: Listings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BLOCKS_DROPPED_AT_ONCE", 2)
+    monkeypatch.setattr(module, "_PACKS_DROPPED_AT_ONCE", 2)
     for page in range(5):
         listings.put_page(1, 1, [file(f"{page}{index}") for index in range(3)], 0, 100)
     listings.put_page(1, 2, [file("kept")], 0, 200)
@@ -96,7 +96,7 @@ def test_rows_of_many_directories_do_not_fill_the_memory(
     monkeypatch.setattr(module, "LATE_ROWS_IN_ALL", 50)
     for index in range(300):
         listings.put(index % 30, 1, [file(f"{index:04}")])
-        assert listings.rows_in_memory <= 50
+        assert sum(map(len, listings._late.values())) <= 50
     assert sum(len(listings.scan(directory, 1, "", 100)) for directory in range(30)) == 300
 
 
@@ -117,7 +117,7 @@ STEPS = st.lists(
 def test_rows_are_those_of_a_sorted_dictionary(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, object]]
 ) -> None:
-    monkeypatch.setattr(module, "BLOCK_ROWS_MAX", 6)
+    monkeypatch.setattr(module, "PACK_ROWS_MAX", 6)
     monkeypatch.setattr(module, "LATE_ROWS", 4)
     listings = Listings(tmp_path_factory.mktemp("rows") / "names")
     try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusecache.policy.name_patterns import is_listing_cheaper
+from fusecache.policy.listing_refresh import is_listing_cheaper
 
 
 def test_an_unlisted_directory_is_listed_from_the_third_name_on() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.names import unusable_name
-from fusecache.policy.name_patterns import UnusableKeys
+from fusecache.policy.unusable_keys import UnusableKeys
 
 
 def unusable(keys: list[str]) -> dict[str, str]:
@@ -22,8 +22,8 @@ def unusable(keys: list[str]) -> dict[str, str]:
         ("a//b", "empty part"),
         ("/a", "empty part"),
         ("a//", "empty part"),
-        ("a/../b", "not names"),
-        ("./a", "not names"),
+        ("a/../b", "not usable as names"),
+        ("./a", "not usable as names"),
         ("x" * 256, "longer than 255"),
         ("e\N{COMBINING ACUTE ACCENT}", "NFC"),
         (".fusecache/socket", "daemon's"),

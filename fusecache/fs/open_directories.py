@@ -1,0 +1,82 @@
+"""The directories that the kernel has open: turns engine entries into readdir replies.
+
+Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries.
+"""
+
+import os
+
+import pyfuse3
+
+from fusecache.engine.file_system import FileSystem
+from fusecache.engine.namespace.nodes import DirectoryHandle, Node
+from fusecache.fs.entries import EntryBuilder
+
+# Large replies, but bounded work between two checkpoints.
+_ENTRIES_AT_ONCE = 512
+# `.` and `..`, before a directory's first name.
+_DOTS = 2
+
+
+class OpenDirectories:
+    """The open directories of one mount, by handle number."""
+
+    def __init__(self, filesystem: FileSystem, entries: EntryBuilder) -> None:
+        self._fs = filesystem
+        self._entries = entries
+        self._handles: dict[int, DirectoryHandle] = {}
+
+    def open(self, number: int, node: Node, process: int) -> None:
+        """Open a directory under a handle number. process: the reader."""
+        node.handles += 1
+        self._handles[number] = DirectoryHandle(node, process)
+
+    async def reply(self, number: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """Reply entries, with attributes, from the cookie `start_id` on until the reply is full."""
+        handle = self._handles[number]
+        if start_id < _DOTS:
+            if not self._reply_dots(handle.node, start_id, token):
+                return
+            start_id = _DOTS
+        if start_id - _DOTS != handle.position:
+            handle = await self._rewound(number, start_id - _DOTS)
+        while await self._fill(handle):
+            while handle.queue:
+                shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
+                if shown is not None:
+                    name = pyfuse3.FileNameT(os.fsencode(shown.name))
+                    entry = self._entries.of_shown(handle.node, shown)
+                    if not pyfuse3.readdir_reply(token, name, entry, handle.position + 1 + _DOTS):
+                        return
+                    if isinstance(shown, Node):
+                        shown.lookups += 1
+                handle.queue.popleft()
+                handle.position += 1
+
+    def release(self, number: int) -> None:
+        """Close a directory, if it is open."""
+        handle = self._handles.pop(number, None)
+        if handle is not None:
+            handle.node.handles -= 1
+            self._fs.tree.forget(handle.node.number, 0)
+
+    async def _rewound(self, number: int, position: int) -> DirectoryHandle:
+        """Read a directory again from its start, skipping to `position`, for rewinddir(3) and seekdir(3)."""
+        old = self._handles[number]
+        handle = self._handles[number] = DirectoryHandle(old.node, old.process)
+        while handle.position < position and await self._fill(handle):
+            handle.queue.popleft()
+            handle.position += 1
+        return handle
+
+    def _reply_dots(self, directory: Node, start: int, token: pyfuse3.ReaddirToken) -> bool:
+        """Reply `.` and `..`, for which the kernel takes no reference; return whether both fitted."""
+        for index, node in list(enumerate((directory, directory.parent or directory)))[start:]:
+            name = pyfuse3.FileNameT(b"." * (index + 1))
+            if not pyfuse3.readdir_reply(token, name, self._entries.of_node(node), index + 1):
+                return False
+        return True
+
+    async def _fill(self, handle: DirectoryHandle) -> bool:
+        if not handle.queue:
+            handle.queue.extend(await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE))
+        return bool(handle.queue)
