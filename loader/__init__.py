@@ -34,14 +34,14 @@ from loader.errors import (
 )
 from loader.hints.client import Hints
 from loader.mds.dataset import MDSDataset
-from loader.mds.merge import merge
-from loader.mds.parallel_writer import write_parallel
 from loader.mds.stream import Stream
-from loader.mds.writer import MDSWriter
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.templar import TemplarDataset
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.world import World
+from loader.writing.merge import merge
+from loader.writing.parallel_writer import write_parallel
+from loader.writing.writer import MDSWriter
 
 __all__ = [
     "DatasetError",

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import LoaderError, cause_text
-from loader.mds.merge import merge
 from loader.tools.commands import count_text, list_shards, say, show_samples, show_stats, verify
 from loader.tools.convert import add_convert, run_convert
 from loader.tools.simulate import add_simulate, run_simulate
+from loader.writing.merge import merge
 
 _MERGE_DESCRIPTION = """Write one index.json over the datasets in a directory's folders. No shard is copied. Without
 PARTS, every folder with an index.json is a part, in natural order (2 before 10), and a folder with shards but without

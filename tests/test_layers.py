@@ -25,7 +25,7 @@ FILES = project_files()
 LARGE_CLASSES = {
     "FileVersion": 39,
     "Publisher": 33,
-    "FileSystem": 32,
+    "FileSystem": 35,
     "StreamingDataset": 29,
     "MountOptions": 27,
 }

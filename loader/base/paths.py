@@ -59,3 +59,16 @@ def _fuse_mount(path: str) -> str | None:
         if len(root) >= len(best) and f"{path}/".startswith(f"{root.rstrip('/')}/"):
             best, is_fuse = root, kind.startswith("fuse")
     return best if is_fuse else None
+
+
+def natural_key(path: str) -> tuple[list[list[tuple[int, int, str]]], str]:
+    """Return the sort key of a relative path: digits compare as numbers, and a folder comes before its content."""
+    parts = [
+        [
+            (0, int(piece), "") if piece.isdecimal() else (1, 0, piece)
+            for piece in re.split(r"(\d+)", name)
+            if piece
+        ]
+        for name in path.split("/")
+    ]
+    return parts, path

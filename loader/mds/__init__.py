@@ -1,1 +1,1 @@
-"""MDS datasets: reading, writing, merging, recompressing."""
+"""MDS datasets: index, shards, encodings, reading."""

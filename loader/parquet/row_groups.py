@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.base.optional_imports import optional_module
-from loader.base.paths import check_is_local, mount_advice
+from loader.base.paths import check_is_local, mount_advice, natural_key
 from loader.errors import DatasetError
-from loader.mds.merge import natural_key
 
 # Nearly all footers are shorter, so one read a file suffices.
 TAIL_BYTES = 64 << 10

@@ -10,13 +10,13 @@ from typing import Any
 from loader.base.paths import check_is_local
 from loader.errors import LoaderError, NoSampleError
 from loader.mds.index import read_index
-from loader.mds.parallel_writer import Source, numbered, write_named, write_parallel
-from loader.mds.recompress import recompress
-from loader.mds.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
-from loader.mds.writer import MDSWriter
 from loader.tools.commands import count_text, progress_bar, say
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
+from loader.writing.parallel_writer import Source, numbered, write_named, write_parallel
+from loader.writing.recompress import recompress
+from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
+from loader.writing.writer import MDSWriter
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:

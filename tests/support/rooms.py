@@ -120,6 +120,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "loader": (
         "loader.base",
         "loader.mds",
+        "loader.writing",
         "loader.parquet",
         "loader.sampling",
         "loader.hints",
@@ -129,6 +130,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "loader.base": ("loader.errors",),
     "loader.order": ("loader.base", "loader.errors", "loader.world"),
     "loader.mds": ("loader.order", "loader.base", "loader.errors"),
+    "loader.writing": ("loader.mds", "loader.base", "loader.errors"),
     "loader.sampling": ("loader.order", "loader.base", "loader.errors", "loader.world"),
     "loader.parquet": ("loader.mds", "loader.base", "loader.errors"),
     "loader.hints": (
@@ -152,6 +154,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader",
         "loader.hints",
         "loader.mds",
+        "loader.writing",
         "loader.parquet",
         "loader.sampling",
         "loader.order",

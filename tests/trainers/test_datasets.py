@@ -22,7 +22,7 @@ COLUMNS = {"tokens": "ndarray:int32:1024"}
 WRITE = f"""
 import sys
 import numpy
-from loader.mds.writer import MDSWriter
+from loader.writing.writer import MDSWriter
 with MDSWriter(sys.argv[1], {{"tokens": "ndarray:int32:1024"}}, size_limit=200_000) as writer:
     for index in range({SAMPLES}):
         writer.write({{"tokens": numpy.full(1024, index, "int32")}})

@@ -2,8 +2,9 @@
 
 import time
 
-from fusecache.engine.namespace.nodes import FileVersion, MultipartUpload
+from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace.upload_state import MultipartUpload
 from fusecache.model.records import PosixAttributes
 from fusecache.model.states import FileState
 from fusecache.policy.name_patterns import matches_any

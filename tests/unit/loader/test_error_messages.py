@@ -32,9 +32,9 @@ from loader.__main__ import main
 from loader.base import paths as module
 from loader.fast import Loader
 from loader.mds.encodings import encoder
-from loader.mds.parallel_writer import write_parallel
-from loader.mds.recompress import recompress
-from loader.mds.shard_packer import PackOptions
+from loader.writing.parallel_writer import write_parallel
+from loader.writing.recompress import recompress
+from loader.writing.shard_packer import PackOptions
 
 COLUMNS = {"id": "int", "text": "str"}
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from loader.errors import OrderError
 from loader.hints.planned_reads import GAP_BYTES, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.dataset import MDSDataset
-from loader.mds.writer import MDSWriter
 from loader.order import NATIVE, OrderSpec, Weight, epoch_order
 from loader.sampling import step_plan
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.world import Machine, World
+from loader.writing.writer import MDSWriter
 
 
 def batches(sampler: ElasticBatchSampler, epoch: int) -> list[list[int]]:

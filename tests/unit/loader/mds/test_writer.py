@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from loader import DatasetError, MDSDataset, MDSWriter, WriterError, merge
-from loader.mds.merge import natural_key
-from loader.mds.parallel_writer import write_parallel
-from loader.mds.shard_packer import OFFSET_LIMIT
-from loader.mds.writer import ResumePoint
+from loader.base.paths import natural_key
+from loader.writing.parallel_writer import write_parallel
+from loader.writing.shard_packer import OFFSET_LIMIT
+from loader.writing.writer import ResumePoint
 from tests.support import ROOT
 
 COLUMNS = {"id": "int", "text": "str"}

@@ -12,7 +12,6 @@ import pytest
 from loader.__main__ import main
 from loader.hints.planned_reads import Ids
 from loader.mds.dataset import MDSDataset
-from loader.mds.writer import MDSWriter
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.tools.simulate import (
     POLICIES,
@@ -25,6 +24,7 @@ from loader.tools.simulate import (
 )
 from loader.tools.simulated_caches import FirstCome, LeastRecent
 from loader.world import World
+from loader.writing.writer import MDSWriter
 
 
 def reshuffled(shards: int, epochs: int) -> list[list[int]]:

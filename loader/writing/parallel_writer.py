@@ -12,8 +12,8 @@ from typing import Any
 from loader.base.paths import check_is_local
 from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_text
 from loader.mds.index import INDEX_NAME, read_index
-from loader.mds.merge import merge
-from loader.mds.writer import MDSWriter
+from loader.writing.merge import merge
+from loader.writing.writer import MDSWriter
 
 Source = Callable[[], Iterable[Mapping[str, Any]]]
 

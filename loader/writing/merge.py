@@ -7,16 +7,15 @@ of the samples: folders in natural order (2 before 10), or as listed.
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from loader.base.paths import check_is_local
+from loader.base.paths import check_is_local, natural_key
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME, read_index
-from loader.mds.shard_packer import SHARD_FILE
-from loader.mds.writer import write_index
+from loader.writing.shard_packer import SHARD_FILE
+from loader.writing.writer import write_index
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +62,6 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
         _check_unlisted(top, owners)
     write_index(top, shards)
     return len(shards)
-
-
-def natural_key(path: str) -> tuple[list[list[tuple[int, int, str]]], str]:
-    """Return the sort key of a relative path: digits compare as numbers, and a folder comes before its content."""
-    parts = [
-        [
-            (0, int(piece), "") if piece.isdecimal() else (1, 0, piece)
-            for piece in re.split(r"(\d+)", name)
-            if piece
-        ]
-        for name in path.split("/")
-    ]
-    return parts, path
 
 
 def sorted_folders(root: Path) -> list[str]:

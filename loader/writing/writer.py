@@ -21,8 +21,8 @@ from loader.base.paths import check_is_local
 from loader.errors import EncodingError, WriterError
 from loader.mds.encodings import encoder
 from loader.mds.index import INDEX_NAME
-from loader.mds.resume_scan import left_over_shards, make_directory, whole_shards
-from loader.mds.shard_packer import (
+from loader.writing.resume_scan import left_over_shards, make_directory, whole_shards
+from loader.writing.shard_packer import (
     DEFAULT_SIZE_LIMIT,
     OFFSET_LIMIT,
     PackOptions,

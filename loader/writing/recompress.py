@@ -14,10 +14,10 @@ from typing import Any
 from loader.base.paths import check_is_local
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME, Index, read_index
-from loader.mds.resume_scan import left_over_shards, make_directory
-from loader.mds.shard_packer import PackOptions, ShardPacker
 from loader.mds.shard_reader import ReadOptions, ShardReader
-from loader.mds.writer import write_index
+from loader.writing.resume_scan import left_over_shards, make_directory
+from loader.writing.shard_packer import PackOptions, ShardPacker
+from loader.writing.writer import write_index
 
 
 def recompress(

@@ -17,7 +17,7 @@ import numpy as np
 from loader.base.compression import decompress
 from loader.errors import EncodingError, WriterError
 from loader.mds.encodings import sample_decoder
-from loader.mds.shard_packer import SHARD_FILE, ShardPacker
+from loader.writing.shard_packer import SHARD_FILE, ShardPacker
 
 
 def make_directory(directory: Path) -> None:
