@@ -28,7 +28,7 @@ class Reason(Enum):
     UNCLOSED = "unclosed"  # the daemon ended before the file was closed
     FAILED = "failed"  # a write to it failed
     POWER_CUT = (
-        "power-cut"  # the machine went down, and the bytes cannot be verified to be those that were closed
+        "power-cut"  # the machine went down, and the bytes may differ from what was closed
     )
     DAMAGED = "damaged"  # fewer bytes than were closed, without a power cut
     LOST = "lost"  # its staging file is gone

@@ -1,7 +1,7 @@
 """Warm-ups: fetch files and directories into the disk cache before a job reads them.
 
 A warm-up lists its paths twice: first to check that they fit into the cache, then to fetch them. So it keeps no list
-in memory, however many objects there are. Its requests yield to those that a reader waits for.
+in memory, however many objects there are. Its requests yield to the requests of readers.
 
 Invariants:
 1. Memory is bounded: by the pieces in flight and, while it runs, one number per fetched file.
@@ -267,7 +267,7 @@ class WarmupRunner:
 
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths without those that lie at or below another one."""
+    """Return the paths that lie neither at nor below another one."""
     all_of_them = set(paths)
 
     def is_below_another(path: str) -> bool:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # Files in preparation at a time, and how many of them are synced and read back concurrently.
 FILES_AHEAD = 256
 FILES_AT_ONCE = 8
-# Files up to this size are synced in batches: at most this many, and those that arrive within _BATCH_SECONDS.
+# Files up to this size are synced in batches: at most this many, and only what arrives within _BATCH_SECONDS.
 _SMALL_BYTES = MIB
 _BATCH_FILES = 16
 _BATCH_SECONDS = 0.02
@@ -67,7 +67,7 @@ class Preparer:
                 self._nursery = self._uploader.nursery = None
 
     def begin(self, items: list[QueuedChange], is_settled: Callable[[FileVersion], bool]) -> None:
-        """Start preparing the first unprepared file versions: those that have settled, and large ones once sealed.
+        """Start preparing the first unprepared file versions: settled ones, and large ones once sealed.
 
         The settle delay defers publishing only, not the parts of large files.
         """
