@@ -27,9 +27,7 @@ class Reason(Enum):
     KILLED = "killed"  # its writer was killed before it closed the file
     UNCLOSED = "unclosed"  # the daemon ended before the file was closed
     FAILED = "failed"  # a write to it failed
-    POWER_CUT = (
-        "power-cut"  # the machine went down, and the bytes may differ from what was closed
-    )
+    POWER_CUT = "power-cut"  # the machine went down, and the bytes may differ from what was closed
     DAMAGED = "damaged"  # fewer bytes than were closed, without a power cut
     LOST = "lost"  # its staging file is gone
     INCOMPLETE = "incomplete"  # a REJECTED commit marker: the bucket rejected a file that it covers
