@@ -17,7 +17,10 @@ from tests.s3server import Fault, FaultAction, ServerProcess
 from tests.support.daemons import Daemon, some_bytes, wait_until
 from tests.support.disks import Disk, has_disks
 
-pytestmark = pytest.mark.skipif(not has_disks(), reason="needs root and loop devices")
+pytestmark = [
+    pytest.mark.whole_machine,
+    pytest.mark.skipif(not has_disks(), reason="needs root and loop devices"),
+]
 
 SIZE = 300_001
 PIECE = 13_001
