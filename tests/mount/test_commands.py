@@ -202,7 +202,7 @@ def test_a_check_of_a_sound_mount_ends_with_0_and_says_what_it_saw(mount, full: 
     one: Mount = mount()
     fusecache("warm", "--wait", one.path)
     said = fusecache("check", one.path)
-    assert said.stdout.endswith("0 damaged files; 4 keys listed: 0 unusable\n")
+    assert said.stdout.endswith("0 damaged files; 4 keys listed: 0 not visible in the mount\n")
     facts = json.loads(fusecache("check", one.path, "--json").stdout)
     assert (facts["blocks"], facts["damaged_files"], facts["keys"]) == (3 + 10 + 1 + 1, 0, 4)
 
@@ -251,8 +251,8 @@ def test_a_path_that_is_not_in_a_mount_or_whose_daemon_died_is_one_clear_line(
 
 IMPATIENT = """
 import sys
-from fusecache import mount_table
 from fusecache.cli.main import main
+from fusecache.mount import mount_table
 mount_table.ANSWER_SECONDS = 0.3
 for words in sys.argv[2:]:
     print(main(words.split("|")), flush=True)

@@ -27,8 +27,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (tree / "empty directory").mkdir()
     (tree / "link").symlink_to("fusecache/cli/main.py")
     (tree / "dangling").symlink_to("nowhere/at all")
-    (tree / "fusecache" / "cli.py").chmod(0o755)
-    os.utime(tree / "fusecache" / "config.py", (1e9, 1.2e9))
+    (tree / "fusecache" / "cli" / "main.py").chmod(0o755)
+    os.utime(tree / "fusecache" / "config" / "options.py", (1e9, 1.2e9))
     yield tree
     shutil.rmtree(tree)
 
@@ -39,8 +39,8 @@ def assert_same_on_both_nodes(tree: Path, place: Place, name: str) -> None:
     place.sync()
     wait_until(lambda: (place.second / name).is_dir(), "the tree on the other node")
     carry("diff", "-r", "--no-dereference", tree, place.second / name)
-    assert (place.path / name / "fusecache" / "cli.py").stat().st_mode & 0o777 == 0o755
-    assert (place.path / name / "fusecache" / "config.py").stat().st_mtime == 1.2e9
+    assert (place.path / name / "fusecache" / "cli" / "main.py").stat().st_mode & 0o777 == 0o755
+    assert (place.path / name / "fusecache" / "config" / "options.py").stat().st_mtime == 1.2e9
     leftovers = [key for key in place.bucket.names() if "/." in key or ".tmp" in key]
     assert leftovers == []
 

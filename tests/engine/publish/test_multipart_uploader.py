@@ -340,7 +340,7 @@ async def test_a_writer_at_random_places_sends_little_twice(
 async def test_a_file_that_outgrows_its_parts_begins_anew_with_larger_ones(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multipart, "_PARTS_AIM", 4)
+    monkeypatch.setattr(multipart, "_PARTS_TARGET", 4)
     data = body(20)
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
