@@ -69,6 +69,9 @@ class Cycle:
 def test_cycle():
     Cycle()
 
+def test_timer():
+    threading.Timer(0.3, print).start()
+
 @pytest.fixture(scope="session")
 def opened():
     yield os.pipe()
@@ -87,7 +90,7 @@ LEFT = {
     "fixture": r"descriptor \d+ of pipe:\[\d+\]; descriptor \d+ of pipe:\[\d+\]",
     "async": r"descriptor \d+ of /\S+/left by a task",
 }
-NOTHING = ["nothing", "cycle", "session_fixture"]
+NOTHING = ["nothing", "cycle", "timer", "session_fixture"]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
         )
     finally:
         subprocess.run(["umount", "--quiet", temporary / "test_mount0"], check=False)
