@@ -19,7 +19,16 @@ from tests.support.mounts import Mount
 from tests.support.s3_buckets import Bucket
 from tests.trainers.kills import Kills
 
-__all__ = ["bucket", "expect_log", "mount", "mounts", "quiet_daemons", "service", "whole_bucket"]
+__all__ = [
+    "bucket",
+    "expect_log",
+    "kept_by_the_session",
+    "mount",
+    "mounts",
+    "quiet_daemons",
+    "service",
+    "whole_bucket",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.fuse)
             item.add_marker(pytest.mark.s3server_only)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> None:
+    """Do not compare: worker processes and clients belong to a module, and connect when a test first uses them."""
 
 
 @pytest.fixture
