@@ -22,7 +22,6 @@ from tests.trainers.kills import Kills
 __all__ = [
     "bucket",
     "expect_log",
-    "kept_by_the_session",
     "mount",
     "mounts",
     "quiet_daemons",
@@ -47,9 +46,12 @@ def nothing_left_behind() -> None:
 
 @pytest.fixture
 def kills(
-    bucket: Bucket, mount: Callable[..., Mount], expect_log: ExpectedLog, tmp_path: Path
+    tmp_path: Path, bucket: Bucket, mount: Callable[..., Mount], expect_log: ExpectedLog
 ) -> Iterator[Kills]:
-    """A node that is killed at each of its requests; says so in the log once it is used."""
+    """A node that is killed at each of its requests; says so in the log once it is used.
+
+    tmp_path comes first: pytest removes it at its end, and the mounts' logs in it are read before that.
+    """
     made = Kills(bucket, mount, tmp_path)
     yield made
     if made.frozen:
