@@ -72,6 +72,10 @@ def test_cycle():
 def test_timer():
     threading.Timer(0.3, print).start()
 
+def test_failure(tmp_path):
+    file = open(tmp_path / "held by the traceback alone", "w")
+    assert not file
+
 @pytest.fixture(scope="session")
 def opened():
     yield os.pipe()
@@ -121,6 +125,11 @@ def test_what_a_test_leaves_fails_it_and_is_named(told: str, name: str) -> None:
     assert f"::test_{name} ERROR" in told, told
     part = told.partition(f" ERROR at teardown of test_{name} ")[2]
     assert re.match(rf"_*\nleft behind: {LEFT[name]}\n", part), told
+
+
+def test_a_failed_test_is_not_accused_of_what_its_traceback_holds(told: str) -> None:
+    assert "::test_failure FAILED" in told, told
+    assert "::test_failure ERROR" not in told, told
 
 
 @pytest.mark.parametrize("name", NOTHING)

@@ -131,8 +131,11 @@ def expect_log() -> ExpectedLog:
 
 
 @pytest.fixture(autouse=True)
-def quiet_daemons(mounts: Mounts, expect_log: ExpectedLog) -> Iterator[None]:
-    """Fail a test in which a daemon logged a warning, an error or a traceback that was not announced."""
+def quiet_daemons(mounts: Mounts, expect_log: ExpectedLog, tmp_path: Path) -> Iterator[None]:
+    """Fail a test in which a daemon logged a warning, an error or a traceback that was not announced.
+
+    tmp_path: pytest removes it at its end, and a log that lies in it must be read before that.
+    """
     yield
 
     def missing() -> list[str]:

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -51,8 +52,10 @@ def nothing_left_behind(
     yield
     if not _left(before, folder):
         return
-    # Pytest keeps these a little longer: the values of fixtures, and logged exceptions with their frames' variables.
-    request.node.funcargs.clear()
+    # Pytest keeps these a little longer: the values of fixtures, and with the frames of exceptions their variables.
+    (request.node.funcargs or {}).clear()  # None: the run was interrupted
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)  # of a test that failed
     for phase in ("setup", "call"):
         caplog.get_records(phase).clear()
     gc.collect()  # datasets and torch's DataLoaders have no close, and end with their last reference
