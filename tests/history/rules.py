@@ -7,12 +7,15 @@
 4. A rename never leaves neither name; what a directory's rename moves appears in its original order.
 5. A file under a temporary name stays away for 60 seconds after its close.
 6. A version that was written over need not show if an older file beside it or below was removed and never showed.
+7. A removal may come after younger ordering points if an older file was removed or renamed, after the removal and
+   before the bucket had it: what was removed then waits for all that was written until then.
 New files that are none of these may come in any order. The position of an overwrite is that of the oldest change of
 its name that the bucket lacks, as newer content takes the place of the older.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fusecache.config.options import ORDER_LAST, TEMP_NAMES
 from fusecache.policy.name_patterns import matches_any
@@ -42,6 +45,8 @@ class Rules:
         self._now = now
         self.shown: dict[str, Value] = {}
         self._matched: dict[str, int] = {}
+        # Of each name, the entries that the bucket has shown.
+        self._seen: dict[str, set[int]] = {}
 
     def see(self, effect: Effect) -> None:
         """The bucket changed: is it a state that it may show?"""
@@ -59,6 +64,7 @@ class Rules:
             reason = self._objection(effect, before, index, entry)
             if not reason:
                 self._matched[effect.key] = index
+                self._seen.setdefault(effect.key, set()).add(index)
                 self.shown[effect.key] = effect.value
                 return
             reasons.append(reason)
@@ -127,9 +133,26 @@ class Rules:
                 # Removed since: what it held is dropped, and its DELETE has a place of its own. Or made again since:
                 # its DELETE collapses into the request that puts the new content in its place.
                 continue
-            if self.shown.get(path) not in since and not self._is_skipped(path, step - 1):
+            if self.shown.get(path) in since:
+                continue
+            if not self._is_skipped(path, step - 1) and not self._may_be_late(path, step - 1):
                 return f"promise {step}, but {path} still shows what it held before"
         return ""
+
+    def _may_be_late(self, path: str, step: int) -> bool:
+        """Say whether a removal waited for a file that left its name before the bucket had it (rule 7)."""
+        removal = self._past.entry(path, step)
+        if removal.cause is not Cause.UNLINK:
+            return False
+        return any(
+            entry.step < removal.step < newer.step
+            and entry.values != NOTHING
+            and None in newer.values
+            and index not in self._seen.get(other, ())
+            for other, entries in self._past.files.items()
+            if not _is_temporary(other)
+            for index, (entry, newer) in enumerate(pairwise(entries))
+        )
 
     def _moved_after(self, key: str, entry: Entry) -> str:
         """Return what a directory's rename moved with `key`, was older, and is not there yet; "": nothing."""
