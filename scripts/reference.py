@@ -53,7 +53,7 @@ STATUS_KEYS = {
     "local_only_files": "files that match `local_only`",
     "local_only_bytes": "their bytes",
     "local_only": "the first of their paths",
-    "waiting_for": "what stops all uploads right now; empty if nothing does",
+    "waiting_for": "an error that keeps a change from the bucket, preferably one that a person can fix; or empty",
     "rejected": "files that the bucket refused for good: the newest paths",
     "rejected_files": "how many there are",
     "conflicts": "names that another client changed first: path, name of our copy, cause",

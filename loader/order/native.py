@@ -2,7 +2,7 @@
 
 1. The shards (the *units* of the epoch) are put into an order that a key of the run decides.
 2. This sequence of samples is cut into lanes whose lengths differ by at most one sample. A lane keeps its shards for
-   the whole run, so a node that reads some of the lanes reads only their shards.
+   the whole run, so a node that reads some of the lanes reads only their shards (one that a border cuts lies in two).
 3. Within a lane, a key of the epoch reorders the pieces of shards (*spans*).
 4. Each lane is cut into blocks of `block_size`. Each lane has its own phase, so that block borders do not coincide
    across lanes. A key of the epoch mixes the samples within a block.
