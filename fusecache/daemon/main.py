@@ -34,6 +34,7 @@ from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
+from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.mount.launch import check_mountpoint
@@ -133,7 +134,7 @@ class _Daemon:
             network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS, publish_threads=PUBLISH_THREADS
         )
         ownership = _ownership(options)
-        filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership))
+        filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership), KernelCaches())
         self._facts |= _initial_facts(options)
         server, operations = self._endpoints(filesystem, ownership)
         async with filesystem.running():

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +15,24 @@ import trio
 from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
-from fusecache.engine.admin.pinning import PinnedObjects
+from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Durability, Sync
+from fusecache.engine.events import (
+    Hearers,
+    InspectorEvents,
+    KernelListener,
+    MetadataEvents,
+    NamespaceEvents,
+    PublishEvents,
+    QueueEvents,
+    TreeEvents,
+    UploadEvents,
+)
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Ownership, Tree
@@ -95,18 +106,27 @@ class EngineOptions:
 class FileSystem:
     """One mounted bucket. Create it on the loop's thread; `running` is its lifetime."""
 
-    def __init__(self, store: Store, offload: Offload, options: EngineOptions) -> None:
-        """Open the cache directory (blocking). Raises StateError, LocalDiskError."""
+    def __init__(
+        self, store: Store, offload: Offload, options: EngineOptions, kernel: KernelListener | None = None
+    ) -> None:
+        """Open the cache directory (blocking). Raises StateError, LocalDiskError.
+
+        kernel: hears what the kernel must forget.
+        """
         boot_id = read_boot_id()
         self.options = options
+        hearers = Hearers()
+        hearers.kernel = kernel or KernelListener()
+        self.tree = Tree(options.prefix, options.ownership, TreeEvents(hearers))
+        pinned = PinnedKeys(options.pin, self.tree.relative)
         # Everything that the mount has open; `running` closes it at its end.
-        self._opened = self._open(store, offload)
-        self.queue = WritebackQueue(options.prefix, options.order_last)
-        self.tree = Tree(options.prefix, options.ownership)
+        self._opened = self._open(store, offload, pinned)
+        self.queue = WritebackQueue(QueueEvents(hearers), options.prefix, options.order_last)
         self._metadata_client = requests = MetadataClient(
             store,
             offload,
             self.cache.limit,
+            MetadataEvents(hearers),
             prefix=options.prefix,
             writes_by_other_keys=options.writes_by_other_keys,
         )
@@ -118,17 +138,28 @@ class FileSystem:
             fresh_seconds=options.fresh_seconds,
             posix_metadata=options.posix_metadata,
         )
+        hearers.metadata_client, hearers.lookup = requests, self.lookup
         self.lookup.ttl.immutable = options.immutable
         self.file_io = FileIO(
             self.tree, self.cache, self._staging, self.journal, self.queue, offload, boot_id
         )
         self.file_io.local_only = options.local_only
         self.file_io.temp_names = options.temp_names
-        self._sibling_readahead = SiblingReadahead(self.tree, self.lookup, self.cache)
-        self.file_io.on_read = self._guess_next
+        self.hints = HintService(self.tree, self.lookup, self.cache, offload, self.resolve)
+        self._sibling_readahead = SiblingReadahead(self.tree, self.lookup, self.cache, self.hints)
+        self.file_io.on_read = self._sibling_readahead.on_read
+        self.file_io.on_name_lost = hearers.kernel.on_name_lost
         self._uploader = MultipartUploader(
-            store, self.tree, self.journal, offload, self.cache, self.queue, options.temp_names
+            store,
+            self.tree,
+            self.journal,
+            offload,
+            self.cache,
+            self.queue,
+            options.temp_names,
+            UploadEvents(hearers),
         )
+        hearers.uploader = self._uploader
         self._preparer = Preparer(self._uploader, self.cache, self.journal, offload)
         self.file_io.on_dropped = self._preparer.dropped
         self.file_io.on_key_changed = self._preparer.restart
@@ -148,13 +179,10 @@ class FileSystem:
             temp_names=options.temp_names,
             delete_delay=options.delete_delay,
             last_wins=options.last_wins,
-            on_taken=requests.on_write_accepted,
+            listener=PublishEvents(hearers),
         )
-        self._uploader.on_failing = self.publisher.on_failing
-        self._uploader.on_success = self.publisher.on_success
-        requests.on_granted = self._end_pauses
-        self._pinned = PinnedObjects(self.cache, requests, options.pin, self.tree.relative)
-        self.publisher.events.on_gone = self._pinned.on_gone
+        self._pinned = PinnedObjects(self.cache, requests, pinned)
+        hearers.publisher, hearers.pinned = self.publisher, self._pinned
         self._remote_fsync = RemoteFsync(
             self.tree,
             self.file_io,
@@ -176,14 +204,19 @@ class FileSystem:
             snapshot_seconds=options.snapshot_seconds,
         )
         self.warmup = WarmupRunner(self.tree, requests, self.cache, self.resolve)
-        self.hints = HintService(self.tree, self.lookup, self.cache, offload, self.resolve)
-        self.inspector = Inspector(self.tree, requests, self.cache, self.resolve)
+        self.inspector = Inspector(self.tree, requests, self.cache, self.resolve, InspectorEvents(hearers))
         self._store = store
         self.namespace_ops = NamespaceOps(
-            self.tree, self.lookup, self.file_io, self.queue, self.journal, requests
+            self.tree,
+            self.lookup,
+            self.file_io,
+            self.queue,
+            self.journal,
+            requests,
+            NamespaceEvents(hearers),
         )
         self._offload = offload
-        self._conflicts = conflicts = ConflictLog(self.journal)
+        self._conflicts = conflicts = hearers.conflict_log = ConflictLog(self.journal)
         self.status = QueueStatus(
             self.tree,
             self.queue,
@@ -216,7 +249,7 @@ class FileSystem:
         self.replayed = ReplayResult()
         self._started = trio.current_time()
 
-    def _open(self, store: Store, offload: Offload) -> ExitStack:
+    def _open(self, store: Store, offload: Offload, pinned: PinnedKeys) -> ExitStack:
         """Open the cache directory; return the stack that closes it. On an error, all opened so far is closed."""
         directory = self.options.directory
         with ExitStack() as opened:
@@ -229,6 +262,7 @@ class FileSystem:
                     buffer_bytes=self.options.buffer_bytes,
                     write_reserve_bytes=2 * dirty_limit_bytes(),
                 ),
+                pinned or None,
             )
             opened.callback(self.cache.abandon)
             self._journal_rows = opened.enter_context(Journal(directory / "journal"))
@@ -242,16 +276,6 @@ class FileSystem:
                 self._journal_rows, offload, highest_in_use=self._staging.highest_number()
             )
             return opened.pop_all()
-
-    def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
-        """Have `call(parent, name)` called when a name no longer means the inode that the kernel knows."""
-        self.file_io.on_name_lost = call
-        self.publisher.events.on_name_lost = call
-
-    def _guess_next(self, node: Node, reader: int) -> None:
-        """A process starts to read a file: guess the next one, unless a hint covers the file."""
-        if node.object is None or not self.hints.names(node.object.object_id):
-            self._sibling_readahead.on_read(node, reader)
 
     def end_waiting(self) -> None:
         """The mount is about to end: answer every close and fsync that waits."""

@@ -11,11 +11,9 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
-import trio
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import (
@@ -49,18 +47,6 @@ T = TypeVar("T")
 _BLOCK = 4096
 # The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
-
-
-async def _drop_pages(inodes: list[int]) -> None:
-    """Have the kernel drop its cached pages of clean files."""
-
-    def drop() -> None:
-        for inode in inodes:
-            with suppress(OSError):  # ENOENT: the kernel has already forgotten the inode
-                pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
-
-    # In a thread: the kernel may wait for a read of such a page, which the loop must answer.
-    await trio.to_thread.run_sync(drop)
 
 
 def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -102,8 +88,6 @@ class Operations(pyfuse3.Operations):
         self._entries = EntryBuilder(filesystem, read_only=read_only)
         self._directories = OpenDirectories(filesystem, self._entries)
         self._next_handle = 1
-        filesystem.on_name_lost(self._invalidate)
-        filesystem.inspector.drop_pages = _drop_pages
 
     # ---- names
 
@@ -478,8 +462,3 @@ class Operations(pyfuse3.Operations):
                     raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
-
-    def _invalidate(self, parent: Node, name: str) -> None:
-        pyfuse3.invalidate_entry_async(
-            pyfuse3.InodeT(parent.number), pyfuse3.FileNameT(os.fsencode(name)), ignore_enoent=True
-        )

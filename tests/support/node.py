@@ -214,7 +214,8 @@ async def running_node(store: Any, directory: Path, **options: Any) -> AsyncIter
         **options,
     }
     offload = settings.pop("offload", None) or InlineOffload()
-    filesystem = FileSystem(store, offload, EngineOptions(directory=directory, **settings))
+    kernel = settings.pop("kernel", None)
+    filesystem = FileSystem(store, offload, EngineOptions(directory=directory, **settings), kernel)
     async with filesystem.running():
         yield User(filesystem)
 

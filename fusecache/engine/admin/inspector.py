@@ -49,6 +49,13 @@ class ScrubProgress:
         }
 
 
+class InspectorListener:
+    """Hears of commands. Does nothing unless overridden."""
+
+    async def on_evicted(self, inodes: list[int]) -> None:
+        """A user evicts these files: no copy of their bytes shall stay in memory either."""
+
+
 class Inspector:
     """Carries out `evict` and `check`. `resolve` finds the node of a path, or raises NotFound."""
 
@@ -58,14 +65,14 @@ class Inspector:
         metadata_client: MetadataClient,
         cache: BlockCache,
         resolve: Callable[[str], Awaitable[Node]],
+        listener: InspectorListener,
     ) -> None:
         self._tree = tree
         self._metadata_client = metadata_client
         self._cache = cache
         self._resolve = resolve
+        self._listener = listener
         self._checking = False
-        # Has the kernel drop its cached pages of these inodes; the FUSE layer sets it.
-        self.drop_pages: Callable[[list[int]], Awaitable[None]] | None = None
 
     async def evict(self, paths: list[str]) -> EvictResult:
         """Evict the cached blocks of files and directories. Raises NotFound if a path neither exists nor is cached.
@@ -79,7 +86,7 @@ class Inspector:
         if not dropped.freed_bytes and not dropped.left_bytes:
             for path in paths:
                 await self._resolve(path)
-        await self._drop_pages(keys)
+        await self._announce(keys)
         return dropped
 
     def _may_drop(self, object_id: ObjectId) -> bool:
@@ -88,9 +95,7 @@ class Inspector:
         node = self._tree.find(object_id.key)
         return node is not None and node.object is not None and node.object.object_id == object_id
 
-    async def _drop_pages(self, keys: list[str]) -> None:
-        if self.drop_pages is None:
-            return
+    async def _announce(self, keys: list[str]) -> None:
         inodes: list[int] = []
         for key in keys:
             node = self._tree.find(key)
@@ -101,9 +106,9 @@ class Inspector:
                 if each.kind is Kind.FILE and each.lookups and each.version is None and not each.writers:
                     inodes.append(each.number)
                 if len(inodes) >= _NODES_BETWEEN_CHECKPOINTS:
-                    await self.drop_pages(inodes)
+                    await self._listener.on_evicted(inodes)
                     inodes = []
-        await self.drop_pages(inodes)
+        await self._listener.on_evicted(inodes)
 
     async def check(self, path: str, progress: ScrubProgress) -> None:
         """Verify the cached blocks at or below a path, then look for keys there that no path can name.

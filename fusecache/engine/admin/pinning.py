@@ -25,28 +25,37 @@ _QUEUE_VERSIONS = 10_000
 _CHECK_SECONDS = 600.0
 
 
-class PinnedObjects:
-    """Tells the cache which objects are pinned, and forgets pinned versions that the bucket no longer shows."""
+class PinnedKeys:
+    """The keys that match the option `pin`; the cache asks for the objects."""
 
-    def __init__(
-        self,
-        cache: BlockCache,
-        metadata_client: MetadataClient,
-        patterns: tuple[str, ...],
-        relative: Callable[[str], str],
-    ) -> None:
+    def __init__(self, patterns: tuple[str, ...], relative: Callable[[str], str]) -> None:
         """relative: returns the path below the mountpoint for a key."""
-        self._cache = cache
-        self._metadata_client = metadata_client
         self._patterns = patterns
         self._relative = relative
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def __contains__(self, key: str) -> bool:
+        return is_at_or_below_any(self._patterns, self._relative(key))
+
+    def is_pinned(self, object_id: ObjectId) -> bool:
+        """Return whether an object is pinned."""
+        return object_id.key in self
+
+
+class PinnedObjects:
+    """Forgets pinned versions that the bucket no longer shows."""
+
+    def __init__(self, cache: BlockCache, metadata_client: MetadataClient, pinned: PinnedKeys) -> None:
+        self._cache = cache
+        self._metadata_client = metadata_client
+        self._pinned = pinned
         self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE_VERSIONS)
-        if patterns:
-            cache.pin(lambda object_id: self._is_pinned(object_id.key))
 
     def on_gone(self, key: str, etag: str | None) -> None:
         """This node replaced, moved or removed a version: no process will open it again."""
-        if etag is not None and self._patterns and self._is_pinned(key):
+        if etag is not None and self._pinned and key in self._pinned:
             try:
                 self._send.send_nowait(ObjectId(key, etag))
             except trio.WouldBlock:
@@ -55,7 +64,7 @@ class PinnedObjects:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Forget versions that are gone until cancelled."""
         task_status.started()
-        if not self._patterns:
+        if not self._pinned:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._check_periodically, name="check pinned objects")
@@ -76,7 +85,7 @@ class PinnedObjects:
 
     async def _check(self) -> None:
         """Forget pinned versions that other clients replaced or removed. Raises what LIST raises."""
-        found = await self._cache.maintenance.cached(self._is_pinned)
+        found = await self._cache.maintenance.cached(self._pinned.__contains__)
         cached = sorted(found, key=lambda object_id: object_id.key)
         for folder, members in groupby(cached, key=lambda object_id: parent_prefix(object_id.key)):
             versions = list(members)
@@ -102,6 +111,3 @@ class PinnedObjects:
                 left.popleft()
             after = max(last, left[0][:-1]) if left else ""
         return shown
-
-    def _is_pinned(self, key: str) -> bool:
-        return is_at_or_below_any(self._patterns, self._relative(key))

@@ -10,10 +10,9 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -25,6 +24,7 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.disk_tier import DiskTier
+from fusecache.engine.cache.evictor import Evictor, Pins, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetch_task import RangeReader
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
@@ -91,28 +91,12 @@ class ReadHandle:
         return self.entry.size
 
 
-class ReadHints(Protocol):
-    """The hints of jobs, as far as the read path uses them."""
-
-    def names(self, object_id: ObjectId) -> bool:
-        """Return whether a job's plan names this object version."""
-        ...
-
-    async def read_exactly(
-        self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
-    ) -> memoryview | None:
-        """Fetch exactly bytes [start, stop), or return None. is_random: the reads of this stream jump."""
-        ...
-
-    def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
-        """Bytes of a version were read. has_waited: whether the reader waited for the bucket."""
-        ...
-
-
 class BlockCache:
     """Reads immutable objects and accounts for the node's disk space. Runs on the trio loop."""
 
-    def __init__(self, store: RangeReader, offload: Offload, options: CacheOptions) -> None:
+    def __init__(
+        self, store: RangeReader, offload: Offload, options: CacheOptions, pins: Pins | None = None
+    ) -> None:
         """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""
         directory = options.directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -130,6 +114,7 @@ class BlockCache:
             self.abandon()
             raise
         self._table = BlockTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
+        warmed = WarmedFiles()
         self._disk_space = DiskSpace(
             offload,
             self._files,
@@ -137,6 +122,7 @@ class BlockCache:
             self._table,
             ledger,
             self._counters,
+            Evictor(offload, self._files, self._index, self._table, ledger, self._counters, warmed, pins),
             floor_bytes=options.free_space_floor_bytes,
         )
         self._disk_tier = DiskTier(
@@ -149,10 +135,17 @@ class BlockCache:
         )
         self._fetcher.disk = self._disk_tier
         self.maintenance = CacheMaintenance(
-            offload, self._files, self._index, self._table, self._disk_space, self._fetcher, self._buffer_pool
+            offload,
+            self._files,
+            self._index,
+            self._table,
+            self._disk_space,
+            self._fetcher,
+            self._buffer_pool,
+            warmed,
         )
         self.range_cache = RangeCache(self._fetcher)
-        # Called for each read while there are hints.
+        # Told of each read while there are hints; set by `use_hints`.
         self.hints: ReadHints | None = None
         self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher)
         self._nursery: trio.Nursery | None = None
@@ -348,9 +341,10 @@ class BlockCache:
         """Drop all blocks of an object version."""
         await self._disk_tier.forget(object_id)
 
-    def pin(self, is_pinned: Callable[[ObjectId], bool]) -> None:
-        """Evict blocks of pinned objects only for writes, and only if nothing else is left to evict."""
-        self._disk_space.evictor.is_pinned = is_pinned
+    def use_hints(self, hints: ReadHints | None) -> None:
+        """Serve reads by these hints, which are new or have moved, and keep the blocks that are read soonest."""
+        self.hints = hints
+        self._disk_space.use_hints(hints)
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this moment."""

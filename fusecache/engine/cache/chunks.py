@@ -202,6 +202,15 @@ class Chunk:
         )
 
 
+class FetchListener:
+    """The caller that fetches are for. Does nothing unless overridden."""
+
+    __slots__ = ()
+
+    def on_refused(self) -> None:
+        """A queued read-ahead of this caller finds no buffer now."""
+
+
 @dataclass(eq=False, slots=True)
 class Fetch:
     """One GET or disk load of neighbouring granules first..stop-1 of a chunk into one buffer, with its retries.
@@ -222,7 +231,7 @@ class Fetch:
     source: FetchSource
     cause: Cause
     depth: int
-    handle: object
+    handle: FetchListener | None
     queued_at: float
     started_at: float | None = None
     state: FetchState = FetchState.QUEUED

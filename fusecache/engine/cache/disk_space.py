@@ -13,12 +13,12 @@ import trio
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.evictor import Evictor
+from fusecache.engine.cache.evictor import Evictor, ReadHints
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.objects import MIB, ObjectId
+from fusecache.model.objects import MIB
 from fusecache.policy.cache.space_ledger import SpaceLedger
 
 # One eviction frees 64 MiB, or 1/16 of a small cache: sampling and hole punching are then paid once for many blocks.
@@ -44,6 +44,7 @@ class DiskSpace:
         table: BlockTable,
         ledger: SpaceLedger,
         counters: Counters,
+        evictor: Evictor,
         *,
         floor_bytes: int,
     ) -> None:
@@ -55,13 +56,13 @@ class DiskSpace:
         self.floor_bytes = floor_bytes
         self._free_bytes = files.free_bytes()
         self.ledger = ledger
-        self.evictor = Evictor(offload, files, index, table, ledger, counters)
+        self.evictor = evictor
         # (time, seconds): until `time`, a search for blocks read later than in `seconds` is futile.
         self._futile_until: tuple[float, float] = -math.inf, math.inf
 
-    def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
+    def use_hints(self, hints: ReadHints | None) -> None:
         """Keep the blocks that are read soonest by hints, which are new or have moved; None: no hints any more."""
-        self.evictor.hinted_use = hinted_use
+        self.evictor.use_hints(hints)
         self._futile_until = -math.inf, math.inf
 
     async def reserve_cache(self, nbytes: int, *, incoming_use: float | None = None) -> bool:
@@ -179,7 +180,7 @@ class DiskSpace:
                 if floor_shortage <= 0 and reserve():
                     return True
                 short = max(self.ledger.shortage_bytes(nbytes), floor_shortage, 1)
-                share = _EVICT_SHARE if self.evictor.hinted_use is None else _EVICT_SHARE_HINTED
+                share = _EVICT_SHARE if not self.evictor.has_hints else _EVICT_SHARE_HINTED
                 batch = min(_EVICT_BATCH_BYTES, self.ledger.limit_bytes // share)
                 if not await self.evictor.evict(max(short, batch), spare):
                     return floor_shortage <= 0 and reserve()

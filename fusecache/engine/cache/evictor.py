@@ -9,7 +9,9 @@ Invariants:
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import trio
 
@@ -39,6 +41,59 @@ _SAMPLE_SEEKS_LEAST = 16
 _SEARCHES = 32
 
 
+class ReadHints(Protocol):
+    """The hints of jobs, as far as the cache uses them."""
+
+    def names(self, object_id: ObjectId) -> bool:
+        """Return whether a job's plan names this object version."""
+        ...
+
+    def next_use(self, object_id: ObjectId, start: int, stop: int) -> float | None:
+        """Return in how many seconds bytes [start, stop) of a version are read; None: unknown."""
+        ...
+
+    async def read_exactly(
+        self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
+    ) -> memoryview | None:
+        """Fetch exactly bytes [start, stop), or return None. is_random: the reads of this stream jump."""
+        ...
+
+    def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
+        """Bytes of a version were read. has_waited: whether the reader waited for the bucket."""
+        ...
+
+
+class Pins(Protocol):
+    """The objects whose blocks are evicted only for writes, and only if nothing else is left to evict."""
+
+    def is_pinned(self, object_id: ObjectId) -> bool:
+        """Return whether an object is pinned."""
+        ...
+
+
+class WarmedFiles:
+    """The files that warm-ups under way have fetched."""
+
+    def __init__(self) -> None:
+        self._warmed: list[set[int]] = []
+
+    @contextmanager
+    def protect(self) -> Iterator[set[int]]:
+        """Yield a set for file numbers. No other cache block evicts the blocks of these files."""
+        warmed: set[int] = set()
+        self._warmed.append(warmed)
+        try:
+            yield warmed
+        finally:
+            self._warmed = [other for other in self._warmed if other is not warmed]
+
+    def next_use(self, entry: CachedObject | None, candidate: EvictionCandidate) -> float | None:
+        """Return 0.0 for a block that a warm-up under way has fetched, None for others."""
+        if entry is not None and entry.warming:
+            return 0.0
+        return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
+
+
 class Evictor:
     """Removes the most useless of the cached blocks."""
 
@@ -50,7 +105,10 @@ class Evictor:
         table: BlockTable,
         ledger: SpaceLedger,
         counters: Counters,
+        warmed: WarmedFiles,
+        pins: Pins | None,
     ) -> None:
+        """pins: None if no object is pinned."""
         self._offload = offload
         self._files = files
         self._index = index
@@ -63,14 +121,18 @@ class Evictor:
         self._sampled: dict[int, ObjectId] = {}
         self._pinned: set[int] = set()
         self.lock = trio.Lock()
-        # Returns whether an object is pinned; None: no object is.
-        self.is_pinned: Callable[[ObjectId], bool] | None = None
-        # The next use of blocks that warm-ups fetched; set by `CacheMaintenance`.
-        self.next_use: Callable[[CachedObject | None, EvictionCandidate], float | None] = (
-            lambda entry, candidate: None
-        )
-        # Returns in how many seconds bytes [start, stop) of an object are read, by hints; None: there are no hints.
-        self.hinted_use: Callable[[ObjectId, int, int], float | None] | None = None
+        self._warmed = warmed
+        self._pins = pins
+        self._hints: ReadHints | None = None
+
+    @property
+    def has_hints(self) -> bool:
+        """Whether jobs say what they read next."""
+        return self._hints is not None
+
+    def use_hints(self, hints: ReadHints | None) -> None:
+        """Keep the blocks that are read soonest by these hints; None: there are none."""
+        self._hints = hints
 
     async def is_admitted(self) -> bool:
         """Return whether the policy lets new blocks evict others."""
@@ -94,12 +156,12 @@ class Evictor:
         """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
         if chunk.owner.warming:
             return 0.0
-        if self.hinted_use is None:
+        if self._hints is None:
             return None
         start, stop = next(runs(mask))
         base = chunk.index * CHUNK_BYTES
         object_id = chunk.owner.object_id
-        return self.hinted_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
+        return self._hints.next_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
 
     async def evict(self, need_bytes: int, spare: float | None) -> int:
         """Evict about `need_bytes` of clean blocks; return the bytes freed. The caller holds `lock`.
@@ -157,7 +219,7 @@ class Evictor:
 
     async def _find_victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
         tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
-        if spare is None and self.is_pinned is not None:
+        if spare is None and self._pins is not None:
             # Pinned blocks go too if nothing else is left: files that are written must get space.
             tries = [*[0.0] * _SEARCHES, None]
         for each in tries:
@@ -168,7 +230,7 @@ class Evictor:
 
     async def _victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
         seeks = _SAMPLE_SEEKS
-        if self.hinted_use is not None:
+        if self._hints is not None:
             places = CANDIDATES_PER_VICTIM * need_bytes // (BLOCK_BYTES * _SAMPLE_RUN)
             seeks = min(max(places, _SAMPLE_SEEKS_LEAST), _SAMPLE_SEEKS)
         sample = await self._offload.rows(self._index.sample, self._random, seeks, _SAMPLE_RUN)
@@ -188,13 +250,13 @@ class Evictor:
 
     async def _look_up_objects(self, candidates: list[EvictionCandidate]) -> None:
         """If there are pins or hints, look up the objects of a sample and which of them are pinned."""
-        if self.is_pinned is None and self.hinted_use is None:
+        if self._pins is None and self._hints is None:
             return
         numbers = {candidate.file_number for candidate in candidates}
         self._sampled = await self._offload.rows(self._index.objects_of, numbers)
-        if self.is_pinned is not None:
+        if self._pins is not None:
             self._pinned = {
-                number for number, object_id in self._sampled.items() if self.is_pinned(object_id)
+                number for number, object_id in self._sampled.items() if self._pins.is_pinned(object_id)
             }
 
     def _next_use(self, candidate: EvictionCandidate) -> float | None:
@@ -203,14 +265,14 @@ class Evictor:
         if number in self._pinned:
             return 0.0
         entry = self._table.by_number.get(number)
-        use = self.next_use(entry, candidate)
-        if use is not None or self.hinted_use is None:
+        use = self._warmed.next_use(entry, candidate)
+        if use is not None or self._hints is None:
             return use
         object_id = entry.object_id if entry is not None else self._sampled.get(number)
         if object_id is None:
             return None
         start = candidate.block * BLOCK_BYTES
-        return self.hinted_use(object_id, start, start + BLOCK_BYTES)
+        return self._hints.next_use(object_id, start, start + BLOCK_BYTES)
 
     def _may_evict(self, number: int, block: int) -> bool:
         """Return whether a sampled block is not being read, written, or changed."""

@@ -21,6 +21,7 @@ from fusecache.engine.cache.chunks import (
     Chunk,
     ChunkWaiter,
     Fetch,
+    FetchListener,
     FetchSource,
     FetchState,
 )
@@ -36,7 +37,7 @@ from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pie
 from fusecache.remote.store import Interruption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Sized
 
 # 8 loads in flight saturate a local disk by direct I/O.
 DISK_LOADS = 8
@@ -108,8 +109,6 @@ class Fetcher:
             *self._buffered.values(),
             self._tickets,
         )
-        # Called with the handle of a read-ahead that finds no buffer now.
-        self.on_refused: Callable[[object], None] = lambda handle: None
         self.disk: DiskTierProtocol
         self.nursery: trio.Nursery
 
@@ -120,7 +119,7 @@ class Fetcher:
         cause: Cause,
         *,
         depth: int = 0,
-        handle: object = None,
+        handle: FetchListener | None = None,
         most_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Queue fetches for granules that are neither in memory nor pending. Never waits; call `pump` after it.
@@ -151,7 +150,7 @@ class Fetcher:
             or trio.current_time() < self._tasks.last_get_at + IDLE_GAP_SECONDS
         )
 
-    def cancel_readahead(self, handle: object, chunks: list[Chunk]) -> None:
+    def cancel_readahead(self, handle: FetchListener, chunks: list[Chunk]) -> None:
         """Cancel queued fetches that only this handle's read-ahead wanted."""
         for chunk in chunks:
             for fetch in list(chunk.fetches):
@@ -208,12 +207,12 @@ class Fetcher:
                         break
                     if head.cause is not Cause.HINT:
                         self._drop_one_unwritten(head)
-                    if head.cause is Cause.READAHEAD:
-                        self.on_refused(head.handle)
+                    if head.cause is Cause.READAHEAD and head.handle is not None:
+                        head.handle.on_refused()
                 else:
                     break
 
-    async def load_at_once(self, chunk: Chunk, first: int, stop: int, handle: object) -> None:
+    async def load_at_once(self, chunk: Chunk, first: int, stop: int, handle: FetchListener | None) -> None:
         """Load a few granules from disk in the reader's own task if it can start now; else do nothing.
 
         None of them may be in memory or pending. Damaged granules do not come. The caller keeps `chunk.readers` above

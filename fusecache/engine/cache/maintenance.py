@@ -3,13 +3,13 @@
 Used on the trio loop. Calls that may block go through `offload`, in pieces whose size does not grow with the cache.
 
 Invariants:
-1. Blocks fetched by a warm-up are not evicted for other cache blocks while that warm-up runs (`Evictor.next_use`).
+1. Blocks fetched by a warm-up are not evicted for other cache blocks while that warm-up runs (`WarmedFiles`).
 2. Only clean blocks are evicted: bytes that the bucket lacks are in staging files, not here.
 """
 
 import mmap
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,12 +20,12 @@ from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
+from fusecache.engine.cache.evictor import WarmedFiles
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CachedBlock, CacheIndex, ScanCursor
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, MIB, ObjectId
-from fusecache.policy.cache.eviction import EvictionCandidate
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import full_mask, runs
 
@@ -73,6 +73,7 @@ class CacheMaintenance:
         disk_space: DiskSpace,
         fetcher: Fetcher,
         buffer_pool: BufferPool,
+        warmed: WarmedFiles,
     ) -> None:
         self._offload = offload
         self._files = files
@@ -81,27 +82,15 @@ class CacheMaintenance:
         self._disk_space = disk_space
         self._fetcher = fetcher
         self._buffer_pool = buffer_pool
-        self._warmed: list[set[int]] = []
-        disk_space.evictor.next_use = self._next_use
+        self._warmed = warmed
         # Most chunks in flight at once: three quarters of the buffers are left to readers.
         self.large_at_once = max(1, buffer_pool.large_count // 4)
 
     # ---- fill
 
-    @contextmanager
-    def protect_warmed(self) -> Iterator[set[int]]:
+    def protect_warmed(self) -> AbstractContextManager[set[int]]:
         """Yield a set for file numbers. No other cache block evicts the blocks of these files."""
-        warmed: set[int] = set()
-        self._warmed.append(warmed)
-        try:
-            yield warmed
-        finally:
-            self._warmed = [other for other in self._warmed if other is not warmed]
-
-    def _next_use(self, entry: CachedObject | None, candidate: EvictionCandidate) -> float | None:
-        if entry is not None and entry.warming:
-            return 0.0
-        return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
+        return self._warmed.protect()
 
     def free_space_bytes(self) -> int:
         """Return how many bytes the cache could hold if all its blocks were evicted."""
@@ -168,10 +157,6 @@ class CacheMaintenance:
     def free_bytes(self) -> int:
         """Return how many bytes may be fetched without an eviction."""
         return self._disk_space.free_bytes() if self._table.accepts_blocks else 0
-
-    def listen_to_hints(self, hinted_use: Callable[[ObjectId, int, int], float | None] | None) -> None:
-        """Keep the blocks that are read soonest. hinted_use returns in how many seconds; None: there are no hints."""
-        self._disk_space.listen_to_hints(hinted_use)
 
     async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
         self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)

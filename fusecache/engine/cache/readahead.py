@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
-from fusecache.engine.cache.chunks import CachedObject, Chunk
+from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchListener
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
@@ -36,13 +36,17 @@ STREAMS_PER_HANDLE = 8
 
 
 @dataclass(eq=False, slots=True)
-class ReadStream:
+class ReadStream(FetchListener):
     """One stream of reads of an object: its pattern, and the position up to which it was prefetched."""
 
     entry: CachedObject
     pattern: ReadPattern = field(default_factory=ReadPattern)
     ahead_until: int = 0
     read_at: float = 0.0
+
+    def on_refused(self) -> None:
+        """Shrink the window: the read-ahead found no buffer."""
+        self.pattern = shrink(self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,6 @@ class Readahead:
         self._fetcher = fetcher
         self._active: set[ReadStream] = set()
         self.nursery: trio.Nursery | None = None
-        fetcher.on_refused = self._shrink
 
     def observe(
         self, streams: list[ReadStream], entry: CachedObject, start: int, stop: int, now: float
@@ -169,8 +172,3 @@ class Readahead:
             self._fetcher.cancel_readahead(stream, list(stream.entry.chunks.values()))
             stream.ahead_until = 0
         self._active.discard(stream)
-
-    def _shrink(self, handle: object) -> None:
-        """Shrink the window of a stream whose read-ahead found no buffer."""
-        if isinstance(handle, ReadStream):
-            handle.pattern = shrink(handle.pattern)

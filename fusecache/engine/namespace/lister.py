@@ -103,7 +103,6 @@ class Lister:
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
         self._nursery: trio.Nursery | None = None
-        tree.on_listing_lost = self._on_node_dropped
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Own the listing tasks and delete discarded rows, until cancelled."""
@@ -347,7 +346,7 @@ class Lister:
             self._inode_ranges.pop(inode_range, None)
         self._discard(directory.number, run.epoch)
 
-    def _on_node_dropped(self, directory: Node) -> None:
+    def on_listing_lost(self, directory: Node) -> None:
         """The directory's node was dropped: discard its rows."""
         for inode_range in directory.listing.inode_ranges:
             self._inode_ranges.pop(inode_range, None)

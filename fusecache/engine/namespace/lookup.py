@@ -77,7 +77,6 @@ class Lookup:
             tree, lister, listings, metadata_client, reconciler, refresher, freshness
         )
         self._probes: dict[tuple[int, str], NameProbe] = {}
-        metadata_client.on_unresponsive = self._wake_waiting
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -227,7 +226,12 @@ class Lookup:
         is_known = child is not None and child.verified > float("-inf")
         return self._lister.must_serve_stale(parent) or (is_known and self._metadata_client.is_unresponsive)
 
-    def _wake_waiting(self) -> None:
+    def on_listing_lost(self, directory: Node) -> None:
+        """The node of a listed directory was dropped: discard the rows of its listing."""
+        self._lister.on_listing_lost(directory)
+
+    def on_unresponsive(self) -> None:
+        """The bucket does not answer: have waiting callers look whether older rows serve them."""
         for waited in (*self._lister.under_way(), *self._probes.values()):
             waited.announce()
 

@@ -10,7 +10,7 @@ Invariants:
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -48,10 +48,17 @@ class _Tombstone:
     gone: float = float("-inf")
 
 
+class TreeListener:
+    """Hears of nodes that leave memory. Does nothing unless overridden."""
+
+    def on_listing_lost(self, directory: Node) -> None:
+        """The node of a listed directory was dropped: nothing refers to its listing any more."""
+
+
 class Tree:
     """Nodes by inode number and by name."""
 
-    def __init__(self, prefix: str, ownership: Ownership) -> None:
+    def __init__(self, prefix: str, ownership: Ownership, listener: TreeListener) -> None:
         self._prefix = prefix
         self.ownership = ownership
         self._next = FIRST_FREE
@@ -73,7 +80,7 @@ class Tree:
         # Callers that await an answer while nodes must stay; nodes to release when the last of them is done.
         self._freezes = 0
         self._unneeded: list[Node] = []
-        self.on_listing_lost: Callable[[Node], None] = lambda node: None
+        self._listener = listener
 
     def now(self) -> float:
         """The loop's time, which listings and tombstones are compared with."""
@@ -320,7 +327,7 @@ class Tree:
             parent = step.parent
             self.nodes.pop(step.number, None)
             if step.is_listed:
-                self.on_listing_lost(step)
+                self._listener.on_listing_lost(step)
             if parent is not None:
                 del parent.children[step.name]
                 step.parent = None

@@ -10,17 +10,27 @@ Invariants:
    empty?) and the rename of a directory (what is in it?).
 """
 
+from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import (
     FileVersion,
     Kind,
     Node,
-    Operation,
     QueuedChange,
     dropped_row,
     in_use,
     is_rename,
 )
-from fusecache.engine.namespace_ops.rename_directory import DirectoryRename
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
+from fusecache.engine.namespace_ops.listener import NamespaceListener
+from fusecache.engine.namespace_ops.operation_queue import OperationQueue
+from fusecache.engine.namespace_ops.rename import Rename
+from fusecache.engine.namespace_ops.rename_directory import DirectoryRename, check_replaceable
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.errors import (
     AlreadyExists,
@@ -33,8 +43,32 @@ from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
 
-class NamespaceOps(DirectoryRename):
+class NamespaceOps:
     """The namespace operations of the mount."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        lookup: Lookup,
+        file_io: FileIO,
+        queue: WritebackQueue,
+        journal: JournalWriter,
+        metadata_client: MetadataClient,
+        listener: NamespaceListener,
+    ) -> None:
+        self._tree = tree
+        self._lookup = lookup
+        self._file_io = file_io
+        self._queue = queue
+        self._journal = journal
+        self._listener = listener
+        self._operations = operations = OperationQueue(tree, file_io, queue, journal)
+        self._rotation = rotation = CheckpointRotation(queue, file_io.dequeue, operations.requeue_last)
+        self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
+        self._rename = Rename(tree, file_io, queue, journal, operations, rotation, listener)
+        self._directory_rename = DirectoryRename(
+            tree, lookup, file_io, queue, journal, metadata_client, markers, self._rename
+        )
 
     # ---- making
 
@@ -54,11 +88,10 @@ class NamespaceOps(DirectoryRename):
         key = self._tree.child_key(parent, name, directory=True)
         node = self._tree.make(parent, name, Kind.DIRECTORY)
         node.mode = mode
-        node.has_marker = True
         self._lookup.on_created(node)
         changes: list[Change] = []
-        self._add(node, OperationKind.MKDIR, key, changes)
-        self._collapse_rmdir(key, changes)
+        self._markers.make(node, key, changes)
+        self._markers.collapse_rmdir(key, changes)
         await self._journal.commit(*changes)
         return node
 
@@ -70,7 +103,7 @@ class NamespaceOps(DirectoryRename):
         node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
         changes: list[Change] = []
         base = self._file_io.placement.collapse_delete(key, changes)
-        self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
+        self._operations.add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
         await self._journal.commit(*changes)
         return node
 
@@ -84,11 +117,11 @@ class NamespaceOps(DirectoryRename):
         if node.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(node)}: is a directory")
         changes: list[Change] = []
-        self.on_removed(self._tree.key(node))
+        self._listener.on_removed(self._tree.key(node))
         self._remove_content(node, changes)
         self._tree.detach(node)
         self._lookup.on_gone(parent, name)
-        self._keep_directory(parent, changes)
+        self._markers.keep(parent, changes)
         await self._journal.commit(*changes)
 
     async def rmdir(self, parent: Node, name: str) -> None:
@@ -101,10 +134,10 @@ class NamespaceOps(DirectoryRename):
         if not await self._lookup.reader.is_empty(node):
             raise NotEmpty(f"{self._tree.path(node)}: is not empty")
         changes: list[Change] = []
-        self._remove_marker(node, self._tree.key(node), changes)
+        self._markers.remove(node, self._tree.key(node), changes)
         self._tree.detach(node)
         self._lookup.on_gone(parent, name + "/")
-        self._keep_directory(parent, changes)
+        self._markers.keep(parent, changes)
         await self._journal.commit(*changes)
 
     # ---- moving
@@ -129,9 +162,9 @@ class NamespaceOps(DirectoryRename):
         target = new_parent.children.get(new_name)
         if target is node:
             return
-        self._check_replaceable(target, replace=replace)
+        check_replaceable(self._tree, target, replace=replace)
         if node.kind is Kind.DIRECTORY:
-            await self._rename_directory(node, target, new_parent, new_name, replace=replace)
+            await self._directory_rename.rename_directory(node, target, new_parent, new_name, replace=replace)
             return
         if target is not None and target.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
@@ -139,9 +172,9 @@ class NamespaceOps(DirectoryRename):
             new_key = self._tree.child_key(new_parent, new_name)
             self._file_io.check_stays_published(self._tree.key(node), new_key)
         changes: list[Change] = []
-        self._move_file(node, target, new_parent, new_name, changes)
+        self._rename.move_file(node, target, new_parent, new_name, changes)
         self._lookup.on_gone(old_parent, old_name)
-        self._keep_directory(old_parent, changes)
+        self._markers.keep(old_parent, changes)
         await self._journal.commit(*changes)
 
     # ---- inside
@@ -157,7 +190,7 @@ class NamespaceOps(DirectoryRename):
     def _remove_content(self, node: Node, changes: list[Change]) -> None:
         """Withdraw what is queued for the node's key, and queue a DELETE if the bucket shows, or will show, the key."""
         key = self._tree.key(node)
-        published = self._shown(node)
+        published = self._operations.shown(node)
         left: list[QueuedChange] = []
         for item in self._withdrawable(node, key):
             if not self._queue.is_deferred(item):  # no delete waits for the sequence of a deferred item
@@ -180,7 +213,9 @@ class NamespaceOps(DirectoryRename):
                     changes.append(dropped_row(version))
         if self._queue.exists_after(key, published):
             readers = node if node.handles and node.version is None else None
-            self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)
+            self._operations.add(
+                None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers
+            )
             self._tree.add_tombstone(key)
         changes += self._file_io.placement.queue_deletes(key)
         for item in left:
@@ -200,10 +235,3 @@ class NamespaceOps(DirectoryRename):
             and item.sequence > max(leaves, default=0)
             and not self._rotation.blocks_a_delete(item)
         ]
-
-    def _collapse_rmdir(self, key: str, changes: list[Change]) -> None:
-        for item in self._queue.for_key(key):
-            if isinstance(item, Operation) and item.record.kind is OperationKind.RMDIR and not item.in_flight:
-                self._queue.remove(item)
-                self._tree.clear_tombstone(key, gone=False)
-                changes.append(DropOperation(item.sequence))

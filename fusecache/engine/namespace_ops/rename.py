@@ -5,34 +5,28 @@ Not the copy itself: a queued RENAME operation has the publisher copy the object
 Invariant: nothing here awaits. Rows are appended to `changes`, which the caller journals in one transaction.
 """
 
-import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import (
     FileVersion,
     Node,
     Operation,
     QueuedChange,
-    attributes_of,
     dropped_row,
     in_use,
     is_rename,
 )
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace_ops.listener import NamespaceListener
+from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.file_io import FileIO
-from fusecache.engine.writeback.queue import WritebackQueue, base_of
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
-from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
+from fusecache.index.journal import Change, PutFile
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import OperationKind, OperationRecord
+from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Rename:
@@ -41,30 +35,30 @@ class Rename:
     def __init__(
         self,
         tree: Tree,
-        lookup: Lookup,
         file_io: FileIO,
         queue: WritebackQueue,
         journal: JournalWriter,
-        metadata_client: MetadataClient,
+        operations: OperationQueue,
+        rotation: CheckpointRotation,
+        listener: NamespaceListener,
     ) -> None:
         self._tree = tree
-        self._lookup = lookup
         self._file_io = file_io
         self._queue = queue
         self._journal = journal
-        self._metadata_client = metadata_client
-        self._rotation = CheckpointRotation(queue, file_io.dequeue, self._requeue_last)
-        self.on_removed: Callable[[str], None] = lambda _key: None
-        self.on_moved: Callable[[str, str], None] = lambda _before, _now: None
+        self._operations = operations
+        self._rotation = rotation
+        self._listener = listener
 
-    def _move_file(
+    def move_file(
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, changes: list[Change]
     ) -> None:
+        """Move a file or symlink in the tree and the queue. target: what the new name showed, which is replaced."""
         key_before = self._tree.key(node)
         base: str | None = None
         if target is not None:
-            self.on_removed(self._tree.key(target))
-            base = self._shown(target)
+            self._listener.on_removed(self._tree.key(target))
+            base = self._operations.shown(target)
             if target.version is not None and target.version.state is FileState.REJECTED:
                 target.version.successor = node.version
             if target.version is not None and target.handles == 0 and not self._is_queued(target):
@@ -75,29 +69,19 @@ class Rename:
                     changes.append(dropped_row(target.version))  # it ends with its last handle
             with in_use(new_parent):  # else the parent's node goes with its only child
                 self._tree.detach(target)
-        sequences = self._sequences_of([(node, key_before)])
+        sequences = self.sequences_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
-        self._move_content(node, key_before, self._tree.key(node), base, changes)
-        self._on_position_vacated(sequences, changes)
-
-    def _shown(self, node: Node, key: str = "") -> str | None:
-        """Return the ETag that the bucket shows under the node's key, or under `key`, which it had; None: nothing.
-
-        The first queued item of the key knows it. The node knows it only if nothing is queued: it may be a new node,
-        made after an older one was removed.
-        """
-        key = key or self._tree.key(node)
-        queued = self._queue.for_key(key)
-        return base_of(queued[0], key) if queued else node.published_etag(key)
+        self.move_content(node, key_before, self._tree.key(node), base, changes)
+        self.on_position_vacated(sequences, changes)
 
     def _is_queued(self, node: Node) -> bool:
         return any(item.node is node for item in self._queue.for_key(self._tree.key(node)))
 
-    def _move_content(
+    def move_content(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         """Follow the node to its new key: unpublished content changes its key, published content gets a RENAME."""
-        self.on_moved(key_before, key_now)
+        self._listener.on_moved(key_before, key_now)
         changes += self._file_io.placement.retarget(key_before, key_now)
         self._move_queued(node, key_before, key_now, base, changes)
         version = node.version
@@ -109,7 +93,7 @@ class Rename:
     ) -> None:
         queued = [item for item in self._queue.for_key(key_before) if item.node is node]
         version, published = node.version, node.published_etag(key_before)
-        shown = self._shown(node, key_before)
+        shown = self._operations.shown(node, key_before)
         dependents = self._dependent_deletes(queued, key_before, shown)
         stays = published is not None and self._queue.exists_after(key_before, published)
         if dependents is None or (not queued and (version is None or stays)):
@@ -130,20 +114,22 @@ class Rename:
             collapsed = self._file_io.placement.collapse_delete(key_now, changes, queued)
             base = collapsed if collapsed is not None else base
         for item in queued:
-            self._requeue(item, base, changes, key=key_now)
+            self._operations.requeue(item, base, changes, key=key_now)
         for removal in dependents:
             if removal in self._queue:  # else the content was renamed back to the deleted name
-                self._requeue(removal, removal.record.base_etag, changes, target=key_now)
+                self._operations.requeue(removal, removal.record.base_etag, changes, target=key_now)
         if version is not None and version not in queued:
             changes += self._rekey(version, key_now, base)
         if self._queue.exists_after(key_before, shown):
             target = key_now if queued else ""
-            self._add(None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown)
+            self._operations.add(
+                None, OperationKind.DELETE, key_before, changes, target=target, base_etag=shown
+            )
             self._tree.add_tombstone(key_before)
         # The base under the new name, for content that is closed later.
         node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
 
-    def _sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
+    def sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
         """Return the sequences of the nodes' queued items, with their keys, in order; deferred items do not count."""
         return sorted(
             (item.sequence, key)
@@ -152,33 +138,13 @@ class Rename:
             if item.node is node and not self._queue.is_deferred(item)
         )
 
-    def _on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
+    def on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
         """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""
         for sequence, key in sequences:
             item = self._queue.get(sequence)
             if item is None or key not in item.changed_keys():
                 changes += self._rotation.on_removed(sequence)
                 break
-
-    def _requeue_last(self, removal: Operation, changes: list[Change]) -> None:
-        self._requeue(removal, removal.record.base_etag, changes)
-
-    def _requeue(
-        self, item: FileVersion | Operation, base: str | None, changes: list[Change], **names: str
-    ) -> None:
-        """Move an item to the end of the queue, with another `key` or `target`."""
-        self._queue.remove(item)
-        sequence, key = self._journal.next_number(), names.get("key", item.record.key)
-        fields = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
-        if isinstance(item, FileVersion):
-            item.record = replace(item.record, **fields)  # type: ignore[arg-type]  # names of its fields
-            self._file_io.on_key_changed(item)
-            changes.append(PutFile(item.record))
-        else:
-            changes.append(DropOperation(item.sequence))
-            item.record = replace(item.record, **fields)  # type: ignore[arg-type]
-            changes.append(PutOperation(item.record))
-        self._queue.add(item)
 
     def _dependent_deletes(
         self, queued: list[QueuedChange], key: str, shown: str | None
@@ -215,7 +181,7 @@ class Rename:
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
         collapsed = self._file_io.placement.collapse_delete(key_now, changes)
-        self._add(
+        self._operations.add(
             node,
             OperationKind.RENAME,
             key_before,
@@ -234,38 +200,6 @@ class Rename:
             if isinstance(item, FileVersion) and item.node is node:
                 return ObjectInfo(key, etag, item.size, item.record.attributes.mtime_ns / 1e9)
         return None if version is None else ObjectInfo(key, etag, version.size, version.modified)
-
-    def _add(
-        self,
-        node: Node | None,
-        kind: OperationKind,
-        key: str,
-        changes: list[Change],
-        *,
-        target: str = "",
-        base_etag: str | None = None,
-        source: ObjectInfo | None = None,
-        readers: Node | None = None,
-    ) -> None:
-        """Queue an operation, and append its row to `changes`. It holds its node in the tree."""
-        changed_key = target if kind is OperationKind.RENAME else key
-        record = OperationRecord(
-            sequence=self._journal.next_number(),
-            kind=kind,
-            key=key,
-            target=target,
-            base_etag=self._queue.base_for(changed_key, base_etag),
-            source_etag=source.etag if source is not None else "",
-            size=source.size if source is not None else 0,
-            modified=source.modified if source is not None else 0.0,
-            uuid=str(uuid.uuid4()),
-            attributes=attributes_of(node) if node is not None else None,
-            link=node.target if kind is OperationKind.RENAME and node is not None else "",
-        )
-        self._queue.add(Operation(record, node, readers=readers))
-        if node is not None:
-            self._tree.hold_local(node)
-        changes.append(PutOperation(record))
 
 
 def _may_be_revoked(item: FileVersion | Operation) -> bool:

@@ -11,10 +11,17 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import Kind, Node, Operation
+from fusecache.engine.namespace.lookup import Lookup
+from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
 from fusecache.engine.namespace_ops.rename import Rename
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
-from fusecache.index.journal import Change, DropOperation
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.index.journal import Change
 from fusecache.model.errors import (
     AccessDenied,
     AlreadyExists,
@@ -27,13 +34,32 @@ from fusecache.model.errors import (
 )
 from fusecache.model.names import check_key, unusable_name
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import OperationKind
 
 
-class DirectoryRename(Rename):
-    """Renames directories, and keeps their directory markers."""
+class DirectoryRename:
+    """Renames directories, with their directory markers."""
 
-    async def _rename_directory(
+    def __init__(
+        self,
+        tree: Tree,
+        lookup: Lookup,
+        file_io: FileIO,
+        queue: WritebackQueue,
+        journal: JournalWriter,
+        metadata_client: MetadataClient,
+        markers: DirectoryMarkers,
+        rename: Rename,
+    ) -> None:
+        self._tree = tree
+        self._lookup = lookup
+        self._file_io = file_io
+        self._queue = queue
+        self._journal = journal
+        self._metadata_client = metadata_client
+        self._markers = markers
+        self._rename = rename
+
+    async def rename_directory(
         self,
         node: Node,
         target: Node | None,
@@ -42,6 +68,10 @@ class DirectoryRename(Rename):
         *,
         replace: bool,
     ) -> None:
+        """Rename a directory. target: what the new name shows now; replace: whether it is replaced.
+
+        Raises NotFound, AlreadyExists, InvalidName, NotADirectory, NotEmpty.
+        """
         while True:
             old_key, new_key = (
                 self._tree.key(node),
@@ -53,7 +83,7 @@ class DirectoryRename(Rename):
                 remote = await self._list_below(old_key, began)
                 while (there := new_parent.children.get(new_name)) is not target:
                     target = there  # another client made or removed it in the meantime
-                    self._check_replaceable(target, replace=replace)
+                    check_replaceable(self._tree, target, replace=replace)
                     await self._check_directory_target(node, target, new_key)
                 if not (self._tree.is_linked(node) and self._tree.is_linked(new_parent)):
                     raise NotFound(
@@ -86,12 +116,12 @@ class DirectoryRename(Rename):
         self._forget_gone(node, {info.key for info in remote}, began)
         changes: list[Change] = []
         if target is not None:
-            self._remove_marker(target, new_key, changes)
+            self._markers.remove(target, new_key, changes)
             self._tree.detach(target)
         listed = {info.key: info.modified for info in remote}
         members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
-        sequences = self._sequences_of(moved)
+        sequences = self._rename.sequences_of(moved)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:
@@ -99,25 +129,20 @@ class DirectoryRename(Rename):
             if member.kind is Kind.DIRECTORY:
                 directories.append((member, key_before))
                 member.listing.expire()
-                member.has_marker = True
                 # This holds the node in the tree before the next line releases it.
-                self._add(member, OperationKind.MKDIR, key_now, changes)
-                self._withdraw_marker(member, key_before, changes)
+                self._markers.make(member, key_now, changes)
+                self._markers.withdraw(member, key_before, changes)
             else:
-                self._move_content(member, key_before, key_now, None, changes)
+                self._rename.move_content(member, key_before, key_now, None, changes)
         # The old directory markers are deleted last, children first: this node hides the old name until its last object
         # is gone.
         for member, key_before in reversed(directories):
-            self._remove_marker(member, key_before, changes)
+            self._markers.remove(member, key_before, changes)
         if old_parent is not None:
             self._lookup.on_gone(old_parent, old_name + "/")
-            self._keep_directory(old_parent, changes)
-        self._on_position_vacated(sequences, changes)
+            self._markers.keep(old_parent, changes)
+        self._rename.on_position_vacated(sequences, changes)
         return changes
-
-    def _check_replaceable(self, target: Node | None, *, replace: bool) -> None:
-        if target is not None and not replace:
-            raise AlreadyExists(f"{self._tree.path(target)}: exists")
 
     def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
         """Return a sort key for the content of a renamed directory: in the order in which the bucket got it.
@@ -225,23 +250,8 @@ class DirectoryRename(Rename):
         if child is None:
             self._lookup.make_file(directory, info)
 
-    def _withdraw_marker(self, node: Node, key: str, changes: list[Change]) -> None:
-        for item in self._queue.for_key(key):
-            if isinstance(item, Operation) and not item.in_flight and item.node is node:
-                self._queue.remove(item)
-                changes.append(DropOperation(item.sequence))
-                self._tree.release_local(node)
 
-    def _remove_marker(self, node: Node, key: str, changes: list[Change]) -> None:
-        self._withdraw_marker(node, key, changes)
-        # A directory marker may exist although no LIST showed it. Deleting a missing one succeeds and costs nothing.
-        self._add(None, OperationKind.RMDIR, key, changes)
-        self._tree.add_tombstone(key)
-
-    def _keep_directory(self, directory: Node, changes: list[Change]) -> None:
-        """Give a directory without a directory marker one when its last name goes, so that it goes on to exist."""
-        if directory is self._tree.root or directory.has_marker or not self._tree.is_linked(directory):
-            return
-        if self._lookup.is_empty_as_known(directory):
-            directory.has_marker = True
-            self._add(directory, OperationKind.MKDIR, self._tree.key(directory), changes)
+def check_replaceable(tree: Tree, target: Node | None, *, replace: bool) -> None:
+    """Raise AlreadyExists if the new name of a rename exists and must not be replaced."""
+    if target is not None and not replace:
+        raise AlreadyExists(f"{tree.path(target)}: exists")

@@ -180,11 +180,11 @@ class HintService:
 
     def _changed(self) -> None:
         is_hinted = bool(self._timeline.jobs)
-        self._cache.maintenance.listen_to_hints(self._next_use if is_hinted else None)
-        self._cache.hints = self if is_hinted else None
+        self._cache.use_hints(self if is_hinted else None)
         self._prefetcher.wake()
 
-    def _next_use(self, object_id: ObjectId, start: int, stop: int) -> float | None:
+    def next_use(self, object_id: ObjectId, start: int, stop: int) -> float | None:
+        """Return in how many seconds a job reads bytes [start, stop) of a version, by its hints; None: unknown."""
         seconds = self._timeline.next_use(self._tree.relative(object_id.key), start, stop)
         if seconds is None:
             return None

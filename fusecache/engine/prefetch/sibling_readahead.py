@@ -16,6 +16,7 @@ from fusecache.engine.cache.readahead import PrefetchRange
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.index.rows import ListedEntry
 from fusecache.model.objects import ObjectId
 from fusecache.policy.cache.sibling_readahead import (
@@ -132,16 +133,20 @@ class _Directory:
 class SiblingReadahead:
     """Observes the order in which files are read, and lets the cache prefetch the next ones."""
 
-    def __init__(self, tree: Tree, lookup: Lookup, cache: BlockCache) -> None:
+    def __init__(self, tree: Tree, lookup: Lookup, cache: BlockCache, hints: HintService) -> None:
         self._tree = tree
         self._lookup = lookup
         self._cache = cache
+        self._hints = hints
         self._directories: OrderedDict[int, _Directory] = OrderedDict()
 
     def on_read(self, node: Node, reader: int) -> None:
-        """A reader (any number that identifies a thread) begins to read a file of the bucket at its start."""
+        """A reader (any number that identifies a thread) begins to read a file of the bucket at its start.
+
+        Nothing is guessed for files that a hint names.
+        """
         parent, version = node.parent, node.object
-        if parent is None or version is None:
+        if parent is None or version is None or self._hints.names(version.object_id):
             return
         if not self._tree.is_linked(parent):
             return  # the directory was removed: its files have no key any more

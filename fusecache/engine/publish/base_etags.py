@@ -21,7 +21,6 @@ class BaseEtags:
         self._tree = tree
         self._queue = queue
         self._journal = journal
-        queue.on_rebased = self._journal_rebased
 
     def update(self, key: str, etag: str | None) -> list[Change]:
         """The bucket shows this version under a key now (None: no object): return the rows that it changes."""
@@ -38,7 +37,8 @@ class BaseEtags:
                 changes.append(PutFile(rejected.record))
         return changes
 
-    def _journal_rebased(self, item: QueuedChange) -> None:
+    def on_rebased(self, item: QueuedChange) -> None:
+        """A queued item inherited its base ETag: journal that."""
         self._journal.submit(row_of(item))
 
 

@@ -1,22 +1,25 @@
-"""The callbacks of publishing, for rooms above this one."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+"""What publishing tells other rooms."""
 
 from fusecache.engine.namespace.nodes import Node
 
 
-@dataclass(eq=False, slots=True)
-class PublishEvents:
-    """Callbacks; the assembly sets them before publishing starts.
+class PublishListener:
+    """Hears what the bucket accepted and rejected. Each method does nothing unless overridden."""
 
-    on_name_lost(parent, name): the name no longer means the inode that the kernel knows.
-    on_conflict(key, kept_as, size, error, number): another client changed the key first.
-    on_published(key): the bucket accepted a change of the key.
-    on_gone(key, etag): the bucket no longer shows this version.
-    """
+    def on_name_lost(self, parent: Node, name: str) -> None:
+        """The name no longer means the inode that the kernel knows."""
 
-    on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-    on_conflict: Callable[[str, str, int, str, int], None] = lambda *_: None
-    on_published: Callable[[str], None] = lambda _key: None
-    on_gone: Callable[[str, str | None], None] = lambda _key, _etag: None
+    def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
+        """Another client changed the key first. kept_as: the key of our version, "" if the change was dropped.
+
+        number: the one in the copy's name, 0 if it has none.
+        """
+
+    def on_published(self, key: str) -> None:
+        """The bucket accepted a change of the key."""
+
+    def on_gone(self, key: str, etag: str | None) -> None:
+        """The bucket no longer shows this version."""
+
+    def on_accepted(self) -> None:
+        """The bucket accepted a publishing request."""

@@ -63,6 +63,16 @@ _FINISH_ATTEMPTS = 3
 NEVER = 1 << 63
 
 
+class UploadListener:
+    """Hears how the requests of uploads end. Each method does nothing unless overridden."""
+
+    def on_failing(self, version: FileVersion, error: FusecacheError) -> None:
+        """A request for a file version failed in a way that may pass."""
+
+    def on_success(self, version: FileVersion) -> None:
+        """The bucket accepted a request for a file version."""
+
+
 class MultipartUploader:
     """Sends parts, those of sealed files first. The preparer sets the nursery before anything is written."""
 
@@ -75,6 +85,7 @@ class MultipartUploader:
         cache: BlockCache,
         queue: WritebackQueue,
         temp_names: tuple[str, ...],
+        listener: UploadListener,
     ) -> None:
         """cache: its reads come first, and share one request limit with the parts."""
         self._store = store
@@ -86,8 +97,7 @@ class MultipartUploader:
         self._queue = queue
         self._limit = cache.limit
         self._temp_names = temp_names
-        self.on_failing: Callable[[FileVersion, FusecacheError], object] = lambda _version, _error: None
-        self.on_success: Callable[[FileVersion], None] = lambda _version: None
+        self._listener = listener
         self._in_flight = 0
         self._throttle = DigestThrottle(_PROCESSORS)
         self._is_throttled = False
@@ -372,7 +382,7 @@ class MultipartUploader:
         if self._active.get(version) is not upload or now < upload.quiet_until:
             return  # dropped, or a concurrent request of the same upload failed first
         upload.failures += 1
-        self.on_failing(version, error)
+        self._listener.on_failing(version, error)
         if upload.is_sealed and upload.failures >= _FINISH_ATTEMPTS:
             self._fail(version, upload, error)
             return
@@ -424,7 +434,7 @@ class MultipartUploader:
             raise
         self._limit.on_success(trio.current_time())
         upload.failures, upload.quiet_until = 0, float("-inf")
-        self.on_success(version)
+        self._listener.on_success(version)
         return answer
 
     def _row(self, version: FileVersion) -> Iterator[PutFile]:

@@ -25,7 +25,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
-from fusecache.engine.publish.events import PublishEvents
+from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.prepare_ahead import PrepareAhead
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.rejections import Rejections
@@ -103,12 +103,11 @@ class Publisher:
         temp_names: tuple[str, ...] = (),
         delete_delay: float = 0.0,
         last_wins: bool = False,
-        on_taken: Callable[[], None] = lambda: None,
+        listener: PublishListener,
     ) -> None:
         """limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
 
-        last_wins: replace a version that another client wrote concurrently. on_taken: called after each request that
-        the bucket accepted.
+        last_wins: replace a version that another client wrote concurrently.
         """
         self._file_io = file_io
         self._queue = queue
@@ -123,10 +122,9 @@ class Publisher:
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(cache, journal, offload)
-        self.events = PublishEvents()
-        self._rejections = Rejections(tree, lookup, file_io, queue, journal, preparer, self.events)
+        self._rejections = Rejections(tree, lookup, file_io, queue, journal, preparer, listener)
         self._results = PublishResults(
-            tree, lookup, file_io, queue, journal, self._retirement, self._rejections
+            tree, lookup, file_io, queue, journal, self._retirement, self._rejections, listener
         )
         self._draining = 0
         self._wake = trio.Event()
@@ -142,12 +140,9 @@ class Publisher:
         self._outage = Outage()
         self._failing: dict[QueuedChange, FusecacheError] = {}
         self._stopped: FusecacheError | None = None
-        self._on_taken = on_taken
+        self._listener = listener
         self._last_wins = last_wins
         file_io.on_sealed = self.wake
-        queue.is_deferred = lambda item: self._schedule.is_deferred(item, trio.current_time())
-        queue.on_added, queue.on_removed = self._on_added, self._on_removed
-        queue.on_change = self._on_change
 
     # ---- status and events
 
@@ -231,6 +226,10 @@ class Publisher:
     def is_temporary(self, item: QueuedChange) -> bool:
         """Whether the change is deferred because of its temporary name."""
         return self._schedule.is_temporary(item, trio.current_time())
+
+    def is_unscheduled(self, item: QueuedChange) -> bool:
+        """Whether the schedule defers the change: its name is temporary, or it is a deferred removal."""
+        return self._schedule.is_deferred(item, trio.current_time())
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """Whether the change is a deferred removal: `delete_delay` is not over, or a process here has the file open.
@@ -343,18 +342,27 @@ class Publisher:
         self._ahead.scan(now)
         return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 
-    def _on_added(self, item: QueuedChange) -> None:
+    # ---- the queue's events
+
+    def on_added(self, item: QueuedChange) -> None:
+        """A change was queued."""
         self._schedule.on_added(item, trio.current_time())
         self._ahead.add(item, trio.current_time())
 
-    def _on_removed(self, item: QueuedChange) -> None:
+    def on_removed(self, item: QueuedChange) -> None:
+        """A change left the queue."""
         self._schedule.on_removed(item)
         self._failing.pop(item, None)
         self._ahead.discard(item)
 
-    def _on_change(self) -> None:
+    def on_change(self) -> None:
+        """A change joined or left the queue."""
         self.wake()
         self._announce()
+
+    def on_rebased(self, item: QueuedChange) -> None:
+        """A queued change inherited its base ETag."""
+        self._rejections.base_etags.on_rebased(item)
 
     def _announce(self) -> None:
         if self._progress.statistics().tasks_waiting:
@@ -481,7 +489,7 @@ class Publisher:
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)
-        self._on_taken()
+        self._listener.on_accepted()
         self._failing.pop(item, None)
         item.error = None
         self._on_response(now)

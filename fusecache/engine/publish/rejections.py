@@ -17,7 +17,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import BaseEtags, row_of
 from fusecache.engine.publish.bucket_writer import REMOVES
 from fusecache.engine.publish.commit_markers import CommitMarkers
-from fusecache.engine.publish.events import PublishEvents
+from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.file_io import FileIO
@@ -46,7 +46,7 @@ class Rejections:
         queue: WritebackQueue,
         journal: JournalWriter,
         preparer: Preparer,
-        events: PublishEvents,
+        listener: PublishListener,
     ) -> None:
         self._tree = tree
         self._lookup = lookup
@@ -54,7 +54,7 @@ class Rejections:
         self._queue = queue
         self._journal = journal
         self._preparer = preparer
-        self.events = events
+        self._listener = listener
         # A dict as an ordered set: items are removed one by one.
         self._rejected: dict[QueuedChange, None] = {}
         # The newest conflicts: where the local version of a key is kept, "" if the change was dropped.
@@ -137,7 +137,7 @@ class Rejections:
                 for _ in range(key.count("/") - copy_key.count("/")):
                     folder = folder.parent or folder
                 self._tree.move(node, folder, copy_key.rpartition("/")[2])
-                self.events.on_name_lost(parent, name)
+                self._listener.on_name_lost(parent, name)
             rows = [*self.base_etags.update(key, None), *self._file_io.placement.retarget(key, copy_key)]
             follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
@@ -150,7 +150,7 @@ class Rejections:
         await self._abandon(item)
         if node is not None and parent is not None and node.parent is parent and node.version is None:
             self._tree.detach(node)
-            self.events.on_name_lost(parent, name)
+            self._listener.on_name_lost(parent, name)
 
     def _free_conflict_key(self, key: str, sequence: int) -> str:
         """Return the key for the local version. A mount with the same host name may have used the first choice."""
@@ -173,7 +173,7 @@ class Rejections:
         self.conflicts[key] = copy_key
         for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
             del self.conflicts[oldest]
-        self.events.on_conflict(key, copy_key, size, str(error), number)
+        self._listener.on_conflict(key, copy_key, size, str(error), number)
 
     async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
         """The bucket rejects the change permanently, or its bytes cannot be read: keep it, and unblock the others."""
@@ -266,7 +266,7 @@ class Rejections:
         """A dropped removal leaves its object in the bucket: have the kernel look the name up again."""
         folder, name = self._lookup.on_unknown(key)
         if folder is not None:
-            self.events.on_name_lost(folder, name)
+            self._listener.on_name_lost(folder, name)
 
 
 def _renames(item: Operation, node: Node, key: str) -> bool:

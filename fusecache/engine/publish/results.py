@@ -11,6 +11,7 @@ from fusecache.engine.namespace.nodes import FileVersion, Operation, attributes_
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import rejected_before
 from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
+from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -34,6 +35,7 @@ class PublishResults:
         journal: JournalWriter,
         retirement: Retirement,
         rejections: Rejections,
+        listener: PublishListener,
     ) -> None:
         self._tree = tree
         self._lookup = lookup
@@ -43,7 +45,7 @@ class PublishResults:
         self._retirement = retirement
         self._rejections = rejections
         self._base_etags = rejections.base_etags
-        self._events = rejections.events
+        self._listener = listener
 
     def stored(self, version: FileVersion, published: ObjectInfo) -> None:
         """The bucket has the content: show its version under the name, journal that, then free the local bytes.
@@ -53,8 +55,8 @@ class PublishResults:
         """
         record = version.transition_to(FileState.STORED)
         self._queue.remove(version, published=True)
-        self._events.on_published(published.key)
-        self._events.on_gone(published.key, record.base_etag)
+        self._listener.on_published(published.key)
+        self._listener.on_gone(published.key, record.base_etag)
         changes = [
             PutFile(record),
             PutAttributes(published.key, published.etag, record.attributes),
@@ -84,7 +86,7 @@ class PublishResults:
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]
         for key, etag in result.shows.items():
             changes += self._base_etags.update(key, etag)
-            self._events.on_published(key)
+            self._listener.on_published(key)
             if rejected_before(self._tree.find(key)) is None:
                 changes += self._file_io.placement.queue_deletes(key)
         record, node = item.record, item.node
@@ -93,7 +95,7 @@ class PublishResults:
             changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
-            self._events.on_gone(record.key, record.source_etag or record.base_etag)
+            self._listener.on_gone(record.key, record.source_etag or record.base_etag)
         if node is not None:
             if result.version is not None:
                 node.object = result.version

@@ -79,9 +79,6 @@ class Quarantine:
         # The rows of quarantined files, and the bytes that the ledger counts for each.
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
         file_io.on_quarantined = self._on_quarantined
-        namespace_ops.on_removed, namespace_ops.on_moved = conflict_log.removed, conflict_log.moved
-        publisher.events.on_conflict = conflict_log.record
-        publisher.events.on_published = conflict_log.published
 
     def restore_rows(self, found: ReplayResult) -> None:
         """Load the quarantined files that the start found."""

@@ -67,6 +67,19 @@ class SharedRequest:
         await self._event.wait()
 
 
+class MetadataListener:
+    """Hears how the bucket answers LIST and HEAD requests. Each method does nothing unless overridden."""
+
+    def on_unresponsive(self) -> None:
+        """A request got no answer in time, or the keys are refused for everything."""
+
+    def on_granted(self) -> None:
+        """Refused keys are accepted again: everything else that backs off may retry now.
+
+        Not called after an outage: a bucket that comes back is busy enough.
+        """
+
+
 class MetadataClient:
     """Sends LIST and HEAD requests from the loop.
 
@@ -80,6 +93,7 @@ class MetadataClient:
         store: Store,
         offload: Offload,
         limit: RequestLimit,
+        listener: MetadataListener | None = None,
         *,
         prefix: str = "",
         writes_by_other_keys: bool = False,
@@ -101,10 +115,7 @@ class MetadataClient:
         self._refusal: RemoteError | None = None
         self._credentials_checked_at = float("-inf")
         self._credentials_lock = trio.Lock()
-        self.on_unresponsive: Callable[[], None] = lambda: None
-        # Called when refused keys are accepted again: everything else that backs off may retry now. Not called after an
-        # outage: a bucket that comes back is busy enough.
-        self.on_granted: Callable[[], None] = lambda: None
+        self._listener = listener or MetadataListener()
 
     @property
     def is_unresponsive(self) -> bool:
@@ -151,13 +162,13 @@ class MetadataClient:
     def _on_unresponsive(self, seconds: float = 0.0) -> None:
         if self._unresponsive_since is None:
             self._unresponsive_since = trio.current_time() - seconds
-        self.on_unresponsive()
+        self._listener.on_unresponsive()
 
     def _on_success(self) -> None:
         was_refused = self._refusal is not None
         self._unresponsive_since = self._refused_since = self._refusal = None
         if was_refused:
-            self.on_granted()
+            self._listener.on_granted()
 
     def on_write_accepted(self) -> None:
         """The bucket accepted a write. If writes use the same keys, these are no longer refused.

@@ -15,7 +15,6 @@ Invariants:
 
 from bisect import insort
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -26,9 +25,6 @@ from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import OrderedChange, PublishOrder, Role, SequenceBarrier
 from fusecache.policy.writeback.rotation import Rotation
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _ROLES = {
     OperationKind.DELETE: Role.REMOVAL,
     OperationKind.MKDIR: Role.NEW,
@@ -38,22 +34,34 @@ _ROLES = {
 }
 
 
+class QueueListener:
+    """Hears how the queue changes. Each method does nothing unless overridden."""
+
+    def is_deferred(self, item: QueuedChange) -> bool:
+        """Return whether an item is not published for now."""
+        return False
+
+    def on_added(self, item: QueuedChange) -> None:
+        """An item was queued."""
+
+    def on_removed(self, item: QueuedChange) -> None:
+        """An item left the queue."""
+
+    def on_change(self) -> None:
+        """An item was queued or left the queue. Called after `on_added` or `on_removed`."""
+
+    def on_rebased(self, item: QueuedChange) -> None:
+        """An item inherited the base ETag of one that was dropped."""
+
+
 class WritebackQueue:
-    """The queue of unpublished items. Only `items` and `unordered` cost more the more items there are.
+    """The queue of unpublished items. Only `items` and `unordered` cost more the more items there are."""
 
-    on_change is called after an item came or went, on_added and on_removed with that item, on_rebased with an item that
-    inherited a base. is_deferred says whether a new item is deferred.
-    """
-
-    def __init__(self, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
+    def __init__(self, listener: QueueListener, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
         """prefix: of all keys. order_last: name patterns of commit markers."""
         self.order = PublishOrder(prefix)
         self.rotation = Rotation()
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_added: Callable[[QueuedChange], None] = lambda _item: None
-        self.on_removed: Callable[[QueuedChange], None] = lambda _item: None
-        self.on_rebased: Callable[[QueuedChange], None] = lambda _item: None
-        self.is_deferred: Callable[[QueuedChange], bool] = lambda _item: False
+        self._listener = listener
         self._order_last = order_last
         self._changed = trio.Event()
         self._items: dict[int, QueuedChange] = {}
@@ -83,6 +91,10 @@ class WritebackQueue:
         """Return the item with a sequence, or None."""
         return self._items.get(sequence)
 
+    def is_deferred(self, item: QueuedChange) -> bool:
+        """Return whether an item is not published for now; it need not be queued yet."""
+        return self._listener.is_deferred(item)
+
     def unordered(self) -> list[QueuedChange]:
         """Return a copy of all items, in no particular order: cheaper than `items` for callers that only count."""
         return list(self._items.values())
@@ -111,7 +123,7 @@ class WritebackQueue:
             self.rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
             self.rotation.add_write(item.sequence, change.keys[-1])
-        self.on_added(item)
+        self._listener.on_added(item)
         self._notify()
 
     def remove(self, item: QueuedChange, *, published: bool = False) -> None:
@@ -136,13 +148,13 @@ class WritebackQueue:
                 del self._by_key[key]
             elif was_first and not published:
                 self.rebase(key, base_of(item, key))
-                self.on_rebased(same_key[0])
+                self._listener.on_rebased(same_key[0])
         if isinstance(item, Operation) and (moved_to := _moved_to(item)):
             self._deletes_by_target[moved_to].remove(item)
             if not self._deletes_by_target[moved_to]:
                 del self._deletes_by_target[moved_to]
         self.rotation.remove(item.sequence, item.changed_keys()[-1])
-        self.on_removed(item)
+        self._listener.on_removed(item)
         self._notify()
 
     async def wait_gone(self, item: QueuedChange) -> None:
@@ -251,7 +263,7 @@ class WritebackQueue:
         if self._changed.statistics().tasks_waiting:
             self._changed.set()
             self._changed = trio.Event()
-        self.on_change()
+        self._listener.on_change()
 
 
 def _moved_to(item: Operation) -> str:

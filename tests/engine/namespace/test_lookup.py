@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.engine.events import KernelListener
 from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, attributes_of
 from fusecache.model.errors import (
     AccessDenied,
@@ -336,11 +337,15 @@ async def test_what_another_client_put_in_the_place_of_what_was_removed_shows_th
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     bucket.memory.put_bytes("d/a", b"old")
-    async with running_node(bucket, cache, fresh_seconds=1000.0) as user:
+    lost: list[tuple[str, str]] = []
+
+    class Kernel(KernelListener):
+        def on_name_lost(self, parent: Node, name: str) -> None:
+            lost.append((parent.name, name))
+
+    async with running_node(bucket, cache, fresh_seconds=1000.0, kernel=Kernel()) as user:
         assert await user.tree() == {"d": None, "d/a": b"old"}
         (await user.fs.resolve("d")).lookups += 1  # the kernel knows it
-        lost: list[tuple[str, str]] = []
-        user.fs.on_name_lost(lambda folder, name: lost.append((folder.name, name)))
         await user.unlink("d/a")
         bucket.memory.put_bytes("d/a", b"theirs")
         assert await user.drained() == "conflict"
