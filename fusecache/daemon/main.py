@@ -27,8 +27,9 @@ from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.sd_notify import notify
 from fusecache.disk.state_directory import StateDirectory
-from fusecache.engine.file_system import EngineOptions, FileSystem
+from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
+from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.fs.control import ControlDirectory

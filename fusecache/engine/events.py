@@ -3,7 +3,7 @@
 A room defines what it emits as a listener (`QueueListener`, `PublishListener`, …), a class whose methods do nothing. A
 constructor receives one. The classes here implement these listeners: each method passes the event on.
 
-Invariant: no event is emitted before the assembly has set all parts of `Hearers`.
+Invariant: no event is emitted before `assembly.py` has set all parts of `EventTargets`.
 """
 
 from fusecache.engine.admin.inspector import InspectorListener
@@ -31,135 +31,137 @@ class KernelListener:
         """A user evicts these files: the kernel shall drop its cached pages of them."""
 
 
-class Hearers:
+class EventTargets:
     """The parts that hear of events. The assembly sets each as soon as it is built."""
 
     conflict_log: ConflictLog
-    kernel: KernelListener
     lookup: Lookup
     metadata_client: MetadataClient
     pinned: PinnedObjects
     publisher: Publisher
     uploader: MultipartUploader
 
+    def __init__(self, kernel: KernelListener) -> None:
+        self.kernel = kernel
+
 
 class MetadataEvents(MetadataListener):
     """LIST and HEAD requests -> lookups that wait, uploads that back off."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     def on_unresponsive(self) -> None:
         """Lookups that wait are answered from older rows."""
-        self._to.lookup.on_unresponsive()
+        self._targets.lookup.on_unresponsive()
 
     def on_granted(self) -> None:
         """Uploads that failed for the refused keys are retried at once."""
-        self._to.publisher.end_pauses()
-        self._to.uploader.end_pauses()
+        self._targets.publisher.end_pauses()
+        self._targets.uploader.end_pauses()
 
 
 class TreeEvents(TreeListener):
     """Nodes -> listings."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     def on_listing_lost(self, directory: Node) -> None:
         """The rows of the listing are discarded."""
-        self._to.lookup.on_listing_lost(directory)
+        self._targets.lookup.on_listing_lost(directory)
 
 
 class QueueEvents(QueueListener):
     """The write-back queue -> the publisher."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """The publisher's schedule decides."""
-        return self._to.publisher.is_unscheduled(item)
+        return self._targets.publisher.is_unscheduled(item)
 
     def on_added(self, item: QueuedChange) -> None:
         """The publisher schedules the item."""
-        self._to.publisher.on_added(item)
+        self._targets.publisher.on_added(item)
 
     def on_removed(self, item: QueuedChange) -> None:
         """The publisher forgets the item."""
-        self._to.publisher.on_removed(item)
+        self._targets.publisher.on_removed(item)
 
     def on_change(self) -> None:
         """The publisher looks at the queue again."""
-        self._to.publisher.on_change()
+        self._targets.publisher.on_change()
 
     def on_rebased(self, item: QueuedChange) -> None:
         """The publisher journals the item."""
-        self._to.publisher.on_rebased(item)
+        self._targets.publisher.on_rebased(item)
 
 
 class UploadEvents(UploadListener):
     """Requests for parts -> the publisher, which sends the other requests for the same changes."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     def on_failing(self, version: FileVersion, error: FusecacheError) -> None:
         """The change counts as failing."""
-        self._to.publisher.on_failing(version, error)
+        self._targets.publisher.on_failing(version, error)
 
     def on_success(self, version: FileVersion) -> None:
         """The change counts as failing no longer."""
-        self._to.publisher.on_success(version)
+        self._targets.publisher.on_success(version)
 
 
 class PublishEvents(PublishListener):
     """Answers of the bucket -> the kernel, the conflicts, the pinned objects, the metadata client."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The kernel forgets the name."""
-        self._to.kernel.on_name_lost(parent, name)
+        self._targets.kernel.on_name_lost(parent, name)
 
     def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
         """The conflict is recorded, for `status` and `recover`."""
-        self._to.conflict_log.record(key, kept_as, size, error, number)
+        self._targets.conflict_log.record(key, kept_as, size, error, number)
 
     def on_published(self, key: str) -> None:
         """A recorded conflict of the key is settled."""
-        self._to.conflict_log.published(key)
+        self._targets.conflict_log.published(key)
 
     def on_gone(self, key: str, etag: str | None) -> None:
         """If the version is pinned, its blocks need not stay."""
-        self._to.pinned.on_gone(key, etag)
+        self._targets.pinned.on_gone(key, etag)
 
     def on_accepted(self) -> None:
         """The keys are not refused, or no longer."""
-        self._to.metadata_client.on_write_accepted()
+        self._targets.metadata_client.on_write_accepted()
 
 
 class NamespaceEvents(NamespaceListener):
     """Removed and renamed files -> the conflicts whose copies they may be."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     def on_removed(self, key: str) -> None:
         """If it was a copy, its conflict is dealt with."""
-        self._to.conflict_log.removed(key)
+        self._targets.conflict_log.removed(key)
 
     def on_moved(self, before: str, now: str) -> None:
         """A conflict follows its copy, or is dealt with."""
-        self._to.conflict_log.moved(before, now)
+        self._targets.conflict_log.moved(before, now)
 
 
 class InspectorEvents(InspectorListener):
     """Commands -> the kernel."""
 
-    def __init__(self, to: Hearers) -> None:
-        self._to = to
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
 
     async def on_evicted(self, inodes: list[int]) -> None:
         """The kernel drops its cached pages."""
-        await self._to.kernel.on_evicted(inodes)
+        await self._targets.kernel.on_evicted(inodes)

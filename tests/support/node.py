@@ -12,9 +12,10 @@ from typing import Any
 import trio
 
 from fusecache.config.options import ORDER_LAST, TEMP_NAMES
-from fusecache.engine.file_system import EngineOptions, FileSystem
+from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Ownership
+from fusecache.engine.options import EngineOptions
 from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.objects import MIB

@@ -5,7 +5,6 @@ Changes of this node arrive as events. Changes of other clients are found by a L
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from itertools import groupby
 
 import trio
@@ -28,16 +27,16 @@ _CHECK_SECONDS = 600.0
 class PinnedKeys:
     """The keys that match the option `pin`; the cache asks for the objects."""
 
-    def __init__(self, patterns: tuple[str, ...], relative: Callable[[str], str]) -> None:
-        """relative: returns the path below the mountpoint for a key."""
+    def __init__(self, patterns: tuple[str, ...], prefix: str) -> None:
+        """prefix: of all keys, which the patterns do not have."""
         self._patterns = patterns
-        self._relative = relative
+        self._prefix = prefix
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
     def __contains__(self, key: str) -> bool:
-        return is_at_or_below_any(self._patterns, self._relative(key))
+        return is_at_or_below_any(self._patterns, key[len(self._prefix) :])
 
     def is_pinned(self, object_id: ObjectId) -> bool:
         """Return whether an object is pinned."""

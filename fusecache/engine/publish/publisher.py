@@ -13,7 +13,6 @@ Invariants:
 
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -26,6 +25,8 @@ from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChang
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.publish.events import PublishListener
+from fusecache.engine.publish.failing import FailingChanges
+from fusecache.engine.publish.in_flight import ChangesInFlight
 from fusecache.engine.publish.prepare_ahead import PrepareAhead
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.rejections import Rejections
@@ -48,23 +49,15 @@ from fusecache.model.errors import (
     ReadOnly,
     RemoteError,
     StateError,
-    Throttled,
-    Unavailable,
 )
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
-from fusecache.policy.backoff import Outage, RequestLimit, backoff_seconds
+from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Changes in flight at once. A request to a distant bucket takes 100 ms, of which the node works 1 or 2 ms: 64 keep it
-# busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half of each limit.
-LIGHT_AT_ONCE = 64
-HEAVY_AT_ONCE = 64
-# Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
-SENDING_AT_ONCE = 16
 # After a pause of the loop, closes that lie unread in the kernel arrive within this time.
 _UNREAD_CLOSE_SECONDS = 0.05
 # Each file wakes the loop several times: events within this time share one pass.
@@ -129,17 +122,9 @@ class Publisher:
         self._draining = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
-        # Changes in flight: whether each is light, and whether it failed before.
-        self._in_flight: dict[QueuedChange, tuple[bool, bool]] = {}
-        self._light = 0
-        self._failed_before: Counter[bool] = Counter()
+        self._in_flight = ChangesInFlight(limit)
         self._probe: QueuedChange | None = None
-        self._sends = 0
-        self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
-        self._sending = trio.CapacityLimiter(SENDING_AT_ONCE)
-        self._outage = Outage()
-        self._failing: dict[QueuedChange, FusecacheError] = {}
-        self._stopped: FusecacheError | None = None
+        self._failing = FailingChanges(queue, self._schedule)
         self._listener = listener
         self._last_wins = last_wins
         file_io.on_sealed = self.wake
@@ -172,25 +157,12 @@ class Publisher:
     @property
     def failure(self) -> FusecacheError | None:
         """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
-        if self._stopped is not None:
-            return self._stopped
-        # Throttling alone is no failure: the publisher slows down and goes on, unless the circuit is open.
-        is_on = self._outage.is_on
-        errors = [each for each in self._failing.values() if is_on or not isinstance(each, Throttled)]
-        mendable = (error for error in errors if not isinstance(error, Unavailable))
-        return next(mendable, errors[0] if errors else None)
+        return self._failing.failure
 
     @property
     def blocking_error(self) -> FusecacheError | None:
-        """The error that seems to block all publishing: no request has succeeded since it was first seen.
-
-        Only a kind that a person can fix.
-        """
-        if self._stopped is not None:
-            return self._stopped
-        last = self._outage.last_success
-        errors = (error for item, error in self._failing.items() if last < self._schedule.failing_since(item))
-        return next((error for error in errors if not isinstance(error, Unavailable)), None)
+        """The error that seems to block all publishing: no request has succeeded since it was first seen."""
+        return self._failing.blocking_error
 
     def wake(self) -> None:
         """Have the loop look at the queue again."""
@@ -198,7 +170,7 @@ class Publisher:
 
     def end_pauses(self) -> None:
         """The cause of failures may be gone: retry now, without waiting for back-off."""
-        self._outage.try_now()
+        self._failing.outage.try_now()
         self._end_pauses(trio.current_time())
 
     @contextmanager
@@ -215,8 +187,8 @@ class Publisher:
 
     async def wait_progress(self) -> None:
         """Return when a change joins or leaves the queue. Raises what stopped publishing."""
-        if self._stopped is not None:
-            raise self._stopped
+        if self._failing.stopped is not None:
+            raise self._failing.stopped
         await self._progress.wait()
 
     async def wait_retired(self) -> None:
@@ -253,11 +225,7 @@ class Publisher:
         """
         if item not in self._queue:
             return Failures()  # written again, removed, or not closed yet
-        failures = self._schedule.on_failed(item, trio.current_time())
-        self._failing[item] = item.error = error
-        if self._outage.last_success > failures.first:
-            self._queue.order.on_failing(item.sequence)
-        return failures
+        return self._failing.add(item, error)
 
     def on_success(self, item: QueuedChange) -> None:
         """The bucket accepted a part of a change: its failures are over."""
@@ -266,8 +234,7 @@ class Publisher:
             return
         self._schedule.on_success(item)
         self._queue.order.on_success(item.sequence)
-        self._failing.pop(item, None)
-        item.error = None
+        self._failing.clear(item)
 
     # ---- the loop
 
@@ -283,7 +250,7 @@ class Publisher:
             log.exception(
                 "publishing stopped; pending changes stay in the journal: fix the cache disk, then remount"
             )
-            self._stopped = exc
+            self._failing.stopped = exc
             self._announce()
             await trio.sleep_forever()
 
@@ -296,15 +263,13 @@ class Publisher:
             while (item := self._next_item(now)) is not None:
                 if item in self._in_flight:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
-                light, failed = is_light(item), self._schedule.failures_of(item) > 0
-                self._in_flight[item] = light, failed
-                self._light += light
-                self._failed_before[light] += failed
+                failed = self._schedule.failures_of(item) > 0
+                self._in_flight.begin(item, light=is_light(item), failed=failed)
                 nursery.start_soon(self._publish, item, name=f"publish {item.changed_keys()[-1]}")
             if len(self._queue):
                 deadline = self._schedule.next_time()
-                if self._outage.is_on:
-                    deadline = max(deadline, self._outage.quiet_until)
+                if self._failing.outage.is_on:
+                    deadline = max(deadline, self._failing.outage.quiet_until)
                 # Files settle, and are synced to the disk, also while the bucket does not answer.
                 deadline = min(deadline, now + _POLL_SECONDS, next_scan)
             else:
@@ -313,20 +278,20 @@ class Publisher:
                 with trio.move_on_at(deadline):
                     await self._wake.wait()
             await trio.sleep_until(
-                now + (_PASS_SECONDS if self._light < _BUSY_CHANGES else _BUSY_PASS_SECONDS)
+                now + (_PASS_SECONDS if self._in_flight.light < _BUSY_CHANGES else _BUSY_PASS_SECONDS)
             )
 
     def _next_item(self, now: float) -> QueuedChange | None:
         """Return the change to publish now, if one is due and a slot is free. An open circuit allows one probe."""
-        if self._outage.is_on:
-            is_probing = self._light or self._sends or self._probe in self._in_flight
-            if is_probing or now < self._outage.quiet_until:
+        if self._failing.outage.is_on:
+            is_probing = self._in_flight.is_sending or self._probe in self._in_flight
+            if is_probing or now < self._failing.outage.quiet_until:
                 return None
             self._probe = self._schedule.next_probe(now)
             return self._probe
-        for light, most in ((True, LIGHT_AT_ONCE), (False, HEAVY_AT_ONCE)):
-            if (self._light if light else len(self._in_flight) - self._light) < most:
-                failed = self._failed_before[light] < most // 2
+        for light in (True, False):
+            if self._in_flight.has_slot(light=light):
+                failed = self._in_flight.has_slot_after_failure(light=light)
                 item = self._schedule.next(now, light=light, failed=failed)
                 if item is not None:
                     return item
@@ -336,7 +301,7 @@ class Publisher:
         """Start preparing files ahead of their slots; return when to do so again at the latest."""
         if now < self._ahead.next_scan():
             return self._ahead.next_scan()
-        if not self._outage.is_on:
+        if not self._failing.outage.is_on:
             self._ahead.retry(self._failing, now)
         is_undecided = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
         self._ahead.scan(now)
@@ -352,7 +317,7 @@ class Publisher:
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
         self._schedule.on_removed(item)
-        self._failing.pop(item, None)
+        self._failing.discard(item)
         self._ahead.discard(item)
 
     def on_change(self) -> None:
@@ -389,9 +354,7 @@ class Publisher:
             elif item in self._queue:
                 await self._rejections.handle_error(item, exc)
         finally:
-            light, failed = self._in_flight.pop(item)
-            self._light -= light
-            self._failed_before[light] -= failed
+            self._in_flight.end(item)
             self._schedule.requeue(item, trio.current_time())
             self.wake()
 
@@ -404,7 +367,7 @@ class Publisher:
         failures.count += 1
         pause = backoff_seconds(failures.count, random.random())
         failures.pause_until = now + pause
-        self._outage.on_failure(id(item), now, random.random())
+        self._failing.outage.on_failure(id(item), now, random.random())
         log.warning(
             "publish failed, will retry key=%s attempt=%d retry_in_seconds=%.1f error=%s",
             item.changed_keys()[-1], failures.count, pause, error,
@@ -442,7 +405,11 @@ class Publisher:
             if not self._schedule.may_go(item, trio.current_time()):
                 return  # dropped, or renamed and so at another place in the order, while its bytes were sent
             self._rejections.commit_markers.check(item)
-            submit = self._journal.submit if self._light < _BUSY_CHANGES else self._journal.submit_batched
+            submit = (
+                self._journal.submit
+                if self._in_flight.light < _BUSY_CHANGES
+                else self._journal.submit_batched
+            )
             await submit(PutFile(item.transition_to(FileState.PUBLISHING))).wait()
             version = await self._send(item, self._bucket_writer.publish_file, item.record, item.file.path)
             self._results.stored(item, version)
@@ -462,16 +429,13 @@ class Publisher:
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
         """Send a publishing request once back-off and limits allow; pass throttling on to the shared limit."""
-        quiet_until = self._outage.quiet_until if self._outage.is_on else float("-inf")
+        quiet_until = self._failing.outage.quiet_until if self._failing.outage.is_on else float("-inf")
         quiet_until = max(quiet_until, self._limit.silent_until)
         if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
             await trio.sleep_until(quiet_until)
         sends_bytes = isinstance(item, FileVersion) and not is_light(item) and not item.record.upload_id
-        slots, most = (self._sending, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
-        slots.total_tokens = min(most, self._limit.limit)
-        async with slots:
+        async with self._in_flight.request(sends_bytes=sends_bytes):
             self._schedule.on_written(item, trio.current_time())
-            self._sends += 1
             if isinstance(item, FileVersion):
                 item.asked = Sent(trio.current_time())
                 args = (*args, item.asked)
@@ -483,20 +447,18 @@ class Publisher:
                     self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
                 raise
             finally:
-                self._sends -= 1
                 if isinstance(item, FileVersion):
                     item.asked = None
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)
         self._listener.on_accepted()
-        self._failing.pop(item, None)
-        item.error = None
+        self._failing.clear(item)
         self._on_response(now)
         return answer
 
     def _on_response(self, now: float) -> None:
-        if self._outage.on_success(now):
+        if self._failing.outage.on_success(now):
             self._end_pauses(now)
 
     def _end_pauses(self, now: float) -> None:

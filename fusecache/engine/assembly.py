@@ -1,0 +1,285 @@
+"""Builds the parts of the engine, from the bottom up: storage, names, write-back, services.
+
+Each function gives constructors what they work with. Who hears of what is in `events.py`. Nothing runs yet:
+`file_system.py` starts the parts.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusecache.disk.native import dirty_limit_bytes
+from fusecache.disk.staging import StagingDirectory
+from fusecache.engine.admin.inspector import Inspector
+from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
+from fusecache.engine.admin.warmup import WarmupRunner
+from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
+from fusecache.engine.durability.remote_fsync import RemoteFsync
+from fusecache.engine.durability.status import QueueStatus
+from fusecache.engine.durability.sync import Sync
+from fusecache.engine.events import (
+    EventTargets,
+    InspectorEvents,
+    MetadataEvents,
+    NamespaceEvents,
+    PublishEvents,
+    QueueEvents,
+    TreeEvents,
+    UploadEvents,
+)
+from fusecache.engine.namespace.lookup import Lookup
+from fusecache.engine.namespace.paths import Paths
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace_ops.operations import NamespaceOps
+from fusecache.engine.options import EngineOptions
+from fusecache.engine.prefetch.hint_service import HintService
+from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
+from fusecache.engine.publish.bucket_writer import BucketWriter
+from fusecache.engine.publish.multipart_uploader import MultipartUploader
+from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.recovery.journal_replay import JournalReplay
+from fusecache.engine.recovery.quarantine import Quarantine
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.write.backpressure import Backpressure
+from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
+from fusecache.engine.writeback.conflict_log import ConflictLog
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.index.cache_index import read_boot_id
+from fusecache.index.journal import Journal
+from fusecache.index.listings import Listings
+from fusecache.remote.store import Store
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Storage:
+    """The bucket, and what the mount has open in the cache directory. opened: closes that."""
+
+    opened: ExitStack
+    store: Store
+    offload: Offload
+    cache: BlockCache
+    journal_rows: Journal
+    journal: JournalWriter
+    staging: StagingDirectory
+    listings: Listings
+    empty_file: Path
+    boot_id: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Names:
+    """What names mean here and in the bucket, and which changes of them the bucket does not have yet."""
+
+    tree: Tree
+    queue: WritebackQueue
+    metadata_client: MetadataClient
+    lookup: Lookup
+    paths: Paths
+    hints: HintService
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WriteBack:
+    """Local changes, and how they get into the bucket."""
+
+    file_io: FileIO
+    backpressure: Backpressure
+    snapshots: OpenFileSnapshots
+    uploader: MultipartUploader
+    preparer: Preparer
+    publisher: Publisher
+    namespace_ops: NamespaceOps
+    remote_fsync: RemoteFsync
+    conflict_log: ConflictLog
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Services:
+    """What commands ask for, and what keeps the mount in order."""
+
+    warmup: WarmupRunner
+    inspector: Inspector
+    pinned: PinnedObjects
+    status: QueueStatus
+    sync: Sync
+    quarantine: Quarantine
+    replay: JournalReplay
+
+
+def open_storage(store: Store, offload: Offload, options: EngineOptions, pinned: PinnedKeys) -> Storage:
+    """Open the cache directory (blocking). On an error, all opened so far is closed."""
+    boot_id, directory = read_boot_id(), options.directory
+    with ExitStack() as opened:
+        cache_options = CacheOptions(
+            directory=directory / "cache",
+            limit_bytes=options.cache_bytes,
+            buffer_bytes=options.buffer_bytes,
+            write_reserve_bytes=2 * dirty_limit_bytes(),
+        )
+        cache = BlockCache(store, offload, cache_options, pinned or None)
+        opened.callback(cache.abandon)
+        rows = opened.enter_context(Journal(directory / "journal"))
+        staging = StagingDirectory(directory)
+        opened.callback(staging.close)
+        listings = Listings(directory / "names")
+        opened.callback(listings.close)
+        empty_file = directory / "empty"
+        empty_file.touch()
+        journal = JournalWriter(rows, offload, highest_in_use=staging.highest_number())
+        return Storage(
+            opened.pop_all(),
+            store,
+            offload,
+            cache,
+            rows,
+            journal,
+            staging,
+            listings,
+            empty_file,
+            boot_id,
+        )
+
+
+def build_names(storage: Storage, options: EngineOptions, targets: EventTargets) -> Names:
+    """Build the tree, the queue and the lookup."""
+    cache = storage.cache
+    tree = Tree(options.prefix, options.ownership, TreeEvents(targets))
+    queue = WritebackQueue(QueueEvents(targets), options.prefix, options.order_last)
+    client = targets.metadata_client = MetadataClient(
+        storage.store,
+        storage.offload,
+        cache.limit,
+        MetadataEvents(targets),
+        prefix=options.prefix,
+        writes_by_other_keys=options.writes_by_other_keys,
+    )
+    lookup = targets.lookup = Lookup(
+        tree,
+        storage.listings,
+        client,
+        storage.journal_rows,
+        fresh_seconds=options.fresh_seconds,
+        posix_metadata=options.posix_metadata,
+    )
+    lookup.ttl.immutable = options.immutable
+    paths = Paths(tree, lookup, client)
+    hints = HintService(tree, lookup, cache, storage.offload, paths.resolve)
+    return Names(tree, queue, client, lookup, paths, hints)
+
+
+def build_write_back(
+    storage: Storage, names: Names, options: EngineOptions, targets: EventTargets
+) -> WriteBack:
+    """Build what carries a change from a program's call to the bucket."""
+    tree, queue, lookup = names.tree, names.queue, names.lookup
+    store, offload, cache, journal = storage.store, storage.offload, storage.cache, storage.journal
+    file_io = FileIO(tree, cache, storage.staging, journal, queue, offload, storage.boot_id)
+    file_io.local_only = options.local_only
+    file_io.temp_names = options.temp_names
+    file_io.on_read = SiblingReadahead(tree, lookup, cache, names.hints).on_read
+    file_io.on_name_lost = targets.kernel.on_name_lost
+    uploader = targets.uploader = MultipartUploader(
+        store, tree, journal, offload, cache, queue, options.temp_names, UploadEvents(targets)
+    )
+    preparer = Preparer(uploader, cache, journal, offload)
+    file_io.on_dropped = preparer.dropped
+    file_io.on_key_changed = preparer.restart
+    file_io.on_part_ready = uploader.on_growth
+    publisher = targets.publisher = Publisher(
+        tree,
+        lookup,
+        file_io,
+        queue,
+        journal,
+        cache,
+        preparer,
+        BucketWriter(store, str(storage.empty_file)),
+        offload,
+        cache.limit,
+        settle_seconds=options.settle_seconds,
+        temp_names=options.temp_names,
+        delete_delay=options.delete_delay,
+        last_wins=options.last_wins,
+        listener=PublishEvents(targets),
+    )
+    remote_fsync = RemoteFsync(
+        tree,
+        file_io,
+        queue,
+        publisher,
+        journal,
+        store,
+        is_remote=options.fsync_is_remote,
+        settle_seconds=options.settle_seconds,
+    )
+    backpressure = Backpressure(cache, queue, store)
+    file_io.wait_for_space = backpressure.wait_for_space
+    snapshots = OpenFileSnapshots(tree, file_io, queue, cache, snapshot_seconds=options.snapshot_seconds)
+    namespace_ops = NamespaceOps(
+        tree, lookup, file_io, queue, journal, names.metadata_client, NamespaceEvents(targets)
+    )
+    conflict_log = targets.conflict_log = ConflictLog(journal)
+    return WriteBack(
+        file_io,
+        backpressure,
+        snapshots,
+        uploader,
+        preparer,
+        publisher,
+        namespace_ops,
+        remote_fsync,
+        conflict_log,
+    )
+
+
+def build_services(
+    storage: Storage,
+    names: Names,
+    write_back: WriteBack,
+    options: EngineOptions,
+    pinned: PinnedKeys,
+    targets: EventTargets,
+) -> Services:
+    """Build what answers commands and queries."""
+    tree, queue, resolve = names.tree, names.queue, names.paths.resolve
+    cache, client = storage.cache, names.metadata_client
+    publisher, file_io, conflict_log = write_back.publisher, write_back.file_io, write_back.conflict_log
+    pinned_objects = targets.pinned = PinnedObjects(cache, client, pinned)
+    status = QueueStatus(
+        tree,
+        queue,
+        file_io,
+        publisher,
+        conflict_log,
+        storage.store,
+        names.paths.lookup_path,
+        keys_from=options.keys_from,
+    )
+    quarantine = Quarantine(
+        tree,
+        names.lookup,
+        write_back.namespace_ops,
+        file_io,
+        queue,
+        storage.journal,
+        publisher,
+        conflict_log,
+        storage.staging,
+        cache,
+        storage.offload,
+        storage.boot_id,
+        resolve,
+    )
+    return Services(
+        WarmupRunner(tree, client, cache, resolve),
+        Inspector(tree, client, cache, resolve, InspectorEvents(targets)),
+        pinned_objects,
+        status,
+        Sync(tree, queue, publisher, status),
+        quarantine,
+        JournalReplay(storage.journal_rows, storage.staging, storage.boot_id, queue.is_commit_marker),
+    )
