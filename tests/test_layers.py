@@ -11,12 +11,14 @@ from tests.support.rooms import (
     complaints,
     engine_floors,
     field_counts,
+    outside_wiring,
     project_files,
     repeated_class_names,
     room_of,
     rooms,
     table,
     table_in_document,
+    upward_listeners,
 )
 
 FILES = project_files()
@@ -27,6 +29,21 @@ LARGE_CLASSES = {
     "StreamingDataset": 29,
     "MountOptions": 27,
     "CacheStatistics": 26,
+}
+
+# Callbacks of `engine/write` that other modules still assign; the set may only shrink.
+WIRED_FROM_OUTSIDE = {
+    "fusecache/engine/assembly.py: file_io.on_read",
+    "fusecache/engine/assembly.py: file_io.on_name_lost",
+    "fusecache/engine/assembly.py: file_io.on_dropped",
+    "fusecache/engine/assembly.py: file_io.on_key_changed",
+    "fusecache/engine/assembly.py: file_io.on_part_ready",
+    "fusecache/engine/assembly.py: file_io.wait_for_space",
+    "fusecache/engine/publish/commit_markers.py: file_io.on_settled",
+    "fusecache/engine/publish/commit_markers.py: file_io.on_returned",
+    "fusecache/engine/publish/publisher.py: file_io.on_sealed",
+    "fusecache/engine/recovery/quarantine.py: file_io.on_quarantined",
+    "fusecache/engine/write/open_file_snapshots.py: file_io.on_dirty",
 }
 
 
@@ -62,6 +79,14 @@ def test_classes_have_few_fields() -> None:
 
 def test_the_engine_has_few_floors() -> None:
     assert engine_floors() <= ENGINE_FLOORS_MAX
+
+
+def test_no_callback_is_assigned_from_outside() -> None:
+    assert set(outside_wiring(FILES)) == WIRED_FROM_OUTSIDE
+
+
+def test_constructors_receive_listeners_from_no_room_above() -> None:
+    assert upward_listeners(FILES) == []
 
 
 def test_the_document_shows_the_rooms_as_they_are() -> None:
@@ -116,6 +141,41 @@ def test_a_cycle_is_named() -> None:
 )
 def test_an_allowed_import_passes(file: str, source: str) -> None:
     assert complaints({file: source}) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "target"),
+    [
+        ("queue.on_change = self.wake", "queue.on_change"),
+        ("self.queue.on_change = self.wake", "self.queue.on_change"),
+        ("queue.on_added, queue.on_gone = self.a, self.b", "queue.on_gone"),
+        ("cache.is_pinned = self.a", "cache.is_pinned"),
+        ("cache.next_use: Callable[[], int] = self.a", "cache.next_use"),
+    ],
+)
+def test_a_callback_assigned_from_outside_is_named(statement: str, target: str) -> None:
+    files = {
+        "fusecache/engine/cache/a.py": "class Cache:\n    is_pinned: Callable[[], bool] | None",
+        "fusecache/engine/publish/b.py": f"class B:\n    def __init__(self, queue, cache):\n        {statement}",
+    }
+    assert f"fusecache/engine/publish/b.py: {target}" in outside_wiring(files)
+
+
+@pytest.mark.parametrize(
+    "statement", ["self.on_change = change", "targets.queue = queue", "queue.on_change()", "self.next = next"]
+)
+def test_other_assignments_pass(statement: str) -> None:
+    source = f"class A:\n    def __init__(self, change: Callable[[], None]):\n        {statement}"
+    assert outside_wiring({"fusecache/engine/cache/a.py": source}) == []
+
+
+def test_a_listener_of_a_room_above_is_named() -> None:
+    files = {
+        "fusecache/engine/publish/a.py": "class PublishListener: ...",
+        "fusecache/engine/cache/b.py": "class B:\n    def __init__(self, *, heard: 'PublishListener | None'): ...",
+        "fusecache/engine/recovery/c.py": "class C:\n    def __init__(self, heard: PublishListener): ...",
+    }
+    assert upward_listeners(files) == ["fusecache/engine/cache/b.py: PublishListener"]
 
 
 def test_a_class_name_used_twice_is_named() -> None:

@@ -6,6 +6,7 @@ Works on source text, so imports inside functions and under TYPE_CHECKING count 
 
 import ast
 import graphlib
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -254,6 +255,45 @@ def field_counts(files: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
+def outside_wiring(files: Mapping[str, str]) -> list[str]:
+    """Assignments in the engine to a callback of another object than `self`, as "file: target".
+
+    A callback is an attribute `on_…`, or one that the engine annotates as a Callable. Such wiring hides who hears of
+    what. A listener that a constructor receives shows it (`fusecache/engine/events.py`).
+    """
+    trees = {file: ast.parse(text) for file, text in sorted(files.items()) if _is_engine(file)}
+    callbacks = {name for tree in trees.values() for name in _callable_attributes(tree)}
+    return [
+        f"{file}: {ast.unparse(node)}"
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and (node.attr.startswith("on_") or node.attr in callbacks)
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    ]
+
+
+def upward_listeners(files: Mapping[str, str]) -> list[str]:
+    """Constructors in the engine that receive a listener of a room above, or of no room, as "file: Listener".
+
+    A room defines what it emits. A listener is a class whose name ends in `Listener`.
+    """
+    defined = {
+        node.name: room_of(file)
+        for file, text in files.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef)
+    }
+    return [
+        f"{file}: {name}"
+        for file, text in sorted(files.items())
+        if _is_engine(file)
+        for name in _received_listeners(ast.parse(text))
+        if defined.get(name) not in (room_of(file), *ROOMS[room_of(file)])
+    ]
+
+
 def engine_floors() -> int:
     """The longest chain of rooms of the engine, each of which may import the next."""
     graph = {
@@ -316,6 +356,29 @@ def _leads_into(name: str, target: str) -> bool:
 
 def _is_pure(file: str) -> bool:
     return f"{room_of(file)}.".startswith(tuple(f"{room}." for room in PURE))
+
+
+def _is_engine(file: str) -> bool:
+    return f"{room_of(file)}.".startswith(f"{_ENGINE}.")
+
+
+def _callable_attributes(tree: ast.AST) -> Iterator[str]:
+    """Attributes that a module annotates as a Callable, in a class's body or on `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and "Callable[" in ast.unparse(node.annotation):
+            if isinstance(node.target, ast.Attribute):
+                yield node.target.attr
+            elif isinstance(node.target, ast.Name):
+                yield node.target.id
+
+
+def _received_listeners(tree: ast.AST) -> Iterator[str]:
+    """Names of the listeners that the constructors of a module receive."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            for argument in (*node.args.args, *node.args.kwonlyargs):
+                annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
+                yield from (word for word in re.findall(r"\w+", annotation) if word.endswith("Listener"))
 
 
 def _target_file(name: str, files: Mapping[str, str]) -> str | None:
