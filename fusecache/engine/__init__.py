@@ -14,7 +14,9 @@ Code map. A room imports only rooms above it, and not all of those: the table in
 `namespace_ops/`   create, mkdir, symlink, unlink, rmdir and rename as journaled changes
 `durability/`      remote fsync, sync, the status of the queue and the progress of uploads
 `recovery/`        journal replay after a start, the quarantine, reading a cache directory without a daemon
-`file_system.py`   assembly: constructs the parts, connects their callbacks, starts and stops them
+`assembly.py`      constructs the parts, from storage up to services
+`events.py`        who hears of what: forwards the events of each room to the parts that react
+`file_system.py`   starts and stops the parts, answers queries about them
 
 Where to start:
 - a read: `cache/block_cache.py`, then `cache/fetcher.py`
