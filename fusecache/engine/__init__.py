@@ -14,12 +14,13 @@ Code map. A room imports only rooms above it, and not all of those: the table in
 `namespace_ops/`   create, mkdir, symlink, unlink, rmdir and rename as journaled changes
 `durability/`      remote fsync, sync, the status of the queue and the progress of uploads
 `recovery/`        journal replay after a start, the quarantine, reading a cache directory without a daemon
-`file_system.py`   assembly: constructs the parts, connects their callbacks, starts and stops them
+`events.py`        who hears of what: forwards the events of the rooms to the parts
+`file_system.py`   assembly: constructs the parts, starts and stops them
 
 Where to start:
 - a read: `cache/block_cache.py`, then `cache/fetcher.py`
 - a name or a directory: `namespace/lookup.py`, `namespace/readdir.py`
-- a write and its close: `write/file_io.py`, then `write/close.py`
+- a write and its close: `write/file_io.py`, then `write/close.py` and `write/version_states.py`
 - how a closed file reaches the bucket: `publish/publisher.py`, then `publish/schedule.py`
 - a restart: `recovery/journal_replay.py`
 """

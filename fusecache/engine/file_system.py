@@ -1,6 +1,7 @@
 """The engine as a whole: constructs and connects its parts, starts and stops them, and answers queries about them.
 
-`fs/` turns the kernel's requests into calls of `lookup`, `file_io` and `namespace_ops`. Nothing here knows FUSE.
+`fs/` turns the kernel's requests into calls of `lookup`, `file_io`, `close_protocol` and `namespace_ops`. Nothing here
+knows FUSE. Which part hears of what is in `events.py`.
 """
 
 import logging
@@ -22,8 +23,9 @@ from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Durability, Sync
+from fusecache.engine.events import Hearers, WriteEvents
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.nodes import FileHandle, Kind, Node
 from fusecache.engine.namespace.tree import Ownership, Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.prefetch.hint_service import HintService
@@ -44,8 +46,8 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import SILENT_SECONDS, MetadataClient
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.backpressure import Backpressure
-from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
+from fusecache.engine.write.parts import WriteOptions, build_write_parts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
@@ -119,24 +121,31 @@ class FileSystem:
             posix_metadata=options.posix_metadata,
         )
         self.lookup.ttl.immutable = options.immutable
-        self.file_io = FileIO(
-            self.tree, self.cache, self._staging, self.journal, self.queue, offload, boot_id
+        self._backpressure = Backpressure(self.cache, self.queue, store)
+        self._hearers = hearers = Hearers()
+        write_events = WriteEvents(hearers)
+        write = build_write_parts(
+            self.tree,
+            self.cache,
+            self._staging,
+            self.journal,
+            self.queue,
+            offload,
+            self._backpressure,
+            write_events,
+            WriteOptions(options.local_only, options.temp_names),
+            boot_id,
         )
-        self.file_io.local_only = options.local_only
-        self.file_io.temp_names = options.temp_names
-        self._sibling_readahead = SiblingReadahead(self.tree, self.lookup, self.cache)
-        self.file_io.on_read = self._guess_next
-        self._uploader = MultipartUploader(
+        self.file_io, self.close_protocol, self._states = write.file_io, write.close_protocol, write.states
+        hearers.sibling_readahead = SiblingReadahead(self.tree, self.lookup, self.cache)
+        self._uploader = hearers.uploader = MultipartUploader(
             store, self.tree, self.journal, offload, self.cache, self.queue, options.temp_names
         )
-        self._preparer = Preparer(self._uploader, self.cache, self.journal, offload)
-        self.file_io.on_dropped = self._preparer.dropped
-        self.file_io.on_key_changed = self._preparer.restart
-        self.file_io.on_part_ready = self._uploader.on_growth
-        self.publisher = Publisher(
+        self._preparer = hearers.preparer = Preparer(self._uploader, self.cache, self.journal, offload)
+        self.publisher = hearers.publisher = Publisher(
             self.tree,
             self.lookup,
-            self.file_io,
+            write,
             self.queue,
             self.journal,
             self.cache,
@@ -157,7 +166,7 @@ class FileSystem:
         self.publisher.events.on_gone = self._pinned.on_gone
         self._remote_fsync = RemoteFsync(
             self.tree,
-            self.file_io,
+            write,
             self.queue,
             self.publisher,
             self.journal,
@@ -165,29 +174,25 @@ class FileSystem:
             is_remote=options.fsync_is_remote,
             settle_seconds=options.settle_seconds,
         )
-        self.fsync = self._remote_fsync.fsync
-        self._backpressure = Backpressure(self.cache, self.queue, store)
-        self.file_io.wait_for_space = self._backpressure.wait_for_space
-        self._snapshots = OpenFileSnapshots(
+        hearers.snapshots = OpenFileSnapshots(
             self.tree,
-            self.file_io,
+            write.states,
+            write.snapshots,
             self.queue,
             self.cache,
             snapshot_seconds=options.snapshot_seconds,
         )
         self.warmup = WarmupRunner(self.tree, requests, self.cache, self.resolve)
-        self.hints = HintService(self.tree, self.lookup, self.cache, offload, self.resolve)
+        self.hints = hearers.hints = HintService(self.tree, self.lookup, self.cache, offload, self.resolve)
         self.inspector = Inspector(self.tree, requests, self.cache, self.resolve)
         self._store = store
-        self.namespace_ops = NamespaceOps(
-            self.tree, self.lookup, self.file_io, self.queue, self.journal, requests
-        )
+        self.namespace_ops = NamespaceOps(self.tree, self.lookup, write, self.queue, self.journal, requests)
         self._offload = offload
         self._conflicts = conflicts = ConflictLog(self.journal)
         self.status = QueueStatus(
             self.tree,
             self.queue,
-            self.file_io,
+            write,
             self.publisher,
             conflicts,
             store,
@@ -195,11 +200,12 @@ class FileSystem:
             keys_from=options.keys_from,
         )
         self._sync = Sync(self.tree, self.queue, self.publisher, self.status)
-        self.quarantine = Quarantine(
+        self.quarantine = hearers.quarantine = Quarantine(
             self.tree,
             self.lookup,
             self.namespace_ops,
-            self.file_io,
+            write,
+            write_events,
             self.queue,
             self.journal,
             self.publisher,
@@ -245,13 +251,12 @@ class FileSystem:
 
     def on_name_lost(self, call: Callable[[Node, str], None]) -> None:
         """Have `call(parent, name)` called when a name no longer means the inode that the kernel knows."""
-        self.file_io.on_name_lost = call
+        self._hearers.lose_name = call
         self.publisher.events.on_name_lost = call
 
-    def _guess_next(self, node: Node, reader: int) -> None:
-        """A process starts to read a file: guess the next one, unless a hint covers the file."""
-        if node.object is None or not self.hints.names(node.object.object_id):
-            self._sibling_readahead.on_read(node, reader)
+    async def fsync(self, handle: FileHandle) -> None:
+        """Carry out fsync(2) as `RemoteFsync.fsync` does."""
+        await self._remote_fsync.fsync(handle)
 
     def end_waiting(self) -> None:
         """The mount is about to end: answer every close and fsync that waits."""
@@ -267,7 +272,7 @@ class FileSystem:
                 self.cache.restore_staging(self.replayed.staged_bytes)
                 rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
             self.publisher.rejected += self.replayed.rejected
-            self.file_io.adopt_local_only(self.replayed.local)
+            self._states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)
             self._conflicts.restore(self._journal_rows.conflicts())
             self._check_publishable()
@@ -295,7 +300,7 @@ class FileSystem:
         for key, upload_id in self.replayed.uploads:
             self._uploader.abort(key, upload_id)
         await nursery.start(self.publisher.run, name="publish")
-        await nursery.start(self._snapshots.run, name="snapshots")
+        await nursery.start(self._hearers.snapshots.run, name="snapshots")
         await nursery.start(self._pinned.run, name="pins")
         await nursery.start(self.status.run, name="status")
 

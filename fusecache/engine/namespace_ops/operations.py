@@ -69,7 +69,7 @@ class NamespaceOps(DirectoryRename):
         key = self._tree.child_key(parent, name)
         node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
         changes: list[Change] = []
-        base = self._file_io.placement.collapse_delete(key, changes)
+        base = self._placement.collapse_delete(key, changes)
         self._add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
         await self._journal.commit(*changes)
         return node
@@ -137,7 +137,7 @@ class NamespaceOps(DirectoryRename):
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
         if node.kind is Kind.FILE:
             new_key = self._tree.child_key(new_parent, new_name)
-            self._file_io.check_stays_published(self._tree.key(node), new_key)
+            self._local_only.check_stays_published(self._tree.key(node), new_key)
         changes: list[Change] = []
         self._move_file(node, target, new_parent, new_name, changes)
         self._lookup.on_gone(old_parent, old_name)
@@ -163,7 +163,7 @@ class NamespaceOps(DirectoryRename):
             if not self._queue.is_deferred(item):  # no delete waits for the sequence of a deferred item
                 left.append(item)
             if isinstance(item, FileVersion):
-                changes += self._file_io.dequeue(item)
+                changes += self._disposal.dequeue(item)
             else:
                 self._queue.remove(item)
                 changes.append(DropOperation(item.sequence))
@@ -172,17 +172,17 @@ class NamespaceOps(DirectoryRename):
         # A version that is still queued stays queued: a delete depends on it, or a rename behind it moves it.
         if version is not None and not version.in_flight and version not in self._queue:
             if not node.handles:
-                changes += self._file_io.drop(version)
+                changes += self._disposal.drop(version)
             else:
-                self._file_io.on_key_changed(version)  # parts that were sent are of no use any more
-                changes += self._file_io.drop_replaced(version)
+                self._disposal.discard_upload(version)
+                changes += self._disposal.drop_replaced(version)
                 if version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
                     changes.append(dropped_row(version))
         if self._queue.exists_after(key, published):
             readers = node if node.handles and node.version is None else None
             self._add(None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers)
             self._tree.add_tombstone(key)
-        changes += self._file_io.placement.queue_deletes(key)
+        changes += self._placement.queue_deletes(key)
         for item in left:
             changes += self._rotation.on_gone(item.sequence, key)
 

@@ -79,7 +79,7 @@ class DirectoryRename(Rename):
         new_key = self._tree.child_key(new_parent, new_name, directory=True)
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
         for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
-            self._file_io.check_stays_published(key, new_key + key[len(old_key) :])
+            self._local_only.check_stays_published(key, new_key + key[len(old_key) :])
         for info in remote:
             check_key(new_key + info.key[len(old_key) :])
             self._create_nodes_for(node, info, old_key, began)
@@ -133,7 +133,7 @@ class DirectoryRename(Rename):
         if sequences:
             return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
         content = member.version
-        if content is not None and content in self._file_io.local:
+        if content is not None and content in self._local_only:
             return 3, names_others, content.flushed_at, names_others, key
         known = member.object.modified if member.object is not None else 0.0
         return 1, False, listed.get(key, known), names_others, key

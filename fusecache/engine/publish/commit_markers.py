@@ -15,7 +15,7 @@ from typing import TypeGuard
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import CREATES
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
@@ -32,12 +32,16 @@ class CommitMarkers:
     """Decides which markers are held, and until when. Callers journal the returned changes with their own."""
 
     def __init__(
-        self, tree: Tree, queue: WritebackQueue, file_io: FileIO, rejected: Callable[[], list[QueuedChange]]
+        self,
+        tree: Tree,
+        queue: WritebackQueue,
+        states: VersionStates,
+        rejected: Callable[[], list[QueuedChange]],
     ) -> None:
         """rejected: the changes that the bucket has rejected by now."""
         self._tree = tree
         self._queue = queue
-        self._file_io = file_io
+        self._states = states
         self._rejected = rejected
         # Per marker key, the sequence of its last version.
         self._last_sequence: dict[str, int] = {}
@@ -46,7 +50,6 @@ class CommitMarkers:
         # Highest sequence that an earlier daemon queued, and the changes that were rejected by then.
         self._start = 0
         self._known_at_start: set[QueuedChange] = set()
-        file_io.on_settled, file_io.on_returned = self.on_resolved, self._requeue_returned
 
     def restore(self, items: list[QueuedChange]) -> None:
         """Find what each marker that an earlier daemon held waits for. items: the rejected changes."""
@@ -130,7 +133,7 @@ class CommitMarkers:
         is_below = removal.record.key.startswith(parent_prefix(rejected.record.key))
         return is_below and sequence < removal.sequence and self._tree.is_linked(rejected.node)
 
-    def _requeue_returned(self, version: FileVersion) -> list[Change]:
+    def on_returned(self, version: FileVersion) -> list[Change]:
         """A version has its name again, as newer content there failed: queue it if it is a held marker."""
         return self._requeue(version) if _is_held(version) and version.missing is None else []
 
@@ -140,7 +143,7 @@ class CommitMarkers:
             return []
         if version.state is not FileState.REJECTED:
             return []
-        return self._file_io.requeue(node, version)
+        return self._states.requeue(node, version)
 
 
 def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:

@@ -25,6 +25,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
+from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.events import PublishEvents
 from fusecache.engine.publish.prepare_ahead import PrepareAhead
 from fusecache.engine.publish.preparer import Preparer
@@ -35,7 +36,7 @@ from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_ligh
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
@@ -90,7 +91,7 @@ class Publisher:
         self,
         tree: Tree,
         lookup: Lookup,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
         cache: BlockCache,
@@ -110,7 +111,7 @@ class Publisher:
         last_wins: replace a version that another client wrote concurrently. on_taken: called after each request that
         the bucket accepted.
         """
-        self._file_io = file_io
+        self._states = write.states
         self._queue = queue
         self._journal = journal
         self._preparer = preparer
@@ -124,9 +125,9 @@ class Publisher:
         self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(cache, journal, offload)
         self.events = PublishEvents()
-        self._rejections = Rejections(tree, lookup, file_io, queue, journal, preparer, self.events)
+        self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, self.events)
         self._results = PublishResults(
-            tree, lookup, file_io, queue, journal, self._retirement, self._rejections
+            tree, lookup, write, queue, journal, self._retirement, self._rejections
         )
         self._draining = 0
         self._wake = trio.Event()
@@ -144,7 +145,6 @@ class Publisher:
         self._stopped: FusecacheError | None = None
         self._on_taken = on_taken
         self._last_wins = last_wins
-        file_io.on_sealed = self.wake
         queue.is_deferred = lambda item: self._schedule.is_deferred(item, trio.current_time())
         queue.on_added, queue.on_removed = self._on_added, self._on_removed
         queue.on_change = self._on_change
@@ -165,13 +165,13 @@ class Publisher:
         self._rejections.on_start(highest)
 
     @property
-    def conflicts(self) -> list[str]:
-        """The newest keys in conflict: another client changed them first."""
-        return list(self._rejections.conflicts)
+    def commit_markers(self) -> CommitMarkers:
+        """Decides which commit markers are held."""
+        return self._rejections.commit_markers
 
     @property
     def kept_as(self) -> dict[str, str]:
-        """Where the local version of each key in conflict is kept; "" if the change was dropped."""
+        """The newest keys in conflict, and where the local version of each is kept; "" if the change was dropped."""
         return self._rejections.conflicts
 
     @property
@@ -198,7 +198,7 @@ class Publisher:
         return next((error for error in errors if not isinstance(error, Unavailable)), None)
 
     def wake(self) -> None:
-        """Have the loop look at the queue again."""
+        """Have the loop look at the queue again: there may be more to publish."""
         self._wake.set()
 
     def end_pauses(self) -> None:
@@ -339,7 +339,7 @@ class Publisher:
             return self._ahead.next_scan()
         if not self._outage.is_on:
             self._ahead.retry(self._failing, now)
-        is_undecided = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
+        is_undecided = self._states.revoke_unfinished_closes(now, self._settle_seconds)
         self._ahead.scan(now)
         return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 

@@ -81,7 +81,7 @@ async def test_a_log_that_is_synced_line_by_line_is_read_once(
         version = handle.node.version
         assert version is not None
         assert version.checksums.summed_bytes < 200 * (10_000 + 2 * GRANULE_BYTES)
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         assert version.record.synced
         await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
