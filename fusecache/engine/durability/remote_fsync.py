@@ -174,7 +174,7 @@ class RemoteFsync:
         content = wait.content
         if content is None:
             return left, self._store.statistics().bytes_written
-        own = (left, content.sent_bytes, content.record.upload_id, content.state)
+        own = (left, content.upload.sent_bytes, content.record.upload_id, content.state)
         return own if content.error is not None else (own, self._store.statistics().bytes_written)
 
     def _check(self, wait: _FsyncWait) -> None:

@@ -65,7 +65,7 @@ class CommitMarkers:
         self._start, self._known_at_start = highest, set(self._rejected())
         changes: list[Change] = []
         for each in self._rejected():
-            if _is_held(each) and each.missing is None:
+            if _is_held(each) and each.marker.missing is None:
                 changes += self._requeue(each)
         return changes
 
@@ -75,22 +75,22 @@ class CommitMarkers:
         That is a rejected change below its directory, queued since the marker's previous version.
         """
         key = version.record.key
-        if version.is_forced or version.in_flight or not self._queue.is_commit_marker(key):
+        if not self._queue.is_commit_marker(key) or version.in_flight or version.marker.is_forced:
             return
         is_first = key not in self._last_sequence and version.sequence > self._start
         known = self._known_at_start if is_first else set[QueuedChange]()
-        version.reported_before = self._last_sequence.pop(key, 0)
+        version.marker.reported_before = self._last_sequence.pop(key, 0)
         self._last_sequence[key] = version.sequence
         if len(self._last_sequence) > _REMEMBERED:
             del self._last_sequence[next(iter(self._last_sequence))]
         rejected = (each for each in self._rejected() if each not in known)
         self._wait(version, next((each for each in rejected if _depends_on(each, version)), None))
-        if version.missing is not None:
-            missing = version.missing.changed_keys()[-1]
+        if version.marker.missing is not None:
+            missing = version.marker.missing.changed_keys()[-1]
             version.record = replace(version.record, reason=Reason.INCOMPLETE)
             raise Refused(
                 f"{self._tree.relative(key)}: held, as the bucket rejected {self._tree.relative(missing)}, which must "
-                f"come first ({version.missing.error}); write that file again, or remove it, to publish this one"
+                f"come first ({version.marker.missing.error}); write that file again, or remove it, to publish this one"
             )
 
     def on_resolved(self, item: QueuedChange) -> list[Change]:
@@ -98,17 +98,17 @@ class CommitMarkers:
         changes: list[Change] = []
         successor = item.successor if isinstance(item, FileVersion) else None
         for each in self._waiting.pop(item, ()):
-            if each.missing is not item:
+            if each.marker.missing is not item:
                 continue
             if successor is not None and successor is not each and successor.state not in _RESOLVED:
                 self._wait(each, successor)
             else:
-                self._last_sequence[each.record.key] = each.reported_before
+                self._last_sequence[each.record.key] = each.marker.reported_before
                 changes += self._requeue(each)
         return changes
 
     def _wait(self, version: FileVersion, missing: QueuedChange | None) -> None:
-        version.missing = missing
+        version.marker.missing = missing
         if missing is not None:
             self._waiting.setdefault(missing, {})[version] = None
 
@@ -135,10 +135,10 @@ class CommitMarkers:
 
     def on_returned(self, version: FileVersion) -> list[Change]:
         """A version has its name again, as newer content there failed: queue it if it is a held marker."""
-        return self._requeue(version) if _is_held(version) and version.missing is None else []
+        return self._requeue(version) if _is_held(version) and version.marker.missing is None else []
 
     def _requeue(self, version: FileVersion) -> list[Change]:
-        version.missing, node = None, version.node
+        version.marker.missing, node = None, version.node
         if node is None or not self._tree.is_linked(node) or node.version is not version:
             return []
         if version.state is not FileState.REJECTED:
@@ -150,17 +150,17 @@ def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:
     return isinstance(item, FileVersion) and item.record.reason is Reason.INCOMPLETE
 
 
-def _depends_on(rejected: QueuedChange, marker: FileVersion) -> bool:
-    """Return whether a marker announces a change that the bucket rejected."""
+def _depends_on(rejected: QueuedChange, version: FileVersion) -> bool:
+    """Return whether a version of a commit marker announces a change that the bucket rejected."""
     if isinstance(rejected, Operation):
         if rejected.record.kind not in CREATES:
             return False
         sequence = rejected.sequence
     else:
         sequence = rejected.record.refused_at or rejected.sequence
-    rejected_key, key = rejected.changed_keys()[-1], marker.record.key
+    rejected_key, key = rejected.changed_keys()[-1], version.record.key
     return (
         rejected_key != key
         and rejected_key.startswith(parent_prefix(key))
-        and marker.reported_before < sequence < marker.sequence
+        and version.marker.reported_before < sequence < version.sequence
     )

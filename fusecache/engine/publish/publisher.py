@@ -465,8 +465,8 @@ class Publisher:
             self._schedule.on_written(item, trio.current_time())
             self._sends += 1
             if isinstance(item, FileVersion):
-                item.asked = Sent(trio.current_time())
-                args = (*args, item.asked)
+                item.upload.request = Sent(trio.current_time())
+                args = (*args, item.upload.request)
             try:
                 send = self._offload.upload if sends_bytes else self._offload.publish
                 answer = await send(call, *args)
@@ -477,7 +477,7 @@ class Publisher:
             finally:
                 self._sends -= 1
                 if isinstance(item, FileVersion):
-                    item.asked = None
+                    item.upload.request = None
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)

@@ -240,7 +240,7 @@ class Rejections:
             changes = self._disposal.drop_replaced(newer)
             newer.replaces = item
         if newer is None or newer not in self._queue:
-            changes += self._placement.deferred_deletes(key, key_now)
+            changes += self._placement.defer_deletes(key, key_now)
         return [*changes, PutFile(item.record)]
 
     async def _abandon(self, item: Operation) -> None:

@@ -22,7 +22,7 @@ import trio
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
+from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.publish.publisher import Publisher
@@ -172,7 +172,14 @@ class Quarantine:
             raise AlreadyExists(
                 f"{name}: was made, or its directory removed, during the restore; try again with another --to PATH"
             )
-        version = FileVersion(record, file, None, size=record.size, reserved=held, changed_since_flush=False)
+        version = FileVersion(
+            record,
+            file,
+            None,
+            size=record.size,
+            reserved=held,
+            close_state=CloseState(changed_since_flush=False),
+        )
         changes: list[Change] = []
         self._queue_restored(version, parent, name, changes)
         path = self._tree.path(self._node_of(version))
@@ -223,7 +230,7 @@ class Quarantine:
             raise NotFound(
                 f"{version.record.key}: was removed or written again, so there is nothing to restore"
             )
-        version.is_forced = True
+        version.marker.is_forced = True
         changes = self._states.requeue(node, version)
         path = self._tree.path(node)
         await self._journal.commit(*changes)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, attributes_of, reading
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, attributes_of
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -57,13 +57,13 @@ class CloseProtocol:
         version = node.version
         if version is None:
             return
-        if not version.is_mutable or not version.changed_since_flush:
-            if version.state is FileState.FLUSHED and version.flushed_by is handle:
+        if not version.is_mutable or not version.close_state.changed_since_flush:
+            if version.state is FileState.FLUSHED and version.close_state.flushed_by is handle:
                 # The acknowledged close was a forked child's. This one is of another process, perhaps being killed.
                 _check_killed_writer(version, handle)
             await self._journal.wait_committed()  # the row of another close may be on its way to the disk
         elif self._local_only.covers(node) or await self._may_journal_close(handle, version):
-            version.flushed_by = handle
+            version.close_state.flushed_by = handle
             await self._states.journal_close(node, version)
 
     async def fsync(self, handle: FileHandle) -> None:
@@ -76,7 +76,7 @@ class CloseProtocol:
             version.record = replace(version.record, size=version.size, attributes=attributes_of(handle.node))
         ticket = self._journal.submit(*self._states.row_of(version))
         try:
-            with reading(version):
+            with version.use.reading():
                 await self._sync(version)
         except FusecacheError as exc:
             # The kernel reports a failed sync only once, and later reads may return other bytes than were written.
@@ -94,7 +94,7 @@ class CloseProtocol:
         if version.state is FileState.FAILED:
             self._disposal.quarantine(node, version)
         elif self._local_only.covers(node):
-            if version.state is not FileState.LOCAL or version.changed_since_flush:
+            if version.state is not FileState.LOCAL or version.close_state.changed_since_flush:
                 await self._states.journal_close(node, version)
             self._space.trim(version)
         elif _is_unfinished_at_end(version, handle):
@@ -116,7 +116,7 @@ class CloseProtocol:
 
     async def _may_journal_close(self, handle: FileHandle, version: FileVersion) -> bool:
         """Wait for staging space; return whether the close is still to be journaled after that."""
-        if not version.writes:
+        if not version.use.writers:
             self._space.trim(version)
         await self._backpressure.wait_for_space(handle)
         _raise_failure(handle.node)  # while it waited, a write through another handle may have failed
@@ -127,7 +127,11 @@ class CloseProtocol:
     async def _sync(self, version: FileVersion) -> None:
         """Sync the bytes to the disk, and compute their checksums concurrently, so that a close finds them verified."""
         file, sums, size = version.file, version.checksums, version.size
-        if version.writes or not version.is_mutable or not sums.may_take(size, version.written):
+        if (
+            version.use.writers
+            or not version.is_mutable
+            or not sums.may_take(size, version.upload.written_bytes)
+        ):
             await self._offload.disk(file.sync)
             return
         with sums.taking(size) as extent:
@@ -156,21 +160,21 @@ def _raise_failure(node: Node) -> None:
 def _check_killed_writer(version: FileVersion, handle: FileHandle) -> bool:
     """Return whether the process that wrote through a handle is being killed, and record that in the version."""
     if is_killed(handle):
-        version.killed_writer = handle
-    elif version.killed_writer is not handle:
-        version.killed_writer = None
+        version.close_state.killed_writer = handle
+    elif version.close_state.killed_writer is not handle:
+        version.close_state.killed_writer = None
     # Else it stays recorded: a child that outlived the killed process closes the same open file.
-    return version.killed_writer is not None
+    return version.close_state.killed_writer is not None
 
 
 def _is_unfinished_at_end(version: FileVersion, handle: FileHandle) -> bool:
     """Return whether a version must not be published although its last writer is gone."""
-    if version.killed_writer is not None:
+    if version.close_state.killed_writer is not None:
         return True
-    if version.changes == version.flushed_changes:
+    if version.close_state.covers_all:
         return False  # a close acknowledged exactly these bytes
     # Late pages of a mapping, whose process may have been killed; or nothing was ever written, and nothing closed.
-    return is_killed(handle) or not (version.changes or version.sequence)
+    return is_killed(handle) or not (version.close_state.changes or version.sequence)
 
 
 def is_killed(handle: FileHandle) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, writing
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
@@ -77,11 +77,15 @@ class FileIO:
     async def wait_release(self, node: Node) -> None:
         """Wait for the RELEASE of a close that has returned: what is written next must not revoke that close."""
         version = node.version
-        if version is None or version.changed_since_flush or version.flushed_by is None:
+        if (
+            version is None
+            or version.close_state.changed_since_flush
+            or version.close_state.flushed_by is None
+        ):
             return
         if version.state is FileState.FLUSHED:
             with trio.move_on_after(_RELEASE_SECONDS):
-                await version.flushed_by.released.wait()
+                await version.close_state.flushed_by.released.wait()
 
     async def release(self, handle: FileHandle) -> None:
         """Close a handle. The last writer's release seals what was flushed."""
@@ -142,9 +146,9 @@ class FileIO:
             raise
         if handle.is_flushed and is_killed(handle):
             # Late pages of a mapping. Only a RELEASE follows them, and the process may be gone by then: check now.
-            version.killed_writer = handle
+            version.close_state.killed_writer = handle
         try:
-            with writing(version):
+            with version.use.writing():
                 version.on_changed(offset, stop)  # before and after the write: a part may be read during it
                 await self._writer.write(version.file, offset, data)
                 has_grown = version.on_written(offset, stop)

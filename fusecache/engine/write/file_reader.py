@@ -3,7 +3,7 @@
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation, reading
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.listener import WriteListener
@@ -77,5 +77,5 @@ class FileReader:
         data = version.file.read_nowait(offset, size)
         if data is not None:
             return data
-        with reading(version):
+        with version.use.reading():
             return await self._offload.disk(version.file.read, offset, size)

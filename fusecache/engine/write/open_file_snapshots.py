@@ -72,7 +72,7 @@ class OpenFileSnapshots:
             if version not in self._queue:
                 del self._queued[number]
                 self._upload_seconds[number] = now - self._sent_since.pop(number, now)
-            elif version.in_flight or version.sent_bytes:
+            elif version.in_flight or version.upload.sent_bytes:
                 self._sent_since.setdefault(number, now)
         for number in self._upload_seconds.keys() - self._tree.nodes.keys():
             del self._upload_seconds[number]
@@ -99,7 +99,7 @@ class OpenFileSnapshots:
     def _is_due(self, node: Node, version: FileVersion, now: float) -> bool:
         interval = snapshot_interval(self._snapshot_seconds, self._upload_seconds.get(node.number, 0.0))
         return (
-            now >= version.dirty_since + interval
+            now >= version.close_state.dirty_since + interval
             and node.number not in self._queued
             and may_be_published_open(version.size, appended=node.appenders > 0)
             and not self._snapshots.has_temporary_name(node)

@@ -3,8 +3,6 @@
 `open_file_snapshots.py` takes them at intervals, and a remote fsync at once.
 """
 
-import trio
-
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -42,15 +40,13 @@ class Snapshots:
         progress. rested_seconds: how much of its settle delay counts as over.
         """
         version = node.version
-        while version is not None and version.writes:
-            if version.idle is None or version.idle.is_set():
-                version.idle = trio.Event()
-            await version.idle.wait()
+        while version is not None and version.use.writers:
+            await version.use.wait_written()
             version = node.version
         if version is None or version.state not in {FileState.OPEN, FileState.FLUSHED}:
             return None
         if (
-            version.killed_writer is not None
+            version.close_state.killed_writer is not None
             or not self._tree.is_linked(node)
             or self._local_only.covers(node)
         ):

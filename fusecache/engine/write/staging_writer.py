@@ -34,7 +34,7 @@ class StagingWriter:
             await self._offload.disk(file.write, offset, bytes(data))
 
     async def copy_version(self, old: FileVersion, file: StagingFile, size: int) -> None:
-        """Copy the first `size` bytes of another version, whose file the caller keeps with `reading`."""
+        """Copy the first `size` bytes of another version, whose file the caller keeps in use."""
         await self._offload.disk(file.copy_from, old.file, size)
 
     async def copy_object(self, node: Node, file: StagingFile, size: int) -> None:

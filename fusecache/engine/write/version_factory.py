@@ -6,7 +6,7 @@ Invariant: a sealed version never changes. A writer that comes later gets a new 
 import uuid
 
 from fusecache.disk.staging import StagingDirectory
-from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of, reading
+from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.disposal import VersionDisposal, named_row
@@ -108,7 +108,7 @@ class VersionFactory:
             await self._space.reserve(node, version, size)
             await self._writer.copy_object(node, version.file, size)
             return
-        with reading(old):  # keeps its bytes: it may be published while this waits for space
+        with old.use.reading():  # keeps its bytes: it may be published while this waits for space
             await self._space.reserve(node, version, size)
             await self._writer.copy_version(old, version.file, size)
 

@@ -75,9 +75,9 @@ class VersionStates:
         The row that revokes the close is synced before the first byte changes. Otherwise a mixture of old and new bytes
         could be published after a crash, as if it had been closed.
         """
-        version.changed_since_flush = True
-        if version.dirty_since == float("inf"):
-            version.dirty_since = trio.current_time()
+        version.close_state.changed_since_flush = True
+        if version.close_state.dirty_since == float("inf"):
+            version.close_state.dirty_since = trio.current_time()
             self._dirty.add(version)
             self._listener.on_dirty()
         while version.state is FileState.FLUSHED:
@@ -98,7 +98,7 @@ class VersionStates:
     def set_attributes(self, version: FileVersion, attributes: PosixAttributes) -> None:
         """Record new attributes of the file, and journal them."""
         version.record = replace(version.record, attributes=attributes)
-        is_acknowledged = not (version.is_mutable and version.changed_since_flush)
+        is_acknowledged = not (version.is_mutable and version.close_state.changed_since_flush)
         # The kernel sets the mtime of written content just before it sends the close, whose row has it too: that
         # row need not be synced by itself.
         submit = self._journal.submit if is_acknowledged else self._journal.submit_lazily
@@ -117,15 +117,15 @@ class VersionStates:
 
     async def journal_close(self, node: Node, version: FileVersion) -> None:
         """Journal a close: it is durable when this returns. Nothing is journaled for an unlinked file."""
-        version.changed_since_flush = False
+        version.close_state.changed_since_flush = False
         if not self._tree.is_linked(node):
             return  # unlinked while open: its content ends with the last handle
         changes = self._mark_flushed(node, version)
-        version.closing += 1
+        version.close_state.journaling += 1
         try:
             await self._journal.commit(*changes)
         finally:
-            version.closing -= 1
+            version.close_state.journaling -= 1
         version.flushed_at = max(version.flushed_at, trio.current_time())
         self._listener.on_sealed()
 
@@ -144,8 +144,7 @@ class VersionStates:
         record = version.transition_to(
             FileState.FLUSHED, key=key, size=version.size, base_etag=base, **verified
         )
-        version.changed_since_flush = False
-        version.flushed_changes = version.changes
+        version.close_state.mark_flushed()
         self._flushed.add(version)
         self._queue.add(version)
         await self._journal.commit(PutFile(record))
@@ -188,7 +187,7 @@ class VersionStates:
             if version.state is not FileState.FLUSHED:
                 self._flushed.discard(version)
             elif (
-                not version.closing
+                not version.close_state.journaling
                 and now - version.flushed_at >= settle_seconds
                 and version.node is not None
                 and version.node.writers
@@ -198,7 +197,7 @@ class VersionStates:
                     continue
                 self._queue.discard(version)
                 version.transition_to(FileState.OPEN)
-                version.changed_since_flush = True  # the writer's own close is still to come
+                version.close_state.changed_since_flush = True  # the writer's own close is still to come
                 # The sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals the version
                 # under it.
                 self._journal.submit(*self.row_of(version))
@@ -262,7 +261,7 @@ class VersionStates:
             self._listener.on_dirty()
             # Under its new name it is as new as the rename: a release without another flush seals it under this
             # sequence.
-            version.changed_since_flush = True
+            version.close_state.changed_since_flush = True
             return [
                 PutFile(version.transition_to(FileState.OPEN, key=key, sequence=self._journal.next_number()))
             ]
@@ -275,8 +274,7 @@ class VersionStates:
 
         Local-only content becomes LOCAL instead, and is not queued.
         """
-        version.changed_since_flush = False
-        version.flushed_changes = version.changes
+        version.close_state.mark_flushed()
         self._queue.discard(version)
         key = self._tree.key(node)
         self._space.enospc_log.on_closed(self._tree.relative(key), version.size)
@@ -308,7 +306,7 @@ class VersionStates:
 
     def _verified(self, version: FileVersion) -> dict[str, bool | str]:
         """Return the row's `synced` and `checksum`: set if the last fsync covered the bytes as they are now."""
-        if version.writes or not version.checksums.are_current:
+        if version.use.writers or not version.checksums.are_current:
             return {"synced": False, "checksum": ""}
         version.granule_checksums = version.checksums.checksums
         return {"synced": True, "checksum": checksum_of_checksums(version.granule_checksums)}

@@ -439,7 +439,7 @@ async def test_an_upload_that_nobody_will_complete_is_aborted(
             case "rename":
                 await user.rename("model", "other")
             case "killed":
-                version.killed_writer = handle
+                version.close_state.killed_writer = handle
             case "failed":
                 user.fs._states.fail(version, Refused("broken"))
         if end in {"killed", "failed"}:
