@@ -21,7 +21,7 @@ Code map. A room imports only rooms above it, and not all of those: the table in
 Where to start:
 - a read: `cache/block_cache.py`, then `cache/fetcher.py`
 - a name or a directory: `namespace/lookup.py`, `namespace/readdir.py`
-- a write and its close: `write/file_io.py`, then `write/close.py`
+- a write and its close: `write/file_io.py`, then `write/close.py` and `write/version_states.py`
 - how a closed file reaches the bucket: `publish/publisher.py`, then `publish/schedule.py`
 - a restart: `recovery/journal_replay.py`
 """

@@ -26,6 +26,7 @@ from fusecache.engine.events import (
     QueueEvents,
     TreeEvents,
     UploadEvents,
+    WriteEvents,
 )
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.paths import Paths
@@ -44,8 +45,8 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.backpressure import Backpressure
-from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
+from fusecache.engine.write.parts import WriteOptions, WriteParts, build_write_parts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
@@ -86,7 +87,8 @@ class Names:
 class WriteBack:
     """Local changes, and how they get into the bucket."""
 
-    file_io: FileIO
+    write: WriteParts
+    write_events: WriteEvents
     backpressure: Backpressure
     snapshots: OpenFileSnapshots
     uploader: MultipartUploader
@@ -177,22 +179,29 @@ def build_write_back(
     """Build what carries a change from a program's call to the bucket."""
     tree, queue, lookup = names.tree, names.queue, names.lookup
     store, offload, cache, journal = storage.store, storage.offload, storage.cache, storage.journal
-    file_io = FileIO(tree, cache, storage.staging, journal, queue, offload, storage.boot_id)
-    file_io.local_only = options.local_only
-    file_io.temp_names = options.temp_names
-    file_io.on_read = SiblingReadahead(tree, lookup, cache, names.hints).on_read
-    file_io.on_name_lost = targets.kernel.on_name_lost
+    backpressure = Backpressure(cache, queue, store)
+    write_events = WriteEvents(targets)
+    write = build_write_parts(
+        tree,
+        cache,
+        storage.staging,
+        journal,
+        queue,
+        offload,
+        backpressure,
+        write_events,
+        WriteOptions(options.local_only, options.temp_names),
+        storage.boot_id,
+    )
+    targets.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
     uploader = targets.uploader = MultipartUploader(
         store, tree, journal, offload, cache, queue, options.temp_names, UploadEvents(targets)
     )
-    preparer = Preparer(uploader, cache, journal, offload)
-    file_io.on_dropped = preparer.dropped
-    file_io.on_key_changed = preparer.restart
-    file_io.on_part_ready = uploader.on_growth
+    preparer = targets.preparer = Preparer(uploader, cache, journal, offload)
     publisher = targets.publisher = Publisher(
         tree,
         lookup,
-        file_io,
+        write,
         queue,
         journal,
         cache,
@@ -208,7 +217,7 @@ def build_write_back(
     )
     remote_fsync = RemoteFsync(
         tree,
-        file_io,
+        write,
         queue,
         publisher,
         journal,
@@ -216,15 +225,16 @@ def build_write_back(
         is_remote=options.fsync_is_remote,
         settle_seconds=options.settle_seconds,
     )
-    backpressure = Backpressure(cache, queue, store)
-    file_io.wait_for_space = backpressure.wait_for_space
-    snapshots = OpenFileSnapshots(tree, file_io, queue, cache, snapshot_seconds=options.snapshot_seconds)
+    snapshots = targets.snapshots = OpenFileSnapshots(
+        tree, write.states, write.snapshots, queue, cache, snapshot_seconds=options.snapshot_seconds
+    )
     namespace_ops = NamespaceOps(
-        tree, lookup, file_io, queue, journal, names.metadata_client, NamespaceEvents(targets)
+        tree, lookup, write, queue, journal, names.metadata_client, NamespaceEvents(targets)
     )
     conflict_log = targets.conflict_log = ConflictLog(journal)
     return WriteBack(
-        file_io,
+        write,
+        write_events,
         backpressure,
         snapshots,
         uploader,
@@ -247,23 +257,24 @@ def build_services(
     """Build what answers commands and queries."""
     tree, queue, resolve = names.tree, names.queue, names.paths.resolve
     cache, client = storage.cache, names.metadata_client
-    publisher, file_io, conflict_log = write_back.publisher, write_back.file_io, write_back.conflict_log
+    publisher, write, conflict_log = write_back.publisher, write_back.write, write_back.conflict_log
     pinned_objects = targets.pinned = PinnedObjects(cache, client, pinned)
     status = QueueStatus(
         tree,
         queue,
-        file_io,
+        write,
         publisher,
         conflict_log,
         storage.store,
         names.paths.lookup_path,
         keys_from=options.keys_from,
     )
-    quarantine = Quarantine(
+    quarantine = targets.quarantine = Quarantine(
         tree,
         names.lookup,
         write_back.namespace_ops,
-        file_io,
+        write,
+        write_back.write_events,
         queue,
         storage.journal,
         publisher,

@@ -12,13 +12,20 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
 from fusecache.engine.namespace.tree import TreeListener
 from fusecache.engine.namespace_ops.listener import NamespaceListener
+from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.multipart_uploader import MultipartUploader, UploadListener
+from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.metadata_client import MetadataClient, MetadataListener
+from fusecache.engine.write.listener import WriteListener
+from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import QueueListener
+from fusecache.index.journal import Change
 from fusecache.model.errors import FusecacheError
+from fusecache.model.records import FileRecord
 
 
 class KernelListener:
@@ -38,7 +45,11 @@ class EventTargets:
     lookup: Lookup
     metadata_client: MetadataClient
     pinned: PinnedObjects
+    preparer: Preparer
     publisher: Publisher
+    quarantine: Quarantine
+    sibling_readahead: SiblingReadahead
+    snapshots: OpenFileSnapshots
     uploader: MultipartUploader
 
     def __init__(self, kernel: KernelListener) -> None:
@@ -165,3 +176,50 @@ class InspectorEvents(InspectorListener):
     async def on_evicted(self, inodes: list[int]) -> None:
         """The kernel drops its cached pages."""
         await self._targets.kernel.on_evicted(inodes)
+
+
+class WriteEvents(WriteListener):
+    """Reads, writes and closes -> the publisher, the uploads, the quarantine, read-ahead, the kernel."""
+
+    def __init__(self, targets: EventTargets) -> None:
+        self._targets = targets
+
+    def on_read(self, node: Node, pid: int) -> None:
+        """The file that the process reads next is guessed, unless a hint covers this one."""
+        self._targets.sibling_readahead.on_read(node, pid)
+
+    def on_dirty(self) -> None:
+        """The file is watched, and published when it stays open for long."""
+        self._targets.snapshots.on_dirty()
+
+    def on_part_ready(self, version: FileVersion) -> None:
+        """The part is uploaded."""
+        self._targets.uploader.on_growth(version)
+
+    def on_sealed(self) -> None:
+        """The publisher looks at the queue again."""
+        self._targets.publisher.wake()
+
+    def on_upload_obsolete(self, version: FileVersion) -> None:
+        """The upload is aborted, and the content is prepared again when it is due."""
+        self._targets.preparer.restart(version)
+
+    def on_dropped(self, version: FileVersion) -> None:
+        """The upload is aborted, the staging file deleted, its space released."""
+        self._targets.preparer.dropped(version)
+
+    def on_quarantined(self, record: FileRecord) -> None:
+        """`recover` lists the content."""
+        self._targets.quarantine.on_quarantined(record)
+
+    def on_name_lost(self, parent: Node, name: str) -> None:
+        """The kernel forgets the name."""
+        self._targets.kernel.on_name_lost(parent, name)
+
+    def on_resolved(self, version: FileVersion) -> list[Change]:
+        """Commit markers that were held for it are queued."""
+        return self._targets.publisher.commit_markers.on_resolved(version)
+
+    def on_returned(self, version: FileVersion) -> list[Change]:
+        """It is queued, if it is a held commit marker that nothing blocks now."""
+        return self._targets.publisher.commit_markers.on_returned(version)

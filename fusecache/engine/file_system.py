@@ -1,6 +1,7 @@
 """The engine as a whole: starts and stops its parts, and answers queries about them. `assembly.py` builds them.
 
-`fs/` turns the kernel's requests into calls of `lookup`, `file_io` and `namespace_ops`. Nothing here knows FUSE.
+`fs/` turns the kernel's requests into calls of `lookup`, `file_io`, `close_protocol` and `namespace_ops`. Nothing here
+knows FUSE.
 """
 
 import logging
@@ -51,7 +52,8 @@ class FileSystem:
         self._services = services = build_services(storage, names, write_back, options, pinned, targets)
         self.cache, self.journal = storage.cache, storage.journal
         self.tree, self.queue, self.lookup, self.hints = names.tree, names.queue, names.lookup, names.hints
-        self.file_io, self.publisher = write_back.file_io, write_back.publisher
+        self.file_io, self.close_protocol = write_back.write.file_io, write_back.write.close_protocol
+        self.publisher = write_back.publisher
         self.namespace_ops, self.fsync = write_back.namespace_ops, write_back.remote_fsync.fsync
         self.warmup, self.inspector = services.warmup, services.inspector
         self.status, self.quarantine = services.status, services.quarantine
@@ -72,7 +74,7 @@ class FileSystem:
                 self.cache.restore_staging(self.replayed.staged_bytes)
                 rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
             self.publisher.rejected += self.replayed.rejected
-            self.file_io.adopt_local_only(self.replayed.local)
+            self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
             self._check_publishable()

@@ -363,7 +363,7 @@ class Operations(pyfuse3.Operations):
             await self._control.hints.flush(fh)
         handle = self._files.get(fh)
         if handle is not None:
-            await self._fs.file_io.flush(handle)
+            await self._fs.close_protocol.flush(handle)
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:

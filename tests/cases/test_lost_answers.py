@@ -53,7 +53,7 @@ async def assert_published_whole(server: S3Server, cache: Path) -> None:
     async with node_of(server, cache) as user:
         await user.write("file", DATA)
         assert await user.drained() == "durable"
-        assert user.fs.publisher.conflicts == []
+        assert user.fs.publisher.kept_as == {}
         assert await user.read("file") == DATA
     assert list(server.control.objects()) == ["file"]
     assert server.control.read("file") == DATA
@@ -107,7 +107,7 @@ async def test_a_file_replaced_while_the_answer_to_its_complete_is_lost_comes_in
         await user.write("other", b"1")
         await user.write("file", DATA[::-1])
         assert await user.drained() == "durable"
-        assert user.fs.publisher.conflicts == []
+        assert user.fs.publisher.kept_as == {}
     assert near.control.read("file") == DATA[::-1]
     assert sorted(near.control.objects()) == ["file", "other"]
     assert near.control.uploads() == []

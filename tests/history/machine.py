@@ -251,7 +251,7 @@ class Machine:
         handle = self.slots.get(slot)
         if handle is None:
             return
-        inode, flush = handle.inode, self.user.fs.file_io.flush(handle.there)
+        inode, flush = handle.inode, self.user.fs.close_protocol.flush(handle.there)
         if inode.path is None or not inode.is_dirty:
             await self._call(flush)
             return
@@ -278,7 +278,7 @@ class Machine:
 
     async def do_fsync(self, slot: int) -> None:
         if slot in self.slots:
-            await self._call(self.user.fs.file_io.fsync(self.slots[slot].there))
+            await self._call(self.user.fs.close_protocol.fsync(self.slots[slot].there))
 
     async def do_chmod(self, path: str) -> None:
         inode = self.names.get(path)
@@ -358,9 +358,9 @@ class Machine:
         if scope.cancelled_caught:
             queue = [(item.sequence, item.changed_keys()) for item in self.user.fs.queue.items()]
             raise Violation(f"not durable after {DRAIN_SECONDS:.0f} s: {queue}, failure {publisher.failure}")
-        if ended.result != "durable" or publisher.conflicts or publisher.rejected:
+        if ended.result != "durable" or publisher.kept_as or publisher.rejected:
             rejected = [(item.changed_keys(), item.error) for item in publisher.rejected]
-            raise Violation(f"drained: {ended}, conflicts {publisher.conflicts}, rejected {rejected}")
+            raise Violation(f"drained: {ended}, conflicts {publisher.kept_as}, rejected {rejected}")
         shown = self.bucket.shows()
         files = {path: value for path, value in shown.items() if not path.endswith("/")}
         self._compare("after a drain, the bucket", files, self.past.tree())

@@ -132,7 +132,7 @@ class User:
     async def close(self, handle: FileHandle) -> None:
         """Flush and release."""
         try:
-            await self.fs.file_io.flush(handle)
+            await self.fs.close_protocol.flush(handle)
         finally:
             await self.fs.file_io.release(handle)
 

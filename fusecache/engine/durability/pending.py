@@ -77,7 +77,7 @@ class PendingCounter:
         if len(self._uploading) < NAMED:
             self._uploading.append(item)
         self._requested_bytes += item.bytes_under_way
-        requests = item.requests
+        requests = item.upload.requests
         if requests:
             self._requested_files += 1
             self._requested_seconds = max(

@@ -16,7 +16,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillDetector, environment, thread_group
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import Interrupted, ObjectChanged, Unavailable
 from fusecache.model.states import FileState
@@ -57,7 +57,7 @@ class RemoteFsync:
     def __init__(
         self,
         tree: Tree,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         publisher: Publisher,
         journal: JournalWriter,
@@ -67,7 +67,9 @@ class RemoteFsync:
         settle_seconds: float,
     ) -> None:
         self._tree = tree
-        self._file_io = file_io
+        self._close_protocol = write.close_protocol
+        self._snapshots = write.snapshots
+        self._local_only = write.local_only
         self._queue = queue
         self._publisher = publisher
         self._journal = journal
@@ -90,12 +92,12 @@ class RemoteFsync:
         Raises the file's first stored error. In remote mode also ObjectChanged after a conflict, Interrupted for a
         process that is being killed, and Unavailable after STANDSTILL_SECONDS without progress or as the mount ends.
         """
-        await self._file_io.fsync(handle)
+        await self._close_protocol.fsync(handle)
         node = handle.node
         if not self._is_remote:
             self._warn_if_distributed(handle)
             return
-        if not self._tree.is_linked(node) or self._file_io.is_local(node):
+        if not self._tree.is_linked(node) or self._local_only.covers(node):
             return
         wait = await self._begin(handle, node)
         if wait.content is not None:
@@ -112,7 +114,7 @@ class RemoteFsync:
         key = self._tree.key(node)
         content = self._queued(node, key)
         if node.version is not None and node.version.is_mutable and not self._is_unfinished(node):
-            content = await self._file_io.snapshot(node, rested_seconds=self._settle_seconds) or content
+            content = await self._snapshots.take(node, rested_seconds=self._settle_seconds) or content
         last = content.sequence if content is not None else self._journal.next_number()
         process = handle.process or (thread_group(handle.pid) if handle.pid else 0)
         return _FsyncWait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
@@ -121,7 +123,7 @@ class RemoteFsync:
         """Whether nothing may be published under this name yet: it is temporary, or the file is new and empty."""
         if node.object is not None:
             return False
-        return node.size == 0 or self._file_io.has_temporary_name(node)
+        return node.size == 0 or self._snapshots.has_temporary_name(node)
 
     def _queued(self, node: Node, key: str) -> FileVersion | None:
         """Return the newest queued content of the file under this key, if it may be published under it."""
@@ -172,7 +174,7 @@ class RemoteFsync:
         content = wait.content
         if content is None:
             return left, self._store.statistics().bytes_written
-        own = (left, content.sent_bytes, content.record.upload_id, content.state)
+        own = (left, content.upload.sent_bytes, content.record.upload_id, content.state)
         return own if content.error is not None else (own, self._store.statistics().bytes_written)
 
     def _check(self, wait: _FsyncWait) -> None:

@@ -15,7 +15,7 @@ from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.error_text import PERSONS, code_of, remedy
@@ -45,7 +45,7 @@ class QueueStatus:
         self,
         tree: Tree,
         queue: WritebackQueue,
-        file_io: FileIO,
+        write: WriteParts,
         publisher: Publisher,
         conflict_log: ConflictLog,
         store: Store,
@@ -57,7 +57,9 @@ class QueueStatus:
         self._tree = tree
         self._keys_from = keys_from
         self._queue = queue
-        self._file_io = file_io
+        self._file_io = write.file_io
+        self._local_only = write.local_only
+        self._enospc_log = write.enospc_log
         self._publisher = publisher
         self._conflict_log = conflict_log
         self._store = store
@@ -137,7 +139,7 @@ class QueueStatus:
             "rejected_files": len(rejected),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
-            "shortages": self._file_io.enospc_log.facts(),
+            "shortages": self._enospc_log.facts(),
         }
 
     def progress(self, pending: Pending) -> dict[str, Any]:
@@ -183,7 +185,7 @@ class QueueStatus:
         """
         key = self._tree.key_of_path(path)
         conflicts = self.conflicts_at(key)
-        shortages = self._file_io.enospc_log.facts(path)
+        shortages = self._enospc_log.facts(path)
         node = None
         if not any(record.key.rstrip("/") == key for record in conflicts):
             try:
@@ -191,7 +193,7 @@ class QueueStatus:
             except NotFound:
                 if shortages.get("path") != path:
                     raise
-        if node is not None and node.version is not None and self._file_io.is_local(node):
+        if node is not None and node.version is not None and self._local_only.covers(node):
             return {"path": path, "state": "local-only", **self._details(Pending()), "shortages": shortages}
         pending = await self.count(path)
         local = self._local_at(key)
@@ -305,7 +307,7 @@ class QueueStatus:
         linked = (
             node
             for node in self._file_io.writing
-            if self._tree.is_linked(node) and not self._file_io.is_local(node)
+            if self._tree.is_linked(node) and not self._local_only.covers(node)
         )
         return [node for node in linked if _key_is_at(self._tree.key(node), key)]
 
@@ -316,8 +318,8 @@ class QueueStatus:
 
     def _local_at(self, key: str) -> list[FileVersion]:
         """Return the content at or below a key that is never published, also while it is being written."""
-        written = (node.version for node in self._file_io.writing if self._file_io.is_local(node))
-        found = {*self._file_io.local, *(each for each in written if each is not None)}
+        written = (node.version for node in self._file_io.writing if self._local_only.covers(node))
+        found = {*self._local_only, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
 
     def rejected_at(self, key: str) -> list[QueuedChange]:

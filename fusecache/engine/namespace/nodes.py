@@ -14,16 +14,15 @@ import trio
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.block_cache import ReadHandle
+from fusecache.engine.namespace.file_use import FileUse
 from fusecache.engine.namespace.listing_state import ListingState
-from fusecache.engine.namespace.upload_state import MultipartUpload, Preparation
+from fusecache.engine.namespace.upload_state import UploadState
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import MUTABLE, FileState, check_transition
 from fusecache.policy.incremental_checksums import IncrementalChecksums
-from fusecache.policy.writeback.multipart import first_ready_at
-from fusecache.remote.store import Sent
 
 
 class Kind(Enum):
@@ -123,65 +122,96 @@ class Node:
 
 
 @dataclass(eq=False, slots=True)
+class CloseState:
+    """What close(2) made durable of a version that is being written.
+
+    changed_since_flush: it may hold changes that no close covers. dirty_since: loop time of the first change that is
+    neither published nor acknowledged by a durable close. flushed_by: the handle of the last close. killed_writer: the
+    handle whose process is being killed; such content is not published. journaling: closes whose journal row is not on
+    disk yet. changes: how often the bytes changed; flushed_changes: that count at the last durable close.
+    """
+
+    changed_since_flush: bool = True
+    dirty_since: float = float("inf")
+    flushed_by: "FileHandle | None" = None
+    killed_writer: "FileHandle | None" = None
+    journaling: int = 0
+    changes: int = 0
+    flushed_changes: int = -1
+
+    def mark_flushed(self) -> None:
+        """A close covers the bytes as they are now."""
+        self.changed_since_flush = False
+        self.flushed_changes = self.changes
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether a close acknowledged exactly these bytes."""
+        return self.changes == self.flushed_changes
+
+
+@dataclass(eq=False, slots=True)
+class MarkerState:
+    """State of one version of a commit marker.
+
+    missing: the rejected change that it waits for, so it is held. reported_before: the sequence of the previous version
+    of its name. is_forced: the operator wants it published regardless. is_stale: it may name files that were removed
+    before it was published, so the next version supersedes it in the queue.
+    """
+
+    missing: "QueuedChange | None" = None
+    reported_before: int = 0
+    is_forced: bool = False
+    is_stale: bool = False
+
+
+@dataclass(eq=False, slots=True)
 class FileVersion:
-    """One version of a file's content, written on this node. `record` is its journal row."""
+    """One version of a file's content, written on this node. `record` is its journal row; times are loop times.
+
+    waiting_since: when the oldest content that it superseded was closed. awaited: waiters for exactly this content to
+    be in the bucket. granule_checksums: those of the sealed bytes; checksums: those at the last fsync.
+    follows_directly: its close was journaled directly after that of the previous version of the key. replaces: the
+    rejected version that this one replaces once its close is durable. successor: the newer content of the same file
+    that superseded this one; waiters for this one wait for that one.
+    """
 
     record: FileRecord
     file: StagingFile
     node: Node | None
     size: int
     reserved: int = 0
-    _growth: trio.Lock | None = field(default=None, init=False, repr=False)
+    close_state: CloseState = field(default_factory=CloseState, repr=False)
+    use: FileUse = field(default_factory=FileUse, init=False, repr=False)
+    upload: UploadState = field(default_factory=UploadState, init=False, repr=False)
+    checksums: IncrementalChecksums = field(default_factory=IncrementalChecksums, repr=False)
+    granule_checksums: bytes = field(default=b"", repr=False)
     error: FusecacheError | None = None
-    changed_since_flush: bool = True
-    killed_writer: "FileHandle | None" = None
-    flushed_by: "FileHandle | None" = None
     flushed_at: float = float("inf")
-    # Closes whose journal row is not on disk yet.
-    closing: int = 0
     waiting_since: float = float("inf")
     sealed_at: float = float("inf")
-    readers: int = 0
-    unread: trio.Event | None = None
-    # Writes in progress in threads. idle: set when none is left.
-    writes: int = 0
-    idle: trio.Event | None = None
-    # Loop time of the first change that is neither published nor acknowledged by a durable close.
-    dirty_since: float = float("inf")
-    # Waiters for exactly this content to be in the bucket.
     awaited: int = 0
-    prepared: Preparation | None = None
-    granule_checksums: bytes = field(default=b"", repr=False)
-    # How often its bytes changed; that count at the last durable close; its checksums at the last fsync.
-    changes: int = 0
-    flushed_changes: int = -1
-    checksums: IncrementalChecksums = field(default_factory=IncrementalChecksums, repr=False)
-    # Its close was journaled directly after the previous version of the key, with nothing queued in between.
-    has_dependent_write: bool = False
-    # It may name files that were removed before it was published: the next version supersedes it in the queue.
-    is_superseded_marker: bool = False
-    # Bytes written so far, counting rewrites. When `written` passes `grows_at`, the next part may be uploaded.
-    written: int = 0
-    grows_at: int = field(default_factory=first_ready_at)
-    growing_since: float = float("inf")
-    upload: MultipartUpload | None = None
-    sent_bytes: int = 0
-    # The request in flight that uploads it whole, or completes its multipart upload.
-    asked: Sent | None = None
-    # For a commit marker: missing is the rejected change that it waits for, so it is held. reported_before is the
-    # sequence of the previous version of its name. is_forced: the operator wants it published regardless.
-    missing: "QueuedChange | None" = None
-    reported_before: int = 0
-    is_forced: bool = False
-    # The rejected version that this one replaces once its close is durable.
+    follows_directly: bool = False
     replaces: "FileVersion | None" = None
-    # The newer content of the same file that superseded this one: waiters for this one wait for that one.
     successor: "FileVersion | None" = None
-    # The key under which its multipart upload was started. A rename changes `record.key`, never an upload's key.
-    upload_key: str = ""
+    # Few versions are of commit markers, and few writers wait for space.
+    _marker: MarkerState | None = field(default=None, init=False, repr=False)
+    _growth: trio.Lock | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.upload_key = self.record.key
+        self.upload.key = self.record.key
+
+    @property
+    def marker(self) -> MarkerState:
+        """Its state as a commit marker."""
+        if self._marker is None:
+            self._marker = MarkerState()
+        return self._marker
+
+    @property
+    def is_stale_marker(self) -> bool:
+        """Whether the next version supersedes it in the queue, as it may name files that were removed."""
+        return self._marker is not None and self._marker.is_stale
 
     @property
     def growth(self) -> trio.Lock:
@@ -213,35 +243,30 @@ class FileVersion:
     @property
     def bytes_under_way(self) -> int:
         """Bytes in requests that have not been answered."""
-        if self.upload is not None:
-            return self.upload.parts.under_way_bytes(self.size)
-        return self.size if self.asked is not None and not self.record.upload_id else 0
-
-    @property
-    def requests(self) -> tuple[Sent, ...]:
-        """Progress of each unanswered request that uploads a part of it, or publishes it."""
-        parts = () if self.upload is None else tuple(self.upload.sending.values())
-        return parts if self.asked is None else (*parts, self.asked)
+        multipart = self.upload.multipart
+        if multipart is not None:
+            return multipart.parts.under_way_bytes(self.size)
+        return self.size if self.upload.request is not None and not self.record.upload_id else 0
 
     @property
     def moved_bytes(self) -> int:
         """Bytes that the bucket has, or that the network has accepted."""
-        return min(self.size, self.sent_bytes + sum(each.bytes for each in self.requests))
+        return min(self.size, self.upload.sent_bytes + sum(each.bytes for each in self.upload.requests))
 
     def on_written(self, start: int, stop: int) -> bool:
         """Record a write of bytes [start, stop); return whether another part may be uploaded now."""
         self.on_changed(start, stop)
         self.size = max(self.size, stop)
-        self.written += stop - start
-        return self.written >= self.grows_at and stop >= self.grows_at
+        return self.upload.on_written(stop - start, stop)
 
     def on_changed(self, start: int, stop: int) -> None:
         """Record that bytes [start, stop) changed or are gone: uploaded parts that hold them are invalid."""
-        self.changes += 1
+        self.close_state.changes += 1
         self.checksums.change(min(start, self.size), stop)  # a hole before `start` is new, too
-        if self.upload is not None and self.upload.parts.change(start, stop):
-            self.record = replace(self.record, part_etags=self.upload.parts.etags())
-            self.sent_bytes = self.upload.parts.held_bytes(self.size)
+        multipart = self.upload.multipart
+        if multipart is not None and multipart.parts.change(start, stop):
+            self.record = replace(self.record, part_etags=multipart.parts.etags())
+            self.upload.sent_bytes = multipart.parts.held_bytes(self.size)
 
     def transition_to(self, state: FileState, **changes: object) -> FileRecord:
         """Change the state, and other fields of the record with it; return the new row."""
@@ -366,27 +391,3 @@ def in_use(node: Node | None) -> Iterator[None]:
     finally:
         if node is not None:
             node.handles -= 1
-
-
-@contextmanager
-def reading(version: FileVersion) -> Iterator[None]:
-    """Keep a version's file while a thread reads it, even if its bytes become cache at the same time."""
-    version.readers += 1
-    try:
-        yield
-    finally:
-        version.readers -= 1
-        if version.readers == 0 and version.unread is not None:
-            version.unread.set()
-
-
-@contextmanager
-def writing(version: FileVersion) -> Iterator[None]:
-    """Keep a version from being sealed while a thread writes into it."""
-    version.writes += 1
-    try:
-        yield
-    finally:
-        version.writes -= 1
-        if version.writes == 0 and version.idle is not None:
-            version.idle.set()

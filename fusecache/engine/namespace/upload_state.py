@@ -6,7 +6,7 @@ import trio
 
 from fusecache.model.errors import FusecacheError
 from fusecache.model.records import PosixAttributes
-from fusecache.policy.writeback.multipart import PartTable
+from fusecache.policy.writeback.multipart import PartTable, first_ready_at
 from fusecache.remote.store import Sent
 
 
@@ -56,3 +56,35 @@ class MultipartUpload:
         """The upload is no longer needed: start no further attempt and wake all waiters."""
         self.stopped.set()
         self.announce()
+
+
+@dataclass(eq=False, slots=True)
+class UploadState:
+    """How far one version's way to the bucket is. Times are loop times, sizes are in bytes.
+
+    key: the one under which a multipart upload was started; a rename changes the row's key, never this. multipart: the
+    multipart upload of this run. sent_bytes: of parts that the bucket holds. request: the one in flight that uploads
+    the version whole, or completes its multipart upload. preparation: None until it begins. written_bytes: written so
+    far, counting rewrites; when they pass `grows_at`, the next part may be uploaded. growing_since: when the first part
+    was ready.
+    """
+
+    key: str = ""
+    multipart: MultipartUpload | None = None
+    sent_bytes: int = 0
+    request: Sent | None = None
+    preparation: Preparation | None = None
+    written_bytes: int = 0
+    grows_at: int = field(default_factory=first_ready_at)
+    growing_since: float = float("inf")
+
+    @property
+    def requests(self) -> tuple[Sent, ...]:
+        """Progress of each unanswered request that uploads a part of the version, or publishes it."""
+        parts = () if self.multipart is None else tuple(self.multipart.sending.values())
+        return parts if self.request is None else (*parts, self.request)
+
+    def on_written(self, nbytes: int, stop: int) -> bool:
+        """Record a write of `nbytes` that ends at offset `stop`; return whether another part may be uploaded now."""
+        self.written_bytes += nbytes
+        return self.written_bytes >= self.grows_at and stop >= self.grows_at

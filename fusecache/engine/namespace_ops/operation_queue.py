@@ -11,7 +11,7 @@ from dataclasses import replace
 from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.disposal import VersionDisposal
 from fusecache.engine.writeback.queue import WritebackQueue, base_of
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.objects import ObjectInfo
@@ -21,9 +21,11 @@ from fusecache.model.records import OperationKind, OperationRecord
 class OperationQueue:
     """Adds operations to the write-back queue, and moves queued changes to its end."""
 
-    def __init__(self, tree: Tree, file_io: FileIO, queue: WritebackQueue, journal: JournalWriter) -> None:
+    def __init__(
+        self, tree: Tree, disposal: VersionDisposal, queue: WritebackQueue, journal: JournalWriter
+    ) -> None:
         self._tree = tree
-        self._file_io = file_io
+        self._disposal = disposal
         self._queue = queue
         self._journal = journal
 
@@ -68,7 +70,7 @@ class OperationQueue:
         fields = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
         if isinstance(item, FileVersion):
             item.record = replace(item.record, **fields)  # type: ignore[arg-type]  # names of its fields
-            self._file_io.on_key_changed(item)
+            self._disposal.discard_upload(item)
             changes.append(PutFile(item.record))
         else:
             changes.append(DropOperation(item.sequence))

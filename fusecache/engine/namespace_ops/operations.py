@@ -28,7 +28,7 @@ from fusecache.engine.namespace_ops.rename import Rename
 from fusecache.engine.namespace_ops.rename_directory import DirectoryRename, check_replaceable
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
@@ -50,7 +50,7 @@ class NamespaceOps:
         self,
         tree: Tree,
         lookup: Lookup,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
         metadata_client: MetadataClient,
@@ -58,16 +58,19 @@ class NamespaceOps:
     ) -> None:
         self._tree = tree
         self._lookup = lookup
-        self._file_io = file_io
+        self._file_io = write.file_io
+        self._disposal = write.disposal
+        self._placement = write.placement
+        self._local_only = write.local_only
         self._queue = queue
         self._journal = journal
         self._listener = listener
-        self._operations = operations = OperationQueue(tree, file_io, queue, journal)
-        self._rotation = rotation = CheckpointRotation(queue, file_io.dequeue, operations.requeue_last)
+        self._operations = operations = OperationQueue(tree, write.disposal, queue, journal)
+        self._rotation = rotation = CheckpointRotation(queue, write.disposal.dequeue, operations.requeue_last)
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
-        self._rename = Rename(tree, file_io, queue, journal, operations, rotation, listener)
+        self._rename = Rename(tree, write, queue, journal, operations, rotation, listener)
         self._directory_rename = DirectoryRename(
-            tree, lookup, file_io, queue, journal, metadata_client, markers, self._rename
+            tree, lookup, write.local_only, queue, journal, metadata_client, markers, self._rename
         )
 
     # ---- making
@@ -102,7 +105,7 @@ class NamespaceOps:
         key = self._tree.child_key(parent, name)
         node = self._tree.make(parent, name, Kind.SYMLINK, target=target)
         changes: list[Change] = []
-        base = self._file_io.placement.collapse_delete(key, changes)
+        base = self._placement.collapse_delete(key, changes)
         self._operations.add(node, OperationKind.SYMLINK, key, changes, target=target, base_etag=base)
         await self._journal.commit(*changes)
         return node
@@ -170,7 +173,7 @@ class NamespaceOps:
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
         if node.kind is Kind.FILE:
             new_key = self._tree.child_key(new_parent, new_name)
-            self._file_io.check_stays_published(self._tree.key(node), new_key)
+            self._local_only.check_stays_published(self._tree.key(node), new_key)
         changes: list[Change] = []
         self._rename.move_file(node, target, new_parent, new_name, changes)
         self._lookup.on_gone(old_parent, old_name)
@@ -196,7 +199,7 @@ class NamespaceOps:
             if not self._queue.is_deferred(item):  # no delete waits for the sequence of a deferred item
                 left.append(item)
             if isinstance(item, FileVersion):
-                changes += self._file_io.dequeue(item)
+                changes += self._disposal.dequeue(item)
             else:
                 self._queue.remove(item)
                 changes.append(DropOperation(item.sequence))
@@ -205,10 +208,10 @@ class NamespaceOps:
         # A version that is still queued stays queued: a delete depends on it, or a rename behind it moves it.
         if version is not None and not version.in_flight and version not in self._queue:
             if not node.handles:
-                changes += self._file_io.drop(version)
+                changes += self._disposal.drop(version)
             else:
-                self._file_io.on_key_changed(version)  # parts that were sent are of no use any more
-                changes += self._file_io.drop_replaced(version)
+                self._disposal.discard_upload(version)
+                changes += self._disposal.drop_replaced(version)
                 if version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
                     changes.append(dropped_row(version))
         if self._queue.exists_after(key, published):
@@ -217,7 +220,7 @@ class NamespaceOps:
                 None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers
             )
             self._tree.add_tombstone(key)
-        changes += self._file_io.placement.queue_deletes(key)
+        changes += self._placement.queue_deletes(key)
         for item in left:
             changes += self._rotation.on_gone(item.sequence, key)
 

@@ -20,7 +20,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, PutFile
@@ -35,7 +35,7 @@ class Rename:
     def __init__(
         self,
         tree: Tree,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
         operations: OperationQueue,
@@ -43,7 +43,10 @@ class Rename:
         listener: NamespaceListener,
     ) -> None:
         self._tree = tree
-        self._file_io = file_io
+        self._states = write.states
+        self._disposal = write.disposal
+        self._placement = write.placement
+        self._local_only = write.local_only
         self._queue = queue
         self._journal = journal
         self._operations = operations
@@ -62,9 +65,9 @@ class Rename:
             if target.version is not None and target.version.state is FileState.REJECTED:
                 target.version.successor = node.version
             if target.version is not None and target.handles == 0 and not self._is_queued(target):
-                changes += self._file_io.drop(target.version)
+                changes += self._disposal.drop(target.version)
             elif target.version is not None and not self._is_queued(target):
-                changes += self._file_io.drop_replaced(target.version)
+                changes += self._disposal.drop_replaced(target.version)
                 if target.version.state in {FileState.LOCAL, FileState.REJECTED}:
                     changes.append(dropped_row(target.version))  # it ends with its last handle
             with in_use(new_parent):  # else the parent's node goes with its only child
@@ -82,11 +85,11 @@ class Rename:
     ) -> None:
         """Follow the node to its new key: unpublished content changes its key, published content gets a RENAME."""
         self._listener.on_moved(key_before, key_now)
-        changes += self._file_io.placement.retarget(key_before, key_now)
+        changes += self._placement.retarget(key_before, key_now)
         self._move_queued(node, key_before, key_now, base, changes)
         version = node.version
-        if version is not None and version in self._file_io.local:
-            changes += self._file_io.end_local_only(node, version)
+        if version is not None and version in self._local_only:
+            changes += self._states.end_local_only(node, version)
 
     def _move_queued(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
@@ -108,10 +111,10 @@ class Rename:
             # The new name never held what was replaced before the rename.
             queued.remove(replaced)
             replaced.successor = last if isinstance(last, FileVersion) else None
-            changes += self._file_io.drop(replaced)
+            changes += self._disposal.drop(replaced)
         # Content whose close may still be revoked must not supersede a delete: the delete is published before it.
         if queued and not any(map(_may_be_revoked, queued)):
-            collapsed = self._file_io.placement.collapse_delete(key_now, changes, queued)
+            collapsed = self._placement.collapse_delete(key_now, changes, queued)
             base = collapsed if collapsed is not None else base
         for item in queued:
             self._operations.requeue(item, base, changes, key=key_now)
@@ -172,7 +175,7 @@ class Rename:
         # The sequence of a revoked close belongs to the old name. Under the new name it is as new as the rename.
         sequence = self._journal.next_number() if version.sequence else 0
         version.record = replace(version.record, key=key, sequence=sequence, base_etag=base)
-        self._file_io.on_key_changed(version)
+        self._disposal.discard_upload(version)
         rejected = version.replaces
         rows = [] if rejected is None else self._rekey(rejected, key, base)
         return [*rows, PutFile(version.record)]
@@ -180,7 +183,7 @@ class Rename:
     def _add_rename(
         self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
     ) -> None:
-        collapsed = self._file_io.placement.collapse_delete(key_now, changes)
+        collapsed = self._placement.collapse_delete(key_now, changes)
         self._operations.add(
             node,
             OperationKind.RENAME,

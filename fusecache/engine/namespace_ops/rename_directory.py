@@ -19,7 +19,7 @@ from fusecache.engine.namespace_ops.rename import Rename
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import (
@@ -43,7 +43,7 @@ class DirectoryRename:
         self,
         tree: Tree,
         lookup: Lookup,
-        file_io: FileIO,
+        local_only: LocalOnly,
         queue: WritebackQueue,
         journal: JournalWriter,
         metadata_client: MetadataClient,
@@ -52,7 +52,7 @@ class DirectoryRename:
     ) -> None:
         self._tree = tree
         self._lookup = lookup
-        self._file_io = file_io
+        self._local_only = local_only
         self._queue = queue
         self._journal = journal
         self._metadata_client = metadata_client
@@ -109,7 +109,7 @@ class DirectoryRename:
         new_key = self._tree.child_key(new_parent, new_name, directory=True)
         files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
         for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
-            self._file_io.check_stays_published(key, new_key + key[len(old_key) :])
+            self._local_only.check_stays_published(key, new_key + key[len(old_key) :])
         for info in remote:
             check_key(new_key + info.key[len(old_key) :])
             self._create_nodes_for(node, info, old_key, began)
@@ -158,7 +158,7 @@ class DirectoryRename:
         if sequences:
             return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
         content = member.version
-        if content is not None and content in self._file_io.local:
+        if content is not None and content in self._local_only:
             return 3, names_others, content.flushed_at, names_others, key
         known = member.object.modified if member.object is not None else 0.0
         return 1, False, listed.get(key, known), names_others, key

@@ -15,7 +15,7 @@ from typing import TypeGuard
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import CREATES
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
@@ -32,12 +32,16 @@ class CommitMarkers:
     """Decides which markers are held, and until when. Callers journal the returned changes with their own."""
 
     def __init__(
-        self, tree: Tree, queue: WritebackQueue, file_io: FileIO, rejected: Callable[[], list[QueuedChange]]
+        self,
+        tree: Tree,
+        queue: WritebackQueue,
+        states: VersionStates,
+        rejected: Callable[[], list[QueuedChange]],
     ) -> None:
         """rejected: the changes that the bucket has rejected by now."""
         self._tree = tree
         self._queue = queue
-        self._file_io = file_io
+        self._states = states
         self._rejected = rejected
         # Per marker key, the sequence of its last version.
         self._last_sequence: dict[str, int] = {}
@@ -46,7 +50,6 @@ class CommitMarkers:
         # Highest sequence that an earlier daemon queued, and the changes that were rejected by then.
         self._start = 0
         self._known_at_start: set[QueuedChange] = set()
-        file_io.on_settled, file_io.on_returned = self.on_resolved, self._requeue_returned
 
     def restore(self, items: list[QueuedChange]) -> None:
         """Find what each marker that an earlier daemon held waits for. items: the rejected changes."""
@@ -62,7 +65,7 @@ class CommitMarkers:
         self._start, self._known_at_start = highest, set(self._rejected())
         changes: list[Change] = []
         for each in self._rejected():
-            if _is_held(each) and each.missing is None:
+            if _is_held(each) and each.marker.missing is None:
                 changes += self._requeue(each)
         return changes
 
@@ -72,22 +75,22 @@ class CommitMarkers:
         That is a rejected change below its directory, queued since the marker's previous version.
         """
         key = version.record.key
-        if version.is_forced or version.in_flight or not self._queue.is_commit_marker(key):
+        if not self._queue.is_commit_marker(key) or version.in_flight or version.marker.is_forced:
             return
         is_first = key not in self._last_sequence and version.sequence > self._start
         known = self._known_at_start if is_first else set[QueuedChange]()
-        version.reported_before = self._last_sequence.pop(key, 0)
+        version.marker.reported_before = self._last_sequence.pop(key, 0)
         self._last_sequence[key] = version.sequence
         if len(self._last_sequence) > _REMEMBERED:
             del self._last_sequence[next(iter(self._last_sequence))]
         rejected = (each for each in self._rejected() if each not in known)
         self._wait(version, next((each for each in rejected if _depends_on(each, version)), None))
-        if version.missing is not None:
-            missing = version.missing.changed_keys()[-1]
+        if version.marker.missing is not None:
+            missing = version.marker.missing.changed_keys()[-1]
             version.record = replace(version.record, reason=Reason.INCOMPLETE)
             raise Refused(
                 f"{self._tree.relative(key)}: held, as the bucket rejected {self._tree.relative(missing)}, which must "
-                f"come first ({version.missing.error}); write that file again, or remove it, to publish this one"
+                f"come first ({version.marker.missing.error}); write that file again, or remove it, to publish this one"
             )
 
     def on_resolved(self, item: QueuedChange) -> list[Change]:
@@ -95,17 +98,17 @@ class CommitMarkers:
         changes: list[Change] = []
         successor = item.successor if isinstance(item, FileVersion) else None
         for each in self._waiting.pop(item, ()):
-            if each.missing is not item:
+            if each.marker.missing is not item:
                 continue
             if successor is not None and successor is not each and successor.state not in _RESOLVED:
                 self._wait(each, successor)
             else:
-                self._last_sequence[each.record.key] = each.reported_before
+                self._last_sequence[each.record.key] = each.marker.reported_before
                 changes += self._requeue(each)
         return changes
 
     def _wait(self, version: FileVersion, missing: QueuedChange | None) -> None:
-        version.missing = missing
+        version.marker.missing = missing
         if missing is not None:
             self._waiting.setdefault(missing, {})[version] = None
 
@@ -130,34 +133,34 @@ class CommitMarkers:
         is_below = removal.record.key.startswith(parent_prefix(rejected.record.key))
         return is_below and sequence < removal.sequence and self._tree.is_linked(rejected.node)
 
-    def _requeue_returned(self, version: FileVersion) -> list[Change]:
+    def on_returned(self, version: FileVersion) -> list[Change]:
         """A version has its name again, as newer content there failed: queue it if it is a held marker."""
-        return self._requeue(version) if _is_held(version) and version.missing is None else []
+        return self._requeue(version) if _is_held(version) and version.marker.missing is None else []
 
     def _requeue(self, version: FileVersion) -> list[Change]:
-        version.missing, node = None, version.node
+        version.marker.missing, node = None, version.node
         if node is None or not self._tree.is_linked(node) or node.version is not version:
             return []
         if version.state is not FileState.REJECTED:
             return []
-        return self._file_io.requeue(node, version)
+        return self._states.requeue(node, version)
 
 
 def _is_held(item: QueuedChange) -> TypeGuard[FileVersion]:
     return isinstance(item, FileVersion) and item.record.reason is Reason.INCOMPLETE
 
 
-def _depends_on(rejected: QueuedChange, marker: FileVersion) -> bool:
-    """Return whether a marker announces a change that the bucket rejected."""
+def _depends_on(rejected: QueuedChange, version: FileVersion) -> bool:
+    """Return whether a version of a commit marker announces a change that the bucket rejected."""
     if isinstance(rejected, Operation):
         if rejected.record.kind not in CREATES:
             return False
         sequence = rejected.sequence
     else:
         sequence = rejected.record.refused_at or rejected.sequence
-    rejected_key, key = rejected.changed_keys()[-1], marker.record.key
+    rejected_key, key = rejected.changed_keys()[-1], version.record.key
     return (
         rejected_key != key
         and rejected_key.startswith(parent_prefix(key))
-        and marker.reported_before < sequence < marker.sequence
+        and version.marker.reported_before < sequence < version.sequence
     )

@@ -110,9 +110,9 @@ class MultipartUploader:
     def on_growth(self, version: FileVersion) -> None:
         """The writer went past the end of another part: send the parts behind it, if they will probably not change."""
         part_bytes = choose_growing_part_bytes(version.size)
-        ready = ready_parts(version.written, part_bytes)
-        version.grows_at = (ready + 1) * part_bytes + part_bytes // 4
-        upload = version.upload
+        ready = ready_parts(version.upload.written_bytes, part_bytes)
+        version.upload.grows_at = (ready + 1) * part_bytes + part_bytes // 4
+        upload = version.upload.multipart
         if upload is not None and upload.parts.part_bytes != part_bytes:
             log.info(
                 "multipart upload restarted with larger parts key=%s part_bytes=%d", upload.key, part_bytes
@@ -120,10 +120,10 @@ class MultipartUploader:
             self.drop(version)
             upload = None
         if self.nursery is None or not may_upload_early(version, self._tree, self._temp_names):
-            version.grows_at = NEVER
+            version.upload.grows_at = NEVER
             return
-        version.growing_since = min(version.growing_since, trio.current_time())
-        if trio.current_time() < version.growing_since + EARLY_AFTER_SECONDS:
+        version.upload.growing_since = min(version.upload.growing_since, trio.current_time())
+        if trio.current_time() < version.upload.growing_since + EARLY_AFTER_SECONDS:
             return
         if upload is None:
             upload = self._begin(version, part_bytes)
@@ -135,7 +135,7 @@ class MultipartUploader:
 
         Errors that may pass are raised after a few retries; call again to go on.
         """
-        upload = version.upload
+        upload = version.upload.multipart
         if upload is not None and not can_become_object(version, upload):
             self.drop(version)
             upload = None
@@ -161,12 +161,12 @@ class MultipartUploader:
     def drop(self, version: FileVersion) -> None:
         """Forget an upload and abort it in the bucket: its content is obsolete, or its key changed."""
         self._active.pop(version, None)
-        record, upload = version.record, version.upload
-        version.upload = None
-        version.sent_bytes = 0
+        record, upload = version.record, version.upload.multipart
+        version.upload.multipart = None
+        version.upload.sent_bytes = 0
         if upload is None and record.upload_id:
             upload = MultipartUpload(
-                version.upload_key, PartTable(record.part_bytes), record.attributes, record.upload_id
+                version.upload.key, PartTable(record.part_bytes), record.attributes, record.upload_id
             )
         if upload is None:
             return
@@ -195,7 +195,7 @@ class MultipartUploader:
     def _begin(self, version: FileVersion, part_bytes: int) -> MultipartUpload:
         record = version.record
         upload = MultipartUpload(record.key, PartTable(part_bytes), record.attributes)
-        version.upload = self._active[version] = upload
+        version.upload.multipart = self._active[version] = upload
         self._start_create(version, upload)
         return upload
 
@@ -221,8 +221,8 @@ class MultipartUploader:
         if not can_become_object(version, upload):
             self.drop(version)
             return None
-        version.upload = upload
-        version.sent_bytes = upload.parts.held_bytes(version.size)
+        version.upload.multipart = upload
+        version.upload.sent_bytes = upload.parts.held_bytes(version.size)
         return upload
 
     async def _create(self, version: FileVersion, upload: MultipartUpload) -> None:
@@ -233,7 +233,7 @@ class MultipartUploader:
                 version, upload, partial(self._offload.upload, create)
             )
             if not upload.stopped.is_set():
-                version.upload_key = upload.key
+                version.upload.key = upload.key
                 version.record = replace(
                     version.record,
                     upload_id=upload.upload_id,
@@ -315,7 +315,7 @@ class MultipartUploader:
         try:
             if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
                 version.record = replace(version.record, part_etags=upload.parts.etags())
-                version.sent_bytes = upload.parts.held_bytes(version.size)
+                version.upload.sent_bytes = upload.parts.held_bytes(version.size)
                 self._journal.submit(*self._row(version))
         except FusecacheError as exc:
             self._fail(version, upload, exc)
@@ -409,7 +409,7 @@ class MultipartUploader:
             log.info(
                 "early upload dropped, will start again after the close key=%s error=%s", upload.key, error
             )
-            version.grows_at = NEVER
+            version.upload.grows_at = NEVER
             self.drop(version)
 
     async def _abort(self, upload: MultipartUpload) -> None:

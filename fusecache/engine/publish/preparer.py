@@ -84,12 +84,12 @@ class Preparer:
         while version.state in OWED:
             if self._nursery is None:
                 await trio.sleep_forever()  # the mount is about to end, and cancels the caller
-            prepared = version.prepared
+            prepared = version.upload.preparation
             if prepared is None or not is_prepared_or_failed_locally(version):
                 prepared = self._start(version)
             if not prepared.done.is_set():
                 await prepared.done.wait()
-            if version.prepared is not prepared:
+            if version.upload.preparation is not prepared:
                 continue  # restarted while waiting: the key changed, or the upload was lost
             if prepared.failure is not None:
                 raise prepared.failure
@@ -98,7 +98,7 @@ class Preparer:
     def restart(self, version: FileVersion) -> None:
         """Forget parts that were sent: the upload is lost or useless, or the key changed."""
         self._stop(version)
-        version.prepared = None
+        version.upload.preparation = None
 
     def dropped(self, version: FileVersion) -> None:
         """Clean up after obsolete content: parts, reservation, file."""
@@ -112,7 +112,7 @@ class Preparer:
         if self._nursery is None:
             raise RuntimeError("the preparer is not running")
         prepared = Preparation(trio.Event(), trio.CancelScope())
-        version.prepared = prepared
+        version.upload.preparation = prepared
         self._running += 1
         if _is_small(version):
             self._small.add((version, prepared))
@@ -123,8 +123,8 @@ class Preparer:
 
     def _stop(self, version: FileVersion) -> None:
         """Cancel a preparation. A thread that works on it runs to its end, but its result is ignored."""
-        if version.prepared is not None:
-            version.prepared.scope.cancel()
+        if version.upload.preparation is not None:
+            version.upload.preparation.scope.cancel()
         self._uploader.drop(version)
 
     async def _prepare(self, version: FileVersion, prepared: Preparation) -> None:
@@ -188,7 +188,7 @@ class Preparer:
             _close_unused(version)
             return
         async with self._syncing:
-            if version.upload is None:
+            if version.upload.multipart is None:
                 checksums = await self._offload.disk(_sync_and_sum, file)
             else:
                 await self._offload.disk(_sync, file)
@@ -205,7 +205,7 @@ class Preparer:
 
     async def _checksums(self, version: FileVersion) -> bytes:
         """Return the checksums of all granules; those of parts that were digested for sending are known."""
-        upload = version.upload
+        upload = version.upload.multipart
         if upload is None:  # dropped while the bytes were synced
             return await self._offload.disk(version.file.checksums)
         parts = []
@@ -218,10 +218,10 @@ class Preparer:
         return b"".join(parts)
 
     async def _discard(self, version: FileVersion) -> None:
-        if version.prepared is not None:
-            await version.prepared.done.wait()
+        if version.upload.preparation is not None:
+            await version.upload.preparation.done.wait()
         try:
-            await wait_unused(version)
+            await version.use.wait_unread()
             await self._journal.wait_committed()  # a crash must not find the row of a file that is gone
         except FusecacheError:
             return
@@ -243,26 +243,21 @@ def is_prepared_or_failed_locally(version: FileVersion) -> bool:
     A request that failed may be sent again. A local fsync that failed must not be retried: the kernel marks the pages
     that it lost as clean, and the next fsync succeeds (fsync(2)).
     """
-    prepared = version.prepared
+    prepared = version.upload.preparation
     return prepared is not None and not isinstance(prepared.failure, RemoteError)
-
-
-async def wait_unused(version: FileVersion) -> None:
-    """Return when no thread works on a file version's staging file."""
-    while version.readers:
-        version.unread = trio.Event()
-        await version.unread.wait()
 
 
 def _is_small(version: FileVersion) -> bool:
     """Return whether one sync and one PutObject are enough."""
-    has_parts = version.upload is not None or version.record.upload_id or choose_part_bytes(version.size)
+    has_parts = (
+        version.upload.multipart is not None or version.record.upload_id or choose_part_bytes(version.size)
+    )
     return version.size <= _SMALL_BYTES and not has_parts
 
 
 def _close_unused(version: FileVersion) -> None:
     """Close the staging file if nothing reads it: a file that only waits for the bucket needs no descriptor."""
-    if version.readers == 0:
+    if version.use.readers == 0:
         version.file.close()
 
 

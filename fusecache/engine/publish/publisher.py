@@ -24,6 +24,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
+from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.failing import FailingChanges
 from fusecache.engine.publish.in_flight import ChangesInFlight
@@ -36,7 +37,7 @@ from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_ligh
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
@@ -83,7 +84,7 @@ class Publisher:
         self,
         tree: Tree,
         lookup: Lookup,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
         cache: BlockCache,
@@ -102,7 +103,7 @@ class Publisher:
 
         last_wins: replace a version that another client wrote concurrently.
         """
-        self._file_io = file_io
+        self._states = write.states
         self._queue = queue
         self._journal = journal
         self._preparer = preparer
@@ -115,9 +116,9 @@ class Publisher:
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(cache, journal, offload)
-        self._rejections = Rejections(tree, lookup, file_io, queue, journal, preparer, listener)
+        self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, listener)
         self._results = PublishResults(
-            tree, lookup, file_io, queue, journal, self._retirement, self._rejections, listener
+            tree, lookup, write, queue, journal, self._retirement, self._rejections, listener
         )
         self._draining = 0
         self._wake = trio.Event()
@@ -127,7 +128,6 @@ class Publisher:
         self._failing = FailingChanges(queue, self._schedule)
         self._listener = listener
         self._last_wins = last_wins
-        file_io.on_sealed = self.wake
 
     # ---- status and events
 
@@ -145,13 +145,13 @@ class Publisher:
         self._rejections.on_start(highest)
 
     @property
-    def conflicts(self) -> list[str]:
-        """The newest keys in conflict: another client changed them first."""
-        return list(self._rejections.conflicts)
+    def commit_markers(self) -> CommitMarkers:
+        """Decides which commit markers are held."""
+        return self._rejections.commit_markers
 
     @property
     def kept_as(self) -> dict[str, str]:
-        """Where the local version of each key in conflict is kept; "" if the change was dropped."""
+        """The newest keys in conflict, and where the local version of each is kept; "" if the change was dropped."""
         return self._rejections.conflicts
 
     @property
@@ -165,7 +165,7 @@ class Publisher:
         return self._failing.blocking_error
 
     def wake(self) -> None:
-        """Have the loop look at the queue again."""
+        """Have the loop look at the queue again: there may be more to publish."""
         self._wake.set()
 
     def end_pauses(self) -> None:
@@ -303,7 +303,7 @@ class Publisher:
             return self._ahead.next_scan()
         if not self._failing.outage.is_on:
             self._ahead.retry(self._failing, now)
-        is_undecided = self._file_io.revoke_unfinished_closes(now, self._settle_seconds)
+        is_undecided = self._states.revoke_unfinished_closes(now, self._settle_seconds)
         self._ahead.scan(now)
         return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 
@@ -437,8 +437,8 @@ class Publisher:
         async with self._in_flight.request(sends_bytes=sends_bytes):
             self._schedule.on_written(item, trio.current_time())
             if isinstance(item, FileVersion):
-                item.asked = Sent(trio.current_time())
-                args = (*args, item.asked)
+                item.upload.request = Sent(trio.current_time())
+                args = (*args, item.upload.request)
             try:
                 send = self._offload.upload if sends_bytes else self._offload.publish
                 answer = await send(call, *args)
@@ -448,7 +448,7 @@ class Publisher:
                 raise
             finally:
                 if isinstance(item, FileVersion):
-                    item.asked = None
+                    item.upload.request = None
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)

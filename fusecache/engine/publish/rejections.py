@@ -20,7 +20,7 @@ from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
@@ -42,7 +42,7 @@ class Rejections:
         self,
         tree: Tree,
         lookup: Lookup,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
         preparer: Preparer,
@@ -50,7 +50,8 @@ class Rejections:
     ) -> None:
         self._tree = tree
         self._lookup = lookup
-        self._file_io = file_io
+        self._disposal = write.disposal
+        self._placement = write.placement
         self._queue = queue
         self._journal = journal
         self._preparer = preparer
@@ -60,7 +61,7 @@ class Rejections:
         # The newest conflicts: where the local version of a key is kept, "" if the change was dropped.
         self.conflicts: dict[str, str] = {}
         self.base_etags = BaseEtags(tree, queue, journal)
-        self.commit_markers = CommitMarkers(tree, queue, file_io, lambda: self.rejected)
+        self.commit_markers = CommitMarkers(tree, queue, write.states, lambda: self.rejected)
 
     @property
     def rejected(self) -> list[QueuedChange]:
@@ -87,7 +88,7 @@ class Rejections:
 
     async def defer_behind(self, removal: Operation, marker: FileVersion) -> None:
         """Defer a removal until something is published under the held marker's name, or the marker is removed."""
-        await self._journal.commit(*self._file_io.placement.defer(removal, marker.record.key))
+        await self._journal.commit(*self._placement.defer(removal, marker.record.key))
 
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
@@ -138,7 +139,7 @@ class Rejections:
                     folder = folder.parent or folder
                 self._tree.move(node, folder, copy_key.rpartition("/")[2])
                 self._listener.on_name_lost(parent, name)
-            rows = [*self.base_etags.update(key, None), *self._file_io.placement.retarget(key, copy_key)]
+            rows = [*self.base_etags.update(key, None), *self._placement.retarget(key, copy_key)]
             follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
                 # Our queued rename must not move the remote version.
@@ -188,7 +189,7 @@ class Rejections:
         self._preparer.restart(item)  # abort the upload: its parts are useless now
         key, node = item.record.key, item.node
         item.transition_to(FileState.REJECTED, error=str(error))
-        changes = self._file_io.drop_replaced(item)
+        changes = self._disposal.drop_replaced(item)
         if node is not None:
             changes += self._drop_renames(node, key)
         if node is not None and self._tree.is_linked(node):
@@ -197,7 +198,7 @@ class Rejections:
         elif node is not None and node.handles and node.version is item:
             changes.append(dropped_row(item))  # unlinked, but open: its last close disposes of it
         else:
-            changes += self._file_io.drop(item)
+            changes += self._disposal.drop(item)
         await self._journal.commit(*changes)
 
     def _drop_renames(self, node: Node, key: str) -> list[Change]:
@@ -227,7 +228,7 @@ class Rejections:
             item.record = replace(
                 item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
             )
-            self._file_io.on_key_changed(item)
+            self._preparer.restart(item)
         elif item.record.base_etag is not None and node.published_etag(key) is None:
             # It had superseded a removal: from now on only the node records what the bucket shows.
             node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
@@ -236,10 +237,10 @@ class Rejections:
             newer = node.version if node.version is not item else None
         changes: list[Change] = []
         if newer is not None:
-            changes = self._file_io.drop_replaced(newer)
+            changes = self._disposal.drop_replaced(newer)
             newer.replaces = item
         if newer is None or newer not in self._queue:
-            changes += self._file_io.placement.deferred_deletes(key, key_now)
+            changes += self._placement.defer_deletes(key, key_now)
         return [*changes, PutFile(item.record)]
 
     async def _abandon(self, item: Operation) -> None:

@@ -15,7 +15,7 @@ from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile
 from fusecache.model.objects import ObjectInfo
@@ -30,7 +30,7 @@ class PublishResults:
         self,
         tree: Tree,
         lookup: Lookup,
-        file_io: FileIO,
+        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
         retirement: Retirement,
@@ -39,7 +39,8 @@ class PublishResults:
     ) -> None:
         self._tree = tree
         self._lookup = lookup
-        self._file_io = file_io
+        self._disposal = write.disposal
+        self._placement = write.placement
         self._queue = queue
         self._journal = journal
         self._retirement = retirement
@@ -61,8 +62,8 @@ class PublishResults:
             PutFile(record),
             PutAttributes(published.key, published.etag, record.attributes),
             *self._base_etags.update(published.key, published.etag),
-            *self._file_io.drop_replaced(version),
-            *self._file_io.placement.queue_deletes(published.key),
+            *self._disposal.drop_replaced(version),
+            *self._placement.queue_deletes(published.key),
             *self._rejections.forget((published.key,)),
             *self._rejections.commit_markers.on_resolved(version),
         ]
@@ -88,7 +89,7 @@ class PublishResults:
             changes += self._base_etags.update(key, etag)
             self._listener.on_published(key)
             if rejected_before(self._tree.find(key)) is None:
-                changes += self._file_io.placement.queue_deletes(key)
+                changes += self._placement.queue_deletes(key)
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:

@@ -12,7 +12,6 @@ from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileVersion
-from fusecache.engine.publish.preparer import wait_unused
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import CommitTicket, JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -81,7 +80,7 @@ class Retirement:
                 continue  # unlinked, and still open: its last close disposes of it
             if version.node is None:
                 continue  # unlinked, and disposed of by its last close
-            await wait_unused(version)
+            await version.use.wait_unread()
             version.file.close()
             rows.append(DropFile(version.record.generation))
             size, checksums = version.size, version.granule_checksums

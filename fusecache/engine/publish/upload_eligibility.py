@@ -18,11 +18,11 @@ _MTIME_SLACK_NS = 60 * 1_000_000_000
 def may_upload_early(version: FileVersion, tree: Tree, temp_names: tuple[str, ...]) -> bool:
     """Return whether a file that is being written will probably be published as it is, under its present name."""
     node = version.node
-    if node is None or not tree.is_linked(node) or version.killed_writer is not None:
+    if node is None or not tree.is_linked(node) or version.close_state.killed_writer is not None:
         return False
     if version.state not in {FileState.OPEN, FileState.FLUSHED}:
         return False
-    if version.upload is not None and not version.upload.parts.is_worth_it:
+    if version.upload.multipart is not None and not version.upload.multipart.parts.is_worth_it:
         return False
     name = version.record.key.rpartition("/")[2]
     # rsync and other programs write under a hidden name first, then rename.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.lost_changes import LostChanges
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -268,7 +268,9 @@ class JournalReplay:
             log.error("staging file missing key=%s generation=%d", record.key, record.generation)
             return None
         file = self._staging.known(record.generation)
-        return FileVersion(record, file, None, size=record.size, changed_since_flush=False)
+        return FileVersion(
+            record, file, None, size=record.size, close_state=CloseState(changed_since_flush=False)
+        )
 
     def _quarantine(
         self, record: FileRecord, reason: Reason, message: str, found: ReplayResult

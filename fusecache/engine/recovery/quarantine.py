@@ -22,14 +22,15 @@ import trio
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
+from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.recovery.journal_replay import ReplayResult
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.listener import WriteListener
+from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, PutFile
@@ -52,7 +53,8 @@ class Quarantine:
         tree: Tree,
         lookup: Lookup,
         namespace_ops: NamespaceOps,
-        file_io: FileIO,
+        write: WriteParts,
+        listener: WriteListener,
         queue: WritebackQueue,
         journal: JournalWriter,
         publisher: Publisher,
@@ -66,7 +68,11 @@ class Quarantine:
         self._tree = tree
         self._lookup = lookup
         self._namespace_ops = namespace_ops
-        self._file_io = file_io
+        self._states = write.states
+        self._disposal = write.disposal
+        self._placement = write.placement
+        self._local_only = write.local_only
+        self._listener = listener
         self._queue = queue
         self._journal = journal
         self._publisher = publisher
@@ -78,13 +84,13 @@ class Quarantine:
         self._resolve = resolve
         # The rows of quarantined files, and the bytes that the ledger counts for each.
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
-        file_io.on_quarantined = self._on_quarantined
 
     def restore_rows(self, found: ReplayResult) -> None:
         """Load the quarantined files that the start found."""
         self._quarantined = {record.generation: (record, held) for record, held in found.quarantined}
 
-    def _on_quarantined(self, record: FileRecord) -> None:
+    def on_quarantined(self, record: FileRecord) -> None:
+        """A file of this run was quarantined: list it."""
         self._quarantined[record.generation] = (record, record.size)
 
     # ---- listing
@@ -163,7 +169,14 @@ class Quarantine:
             raise AlreadyExists(
                 f"{name}: was made, or its directory removed, during the restore; try again with another --to PATH"
             )
-        version = FileVersion(record, file, None, size=record.size, reserved=held, changed_since_flush=False)
+        version = FileVersion(
+            record,
+            file,
+            None,
+            size=record.size,
+            reserved=held,
+            close_state=CloseState(changed_since_flush=False),
+        )
         changes: list[Change] = []
         self._queue_restored(version, parent, name, changes)
         path = self._tree.path(self._node_of(version))
@@ -189,13 +202,13 @@ class Quarantine:
             "attributes": attributes,
             "boot_id": self._boot_id,
         }
-        self._file_io.on_name_lost(parent, name)  # the kernel may have cached that there is no such name
-        if self._file_io.is_local(node):
-            self._file_io.local.add(version)
+        self._listener.on_name_lost(parent, name)  # the kernel may have cached that there is no such name
+        if self._local_only.covers(node):
+            self._local_only.add(version)
             version.record = replace(version.record, state=FileState.LOCAL, sequence=0, **fresh)
             changes.append(PutFile(version.record))
             return
-        base = self._queue.base_for(key, self._file_io.placement.collapse_delete(key, changes))
+        base = self._queue.base_for(key, self._placement.collapse_delete(key, changes))
         # Set directly, not by a transition: the table allows none from ORPHAN, as such content is published only on
         # request.
         version.record = replace(version.record, state=FileState.SEALED, base_etag=base, **fresh)
@@ -203,7 +216,7 @@ class Quarantine:
         version.sealed_at = version.flushed_at = trio.current_time()
         self._queue.add(version)
         changes.append(PutFile(version.record))
-        self._file_io.on_sealed()
+        self._listener.on_sealed()
 
     async def _requeue(self, version: FileVersion, to: str) -> str:
         node = self._node_of(version)
@@ -214,8 +227,8 @@ class Quarantine:
             raise NotFound(
                 f"{version.record.key}: was removed or written again, so there is nothing to restore"
             )
-        version.is_forced = True
-        changes = self._file_io.requeue(node, version)
+        version.marker.is_forced = True
+        changes = self._states.requeue(node, version)
         path = self._tree.path(node)
         await self._journal.commit(*changes)
         return path
@@ -241,8 +254,8 @@ class Quarantine:
             folder = await self._directory(old.rpartition("/")[0])
             with in_use(folder):
                 await self._namespace_ops.rename(folder, old.rpartition("/")[2], parent, name, replace=False)
-        self._file_io.on_name_lost(folder, old.rpartition("/")[2])
-        self._file_io.on_name_lost(parent, name)
+        self._listener.on_name_lost(folder, old.rpartition("/")[2])
+        self._listener.on_name_lost(parent, name)
 
     async def _free_name(self, to: str, old: str) -> tuple[Node, str]:
         """Return the directory and name for a restore: those of `to`, or beside `old` the first name that is free."""
@@ -310,11 +323,11 @@ class Quarantine:
         if node.handles:
             raise NotPermitted(f"{self._tree.path(node)}: a program has it open; close it first")
         parent, name, size = node.parent, node.name, version.size
-        shown = self._file_io.placement.forget_deletes(version.record.key)
-        dropped = [*self._file_io.drop(version), *shown]
+        shown = self._placement.forget_deletes(version.record.key)
+        dropped = [*self._disposal.drop(version), *shown]
         if parent is not None:
             self._tree.detach(node)
-            self._file_io.on_name_lost(parent, name)  # the name shows again what the bucket has
+            self._listener.on_name_lost(parent, name)  # the name shows again what the bucket has
         await self._journal.commit(*dropped)
         return size
 
@@ -326,7 +339,7 @@ class Quarantine:
                 parent = await self._directory(folder)
                 with in_use(parent):
                     await self._namespace_ops.unlink(parent, name)
-                self._file_io.on_name_lost(parent, name)
+                self._listener.on_name_lost(parent, name)
             except NotFound:
                 log.info("conflict copy already gone path=%s", copy)
         if self._conflict_log.get(record.number) is not None:

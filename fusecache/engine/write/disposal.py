@@ -8,7 +8,6 @@ or a program or user on this node removed it.
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
@@ -22,14 +21,13 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.write.listener import WriteListener
+from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.writeback.queue import WritebackQueue, leaves_object
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import NoSpace
-from fusecache.model.records import FileRecord, Reason
+from fusecache.model.records import Reason
 from fusecache.model.states import FileState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +42,16 @@ class VersionDisposal:
         staging: StagingDirectory,
         journal: JournalWriter,
         queue: WritebackQueue,
+        local_only: LocalOnly,
+        listener: WriteListener,
     ) -> None:
         self._tree = tree
         self._cache = cache
         self._staging = staging
         self._journal = journal
         self._queue = queue
-        # Versions that are never published, as their names match `local_only`.
-        self.local: set[FileVersion] = set()
-        self.on_name_lost: Callable[[Node, str], None] = lambda _parent, _name: None
-        self.on_dropped: Callable[[FileVersion], None] = lambda _version: None
-        self.on_key_changed: Callable[[FileVersion], None] = lambda _version: None
-        # Rejected content has its name again, as what replaced it failed.
-        self.on_returned: Callable[[FileVersion], list[Change]] = lambda _version: []
-        # Rejected content, or what replaces it, was dropped, quarantined or queued again.
-        self.on_settled: Callable[[FileVersion], list[Change]] = lambda _version: []
-        self.on_quarantined: Callable[[FileRecord], None] = lambda _record: None
+        self._local_only = local_only
+        self._listener = listener
 
     def drop(self, version: FileVersion) -> list[Change]:
         """End a version that is no longer needed; return the rows, to be journaled in one transaction with the cause.
@@ -67,7 +59,7 @@ class VersionDisposal:
         The caller must not drop a version that is in flight.
         """
         self._queue.discard(version)
-        self.local.discard(version)
+        self._local_only.discard(version)
         version.transition_to(FileState.DROPPED)
         node = version.node
         version.node = None
@@ -75,8 +67,8 @@ class VersionDisposal:
             if node.version is version:
                 node.version = None
             self._tree.release_local(node)
-        self.on_dropped(version)
-        return [dropped_row(version), *self.drop_replaced(version), *self.on_settled(version)]
+        self._listener.on_dropped(version)
+        return [dropped_row(version), *self.drop_replaced(version), *self._listener.on_resolved(version)]
 
     def dequeue(self, version: FileVersion) -> list[Change]:
         """Take a queued version out of the queue. It ends now, or with the last handle that has it open."""
@@ -94,30 +86,34 @@ class VersionDisposal:
         rejected.successor = version
         return self.drop(rejected)
 
-    def _dispose_unlinked(self, version: FileVersion) -> None:
+    def discard_upload(self, version: FileVersion) -> None:
+        """Discard the parts that were sent of a version: its key changed, or it must not be published as it is."""
+        self._listener.on_upload_obsolete(version)
+
+    def end_unlinked(self, version: FileVersion) -> None:
         """End the version of an unlinked file, as its last handle is closed."""
         if version.state is FileState.STORED:
             version.node = None
-            self.on_dropped(version)
+            self._listener.on_dropped(version)
         else:
             self._journal.submit(*self.drop(version))
 
-    def _quarantine(self, node: Node, version: FileVersion) -> None:
+    def quarantine(self, node: Node, version: FileVersion) -> None:
         """Quarantine content that must not be published. The name shows its previous content again.
 
         Content whose writer got ENOSPC is dropped instead, unless it is local-only.
         """
         parent, name = node.parent, node.name
         rejected, version.replaces = version.replaces, None
-        if isinstance(version.error, NoSpace) and version not in self.local:
+        if isinstance(version.error, NoSpace) and version not in self._local_only:
             # The writer got the error, and keeping the bytes would hold the very space that is missing. Local-only
             # content is kept: it is changed in place, so a close may have acknowledged it before.
             log.warning("removed unfinished file after ENOSPC path=%s", self._tree.path(node))
             self._journal.submit(*self.drop(version))
         else:
             self._queue.discard(version)
-            self.local.discard(version)
-            self.on_key_changed(version)  # parts that were sent are of no use any more
+            self._local_only.discard(version)
+            self.discard_upload(version)
             failed = version.error is not None
             record = version.transition_to(
                 FileState.ORPHAN,
@@ -126,14 +122,14 @@ class VersionDisposal:
                 reason=Reason.FAILED if failed else Reason.KILLED,
                 error=str(version.error) if failed else "its writer was killed before it closed the file",
             )
-            self._journal.submit(PutFile(record), *self.on_settled(version))
+            self._journal.submit(PutFile(record), *self._listener.on_resolved(version))
             version.file.close()
             path = self._staging.quarantine(record.generation, "orphans")
             log.warning(
                 "quarantined unfinished file path=%s bytes=%d at=%s reason=%s",
                 self._tree.path(node), record.size, path, record.error,
             )  # fmt: skip
-            self.on_quarantined(record)
+            self._listener.on_quarantined(record)
             self._cache.release_staging(version.reserved - version.size)
             version.reserved = version.size
             node.version = None
@@ -144,9 +140,9 @@ class VersionDisposal:
             with in_use(parent):  # else the parent's node goes with its only child
                 self._tree.detach(node)
                 self._restore_previous(node, parent, name, rejected)
-                self.on_name_lost(parent, name)
+                self._listener.on_name_lost(parent, name)
         if rejected is not None and rejected.state is FileState.REJECTED:
-            self._journal.submit(*self.on_returned(rejected))
+            self._journal.submit(*self._listener.on_returned(rejected))
 
     def _restore_previous(self, node: Node, parent: Node, name: str, rejected: FileVersion | None) -> None:
         """Let the name show what was closed last: what is queued under it, else the rejected version.
@@ -196,20 +192,15 @@ class VersionDisposal:
             if isinstance(item, FileVersion):
                 successor.version = item
 
-    def _trim(self, version: FileVersion) -> None:
-        """Release the space that is reserved beyond the version's size, as nothing is written for now."""
-        if version.reserved > version.size:
-            self._cache.release_staging(version.reserved - version.size)
-            version.reserved = version.size
 
-    def _row(self, version: FileVersion) -> list[PutFile]:
-        """Return the row of a version, to be journaled.
+def named_row(version: FileVersion, tree: Tree, queue: WritebackQueue) -> list[PutFile]:
+    """Return the row of a version, to be journaled.
 
-        An unlinked file must not come back after a crash. So it has a row only while its version is queued: a file that
-        was replaced by a rename may have to be published before what replaced it. If the version had a sequence and is
-        no longer queued, its row becomes DROPPED. Otherwise there is no row.
-        """
-        is_named = version.node is not None and self._tree.is_linked(version.node)
-        if is_named or version in self._queue:
-            return [PutFile(version.record)]
-        return [dropped_row(version)] if version.sequence else []
+    An unlinked file must not come back after a crash. So it has a row only while its version is queued: a file that
+    was replaced by a rename may have to be published before what replaced it. If the version had a sequence and is
+    no longer queued, its row becomes DROPPED. Otherwise there is no row.
+    """
+    is_named = version.node is not None and tree.is_linked(version.node)
+    if is_named or version in queue:
+        return [PutFile(version.record)]
+    return [dropped_row(version)] if version.sequence else []

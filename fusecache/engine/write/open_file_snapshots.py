@@ -10,7 +10,8 @@ import trio
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.write.file_io import FileIO
+from fusecache.engine.write.snapshots import Snapshots
+from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError
 from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot_interval
@@ -27,14 +28,16 @@ class OpenFileSnapshots:
     def __init__(
         self,
         tree: Tree,
-        file_io: FileIO,
+        states: VersionStates,
+        snapshots: Snapshots,
         queue: WritebackQueue,
         cache: BlockCache,
         *,
         snapshot_seconds: float,
     ) -> None:
         self._tree = tree
-        self._file_io = file_io
+        self._states = states
+        self._snapshots = snapshots
         self._queue = queue
         self._cache = cache
         self._snapshot_seconds = snapshot_seconds
@@ -43,9 +46,9 @@ class OpenFileSnapshots:
         self._queued: dict[int, FileVersion] = {}
         self._sent_since: dict[int, float] = {}
         self._upload_seconds: dict[int, float] = {}
-        file_io.on_dirty = self._on_dirty
 
-    def _on_dirty(self) -> None:
+    def on_dirty(self) -> None:
+        """A file has changes that no durable close covers: watch it."""
         self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -55,7 +58,7 @@ class OpenFileSnapshots:
             self._wake = trio.Event()
             now = trio.current_time()
             self._measure_uploads(now)
-            dirty = self._file_io.dirty_versions()
+            dirty = self._states.dirty_versions()
             for version in dirty:
                 await self._snapshot_if_due(version, now)
             if dirty or self._queued:
@@ -69,7 +72,7 @@ class OpenFileSnapshots:
             if version not in self._queue:
                 del self._queued[number]
                 self._upload_seconds[number] = now - self._sent_since.pop(number, now)
-            elif version.in_flight or version.sent_bytes:
+            elif version.in_flight or version.upload.sent_bytes:
                 self._sent_since.setdefault(number, now)
         for number in self._upload_seconds.keys() - self._tree.nodes.keys():
             del self._upload_seconds[number]
@@ -83,7 +86,7 @@ class OpenFileSnapshots:
         snapshot = None
         try:
             with trio.move_on_after(_CHECK_SECONDS):  # written without a pause: try again at the next check
-                snapshot = await self._file_io.snapshot(node, rested_seconds=0.0)
+                snapshot = await self._snapshots.take(node, rested_seconds=0.0)
         except FusecacheError as exc:
             log.warning("open file not published path=%s error=%s", self._tree.path(node), exc)
             return
@@ -96,8 +99,8 @@ class OpenFileSnapshots:
     def _is_due(self, node: Node, version: FileVersion, now: float) -> bool:
         interval = snapshot_interval(self._snapshot_seconds, self._upload_seconds.get(node.number, 0.0))
         return (
-            now >= version.dirty_since + interval
+            now >= version.close_state.dirty_since + interval
             and node.number not in self._queued
             and may_be_published_open(version.size, appended=node.appenders > 0)
-            and not self._file_io.has_temporary_name(node)
+            and not self._snapshots.has_temporary_name(node)
         )

@@ -54,7 +54,7 @@ class QueuePlacement:
         sequence = self._journal.next_number()
         queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
-        version.has_dependent_write = last is not None and self._queue.ends_with(last)
+        version.follows_directly = last is not None and self._queue.ends_with(last)
         return sequence, self._queue.base_for(key, node.published_etag(key))
 
     def supersede(self, version: FileVersion) -> list[Change]:
@@ -68,12 +68,7 @@ class QueuePlacement:
             return ended
         queued = [item for item in self._queue.for_key(key) if item.sequence < version.sequence]
         last = queued[-1] if queued else None
-        if (
-            isinstance(last, FileVersion)
-            and last.is_superseded_marker
-            and not last.in_flight
-            and not last.awaited
-        ):
+        if isinstance(last, FileVersion) and last.is_stale_marker and not last.in_flight and not last.awaited:
             last.successor = version
             return self._dequeue(last)
         if (
@@ -89,10 +84,10 @@ class QueuePlacement:
         # A small file may name what was written since its last version. Then the newer version must come after that,
         # and the oldest version keeps its sequence for the changes that depend on it. Of a commit marker (`latest`)
         # each version stays: a change in between, such as the delete of a checkpoint, depends on the version before it.
-        # With `has_dependent_write` nothing was queued in between, so there is nothing new that it could name.
+        # With `follows_directly` nothing was queued in between, so there is nothing new that it could name.
         versions = sum(isinstance(item, FileVersion) and item.node is last.node for item in queued)
         versions_max = _MARKER_VERSIONS_MAX if self._queue.is_commit_marker(key) else 2
-        if version.size <= _SMALL_BYTES and not version.has_dependent_write and versions < versions_max:
+        if version.size <= _SMALL_BYTES and not version.follows_directly and versions < versions_max:
             return []
         # A file that is rewritten again and again must not hold back the changes behind it for ever: when its upload is
         # overdue, or has begun, its oldest version is published as it is.
@@ -151,7 +146,7 @@ class QueuePlacement:
 
     # ---- deferred deletes: they wait until something is published where rejected content is now
 
-    def deferred_deletes(self, key: str, key_now: str) -> list[Change]:
+    def defer_deletes(self, key: str, key_now: str) -> list[Change]:
         """Defer the deletes that wait for rejected content, so that the bucket keeps the older content.
 
         key: the name of that content when its request was sent; key_now: the name that it has by now.

@@ -94,7 +94,7 @@ class CheckpointRotation:
                 item.successor = next_one
                 changes += self._dequeue(item)
             else:
-                item.is_superseded_marker = True
+                item.marker.is_stale = True
         return changes
 
     def _may_move_back(self, removal: Operation) -> bool:

@@ -114,7 +114,7 @@ async def test_a_close_during_it_does_not_take_its_content_away(
             nursery.start_soon(user.fs.fsync, handle)
             await trio.sleep(1)
             await user.fs.file_io.write(other, 0, b"x")
-            await user.fs.file_io.flush(other)  # and it stays open: nothing of it is published
+            await user.fs.close_protocol.flush(other)  # and it stays open: nothing of it is published
             await trio.sleep(5)
             bucket.come_back()
         assert bucket.shows() == {"file": bytes(2 * MIB)}

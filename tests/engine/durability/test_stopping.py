@@ -180,12 +180,12 @@ async def test_a_mount_whose_journal_failed_while_a_file_was_open_can_still_end(
     async with running_node(bucket, cache) as user:
         first = await user.open("first")
         await user.fs.file_io.write(first, 0, b"1")
-        await user.fs.file_io.flush(first)
+        await user.fs.close_protocol.flush(first)
         second = await user.open("second")
         break_journal(user)
         await user.fs.file_io.write(second, 0, b"2")
         with pytest.raises(NoSpace):
-            await user.fs.file_io.flush(second)
+            await user.fs.close_protocol.flush(second)
         for handle in (first, second):
             with suppress(NoSpace, ReadOnly):  # the kernel tells nobody how a release went
                 await user.fs.file_io.release(handle)

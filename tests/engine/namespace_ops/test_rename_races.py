@@ -111,7 +111,7 @@ async def test_what_is_changed_while_its_object_moves_keeps_the_rest(
                 assert list(bucket.shows()) == ["b"]
             return await fetch(*args)  # type: ignore[arg-type]
 
-        user.fs.file_io._cache.read = fetched  # type: ignore[method-assign,assignment]
+        user.fs.cache.read = fetched  # type: ignore[method-assign,assignment]
         handle = await user.open("b", truncate=False)
         if offset is None:
             await user.fs.file_io.truncate(handle.node, keep * MIB)

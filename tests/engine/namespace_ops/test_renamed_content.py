@@ -30,7 +30,7 @@ async def test_late_pages_come_after_the_rename_that_they_came_after(
         await newer_version_moved(user, bucket)
         handle = await user.open("b", truncate=False)
         await user.fs.file_io.write(handle, 0, b"3")
-        await user.fs.file_io.flush(handle)  # close(2); the mapping stays
+        await user.fs.close_protocol.flush(handle)  # close(2); the mapping stays
         await trio.sleep(30)
         await user.rename("b", "c")
         await user.fs.file_io.write(handle, 0, b"4")
@@ -113,7 +113,7 @@ async def test_what_was_taken_back_under_a_rename_does_not_come_back_after_a_kil
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"torn")
-        await user.fs.file_io.flush(handle)  # a forked child's
+        await user.fs.close_protocol.flush(handle)  # a forked child's
         await user.write("new", b"whole")
         await user.rename("new", "file")
         await trio.sleep(30)
@@ -171,7 +171,7 @@ async def test_content_that_is_not_closed_after_all_comes_after_the_renames_of_i
         await user.rename("first", "file")
         handle = await user.open("file", truncate=False)
         await user.fs.file_io.write(handle, 0, b"new")
-        await user.fs.file_io.flush(handle)  # a forked child's
+        await user.fs.close_protocol.flush(handle)  # a forked child's
         await user.rename("file", "moved")
         await trio.sleep(30)
         await user.fs.file_io.write(handle, 3, b"er")
@@ -190,7 +190,7 @@ async def test_a_closed_version_moves_with_newer_content_that_is_not_closed_afte
         await user.write("file", b"closed")
         handle = await user.open("file", truncate=False)
         await user.fs.file_io.write(handle, 0, b"CL")
-        await user.fs.file_io.flush(handle)  # a forked child's
+        await user.fs.close_protocol.flush(handle)  # a forked child's
         await user.rename("file", "moved")
         await trio.sleep(30)
         photograph(tmp_path / "1", tmp_path / "2")
@@ -212,7 +212,7 @@ async def test_content_that_is_not_closed_after_all_moves_nothing_that_was_remov
         await user.unlink("file")
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"half")
-        await user.fs.file_io.flush(handle)  # a forked child's
+        await user.fs.close_protocol.flush(handle)  # a forked child's
         await user.rename("file", "moved")
         await trio.sleep(30)
         await user.fs.file_io.write(handle, 0, b"whole")
@@ -234,7 +234,7 @@ async def test_content_that_takes_the_place_of_older_content_knows_what_the_buck
             await user.write("file", bytes(5 * MIB))
         handle = await user.open("file", truncate=False)
         await user.fs.file_io.write(handle, 0, b"2")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await user.write("other", b"3")
         await user.rename("other", "file")  # while the close's end is under way
         if ending == "late pages":
@@ -254,7 +254,7 @@ async def test_a_file_that_went_and_came_back_beside_its_writer_is_removed(
         await user.write("file", b"closed")
         handle = await user.open("file", truncate=False)
         await user.fs.file_io.write(handle, 0, b"CL")
-        await user.fs.file_io.flush(handle)  # a forked child's
+        await user.fs.close_protocol.flush(handle)  # a forked child's
         await user.rename("file", "away")
         await user.rename("away", "file")
         await user.unlink("file")

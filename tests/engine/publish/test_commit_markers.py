@@ -457,7 +457,7 @@ async def test_a_delayed_removal_of_it_is_replaced_in_one_request_too_and_holds_
         if how == "written":
             handle = await user.open("run/latest")
             await user.fs.file_io.write(handle, 0, b"2")
-            await user.fs.file_io.flush(handle)
+            await user.fs.close_protocol.flush(handle)
             await trio.sleep(5)
             await user.fs.file_io.release(handle)
         else:

@@ -80,7 +80,7 @@ class Program:
             assert await user.drained() == "durable"
             self.check_states()
             assert await user.tree() == self.tree
-            assert user.fs.publisher.conflicts == []
+            assert user.fs.publisher.kept_as == {}
             assert user.fs.publisher.rejected == []
         shown = self.bucket.shows()
         assert files_in(shown) == files_of(self.tree)

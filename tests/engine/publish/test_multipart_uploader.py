@@ -439,9 +439,9 @@ async def test_an_upload_that_nobody_will_complete_is_aborted(
             case "rename":
                 await user.rename("model", "other")
             case "killed":
-                version.killed_writer = handle
+                version.close_state.killed_writer = handle
             case "failed":
-                user.fs.file_io._fail(version, Refused("broken"))
+                user.fs._write_back.write.states.fail(version, Refused("broken"))
         if end in {"killed", "failed"}:
             await user.fs.file_io.release(handle)
         else:
@@ -588,7 +588,7 @@ async def test_a_node_that_ends_after_the_close_publishes_every_byte_once(
                 assert shown == {"model": bytes(data)}
                 assert await user.drained() == "durable"
                 assert bucket.shows() == {"model": bytes(data)}
-                assert user.fs.publisher.conflicts == []
+                assert user.fs.publisher.kept_as == {}
             else:  # it ended while the file was still being written
                 assert bucket.shows() == {}
             await trio.sleep(5)

@@ -321,7 +321,7 @@ async def test_a_lost_answer_changes_nothing(
         await user.unlink("gone")
         await user.rename("large", "moved")
         assert await user.drained() == "durable"
-        assert user.fs.publisher.conflicts == []
+        assert user.fs.publisher.kept_as == {}
     assert files_in(bucket.shows()) == {"moved": b"1" * LARGE, "renamed": b"2"}
     assert bucket.memory.uploads() == ()
 
@@ -677,7 +677,7 @@ async def test_a_file_whose_write_failed_is_never_published(
             await user.fs.file_io.write(handle, 3, b"er")
         for _ in range(2):  # the second close tells it too
             with pytest.raises(LocalDiskError):
-                await user.fs.file_io.flush(handle)
+                await user.fs.close_protocol.flush(handle)
         await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
         assert await user.read("file") == b"old"

@@ -95,7 +95,7 @@ async def test_a_node_that_ends_at_any_request_loses_and_repeats_nothing(
             assert files_of(await user.tree()) == files_of(wanted), number
             assert await user.drained() == "durable", number
             assert await user.tree() == wanted, number
-            assert user.fs.publisher.conflicts == []
+            assert user.fs.publisher.kept_as == {}
             assert list((after / "staging").iterdir()) == []
         assert bucket.shows() == shown, number
         if (when, bucket.requests[number - 1][0]) != ("after", "create_multipart"):
@@ -174,7 +174,7 @@ async def test_a_rename_of_what_another_was_quicker_with_shows_nothing_that_cann
         bucket.memory.put_bytes("f", b"theirs")
         await user.rename("f", "g")
         with trio.fail_after(10):
-            while not user.fs.publisher.conflicts:  # noqa: ASYNC110  # polled on a virtual clock
+            while not user.fs.publisher.kept_as:  # noqa: ASYNC110  # polled on a virtual clock
                 await trio.sleep(0.1)
         bucket.takes_nothing = True
     async with running_node(bucket, cache) as user:
@@ -232,7 +232,7 @@ async def test_a_file_that_was_not_closed_is_kept_aside_and_never_published(
         await user.drained()
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"half")
-        await user.fs.file_io.fsync(handle)
+        await user.fs.close_protocol.fsync(handle)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
         await user.close(handle)

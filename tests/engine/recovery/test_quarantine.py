@@ -36,7 +36,7 @@ async def leave_unfinished(bucket: Bucket, cache: Path, path: str = "step/model"
         await user.drained()
         handle = await user.open(path)
         await user.fs.file_io.write(handle, 0, HALF)
-        await user.fs.file_io.fsync(handle)
+        await user.fs.close_protocol.fsync(handle)
         photograph(before, cache)
         await user.close(handle)
         await user.unlink(path)

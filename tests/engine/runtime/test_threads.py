@@ -49,7 +49,7 @@ async def test_a_file_removed_while_its_late_pages_are_promised_does_not_come_ba
     async with running_node(bucket, cache, offload=offload) as user, trio.open_nursery() as nursery:
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"....")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         reader = user.fs.file_io.open(handle.node, writable=False, pid=0)
         await user.fs.file_io.write(handle, 1, b"XX")  # pages of a mapping: no close follows
         offload.rows_seconds = 5.0
@@ -75,7 +75,7 @@ async def test_a_file_renamed_over_one_whose_late_pages_are_promised_is_publishe
         await user.write("new", b"new")
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"....")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await user.fs.file_io.write(handle, 1, b"XX")  # pages of a mapping: no close follows
         offload.rows_seconds = 5.0
         nursery.start_soon(user.fs.file_io.release, handle)
@@ -204,7 +204,7 @@ async def test_a_close_is_not_taken_back_because_the_loop_stood_still_before_it_
         async with running_node(bucket, cache) as user:
             handle = await user.open("shard")
             await user.fs.file_io.write(handle, 0, b"shard")
-            await user.fs.file_io.flush(handle)
+            await user.fs.close_protocol.flush(handle)
             await user.write("latest", b"shard")
             clock.jump(
                 5.0

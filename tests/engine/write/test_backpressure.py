@@ -245,7 +245,7 @@ async def test_a_file_that_the_disk_had_no_room_for_is_never_published_however_o
             await user.fs.file_io.write(handle, 9, b"after it")
         for _ in range(2):
             with pytest.raises(NoSpace):
-                await user.fs.file_io.flush(handle)
+                await user.fs.close_protocol.flush(handle)
         await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
         assert await user.read("file") == b"old"

@@ -81,7 +81,7 @@ async def test_a_log_that_is_synced_line_by_line_is_read_once(
         version = handle.node.version
         assert version is not None
         assert version.checksums.summed_bytes < 200 * (10_000 + 2 * GRANULE_BYTES)
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         assert version.record.synced
         await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
@@ -100,6 +100,6 @@ async def test_a_large_file_that_is_changed_here_and_there_is_not_read_at_every_
             await user.fs.fsync(handle)
         version = handle.node.version
         assert version is not None
-        assert version.checksums.summed_bytes <= version.written + 8 * MIB
+        assert version.checksums.summed_bytes <= version.upload.written_bytes + 8 * MIB
         await user.close(handle)
         assert await user.drained() == "durable"

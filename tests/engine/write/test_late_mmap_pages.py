@@ -28,7 +28,7 @@ async def test_late_pages_of_a_published_file_are_published(
         assert await user.drained() == "durable"
         with program() as process:
             handle = await opened_by(user, process, "file")
-            await user.fs.file_io.flush(handle)  # close(2); the mapping stays
+            await user.fs.close_protocol.flush(handle)  # close(2); the mapping stays
             await trio.sleep(100)
             await write(user, handle, 1, b"XX")
             await user.fs.file_io.release(handle)
@@ -44,7 +44,7 @@ async def test_late_pages_of_a_new_file_that_was_published_open_are_published(
     async with running_node(bucket, cache) as user:
         handle = await user.open("file")
         await write(user, handle, 0, b"....")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await trio.sleep(SNAPSHOT + 5)
         assert bucket.shows() == {"file": b"...."}
         await write(user, handle, 1, b"XX")
@@ -61,7 +61,7 @@ async def test_late_pages_are_ordered_at_the_end_of_writing(
         assert await user.drained() == "durable"
         bucket.takes_nothing = True
         handle = await user.open("shard", truncate=False)
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await write(user, handle, 0, b"late")
         await user.fs.file_io.release(handle)
         await user.write("latest", b"shard")
@@ -80,7 +80,7 @@ async def test_late_pages_of_a_killed_process_are_kept_aside(
         assert await user.drained() == "durable"
         with program() as process:
             handle = await opened_by(user, process, "file")
-            await user.fs.file_io.flush(handle)
+            await user.fs.close_protocol.flush(handle)
             if written == "before the kill":
                 await write(user, handle, 1, b"XX")
             kill(process)
@@ -102,7 +102,7 @@ async def test_what_was_closed_is_published_although_its_process_is_killed_while
             await user.write("file", b"")
             handle = await opened_by(user, process, "file")
             await write(user, handle, 0, b"closed")
-            await user.fs.file_io.flush(handle)
+            await user.fs.close_protocol.flush(handle)
             await trio.sleep(30)
             kill(process)
             await user.fs.file_io.release(handle)
@@ -122,7 +122,7 @@ async def test_a_cut_file_whose_write_was_refused_is_not_published_by_its_last_r
         )  # its own write failed before anything was made for it
         await user.fs.file_io.truncate(handle.node, 2)  # another program's
         with pytest.raises(LocalDiskError, match="cannot be fetched"):
-            await user.fs.file_io.flush(handle)
+            await user.fs.close_protocol.flush(handle)
         await user.fs.file_io.release(handle)
         assert await user.drained() == "durable"
         assert await user.read("file") == b"whole"
@@ -138,7 +138,7 @@ async def closed_by_a_child(user: User, process) -> object:
     assert await user.drained() == "durable"
     handle = await opened_by(user, process, "file")
     await write(user, handle, 0, b"half")
-    await user.fs.file_io.flush(handle)
+    await user.fs.close_protocol.flush(handle)
     return handle
 
 

@@ -163,7 +163,7 @@ async def test_a_snapshot_of_a_writer_that_is_killed_later_stays_published(
         await trio.sleep(100)
         await append(user, log, b" second")
         assert log.node.version is not None
-        log.node.version.killed_writer = log
+        log.node.version.close_state.killed_writer = log
         await user.close(log)
         assert await user.drained() == "durable"
         assert await user.read("log") == b"first"

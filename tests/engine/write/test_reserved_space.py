@@ -36,13 +36,13 @@ class SlowDisk(InlineOffload):
 def watched(user: User) -> list[FileVersion]:
     """Return a list that every generation of the node is added to."""
     made: list[FileVersion] = []
-    make = user.fs.file_io._new_version
+    make = user.fs.file_io._versions._make
 
     def make_and_note(node: Node) -> FileVersion:
         made.append(make(node))
         return made[-1]
 
-    user.fs.file_io._new_version = make_and_note
+    user.fs.file_io._versions._make = make_and_note
     return made
 
 
@@ -72,10 +72,10 @@ async def write_and_close(user: User, chance: random.Random, name: str, written:
                 nursery.start_soon(write)
             if chance.random() < 0.5:
                 await trio.sleep(chance.choice((0, 0.001, 0.01)))
-                await contents.flush(handle)
+                await user.fs.close_protocol.flush(handle)
         if chance.random() < 0.3:
             await contents.truncate(handle.node, chance.randrange(6 * MIB))
-        await contents.flush(handle)
+        await user.fs.close_protocol.flush(handle)
     finally:
         await contents.release(handle)
 

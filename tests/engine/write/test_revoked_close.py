@@ -27,7 +27,7 @@ async def test_a_removed_file_that_is_written_anew_by_a_shell_is_no_conflict(
         assert await user.drained() == "durable"
         await user.unlink("log")
         handle = await user.open("log")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await user.fs.file_io.write(handle, 0, b"new")
         await user.close(handle)
         assert await user.drained() == "durable"
@@ -42,7 +42,7 @@ async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
         assert await user.drained() == "durable"
         await user.unlink("log")
         handle = await user.open("log")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await user.fs.file_io.write(handle, 0, b"new")
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
@@ -63,7 +63,7 @@ async def test_a_close_that_returned_stands_though_its_release_comes_after_the_n
         assert await user.drained() == "durable"
         first = await user.open("log")
         await user.fs.file_io.write(first, 0, b"closed")
-        await user.fs.file_io.flush(first)
+        await user.fs.close_protocol.flush(first)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(_append, user, "log", b", and more", truncate=truncate))
             await trio.sleep(0.3)
@@ -98,7 +98,7 @@ async def test_a_close_that_waits_longer_for_the_disk_than_files_settle_stands(
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"closed")
         disk.seconds = 3.0
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         photograph(tmp_path / "1", tmp_path / "2")
         disk.seconds = 0.0
         bucket.is_cut_off = True
@@ -115,7 +115,7 @@ async def test_a_removed_file_that_is_held_open_is_no_orphan_after_a_kill(
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"gone")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         await user.unlink("file")
         await user.write("other", b"-")
         await trio.sleep(5)
@@ -133,7 +133,7 @@ async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
     async with running_node(bucket, cache) as user:
         handle = await user.open("log")
         await user.fs.file_io.write(handle, 0, b"one")
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         other = await user.open("log", truncate=False)
         await user.fs.file_io.write(other, 3, b", two")
         await user.close(other)
@@ -154,9 +154,9 @@ async def test_a_close_after_a_childs_is_journaled_when_it_returns(
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"whole")
-        await user.fs.file_io.flush(handle)  # a forked child ends
+        await user.fs.close_protocol.flush(handle)  # a forked child ends
         await trio.sleep(3)
-        await user.fs.file_io.flush(handle)
+        await user.fs.close_protocol.flush(handle)
         photograph(tmp_path / "1", tmp_path / "2")
         bucket.is_cut_off = True
     bucket.come_back()
@@ -225,7 +225,7 @@ async def test_what_a_suspect_knew_of_the_bucket_passes_to_the_next_version(
     async with running_node(bucket, tmp_path / "2") as user:
         assert user.fs.replayed.suspects == 1
         assert await user.drained() == "durable"
-        assert not user.fs.publisher.conflicts
+        assert not user.fs.publisher.kept_as
     assert bucket.shows()["latest"] == b"3"
 
 
@@ -238,7 +238,7 @@ async def published_under_a_rename(user: User, bucket: Bucket) -> FileHandle:
     assert [item.in_flight for item in user.fs.queue.items()] == [True]
     handle = await user.open("new")
     await user.fs.file_io.write(handle, 0, b"3")
-    await user.fs.file_io.flush(handle)
+    await user.fs.close_protocol.flush(handle)
     await user.rename("new", "file")
     await trio.sleep(3)
     assert bucket.shows() == {"file": b"2"}

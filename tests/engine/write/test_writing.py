@@ -30,7 +30,7 @@ async def write(user: User, handle: FileHandle, data: bytes, offset: int = 0) ->
 
 async def close_a_copy(user: User, handle: FileHandle) -> None:
     """close(2) of a descriptor that dup(2) or fork(2) made: the file stays open."""
-    await user.fs.file_io.flush(handle)
+    await user.fs.close_protocol.flush(handle)
 
 
 async def assert_nothing_is_left(user: User, cache: Path) -> None:
@@ -325,7 +325,7 @@ async def test_an_unlinked_file_that_is_still_open_does_not_come_back_after_a_cr
         await user.unlink("file")
         node = handle.node
         user.fs.file_io.set_attributes(node, replace(attributes_of(node), mtime_ns=1))
-        await user.fs.file_io.fsync(handle)
+        await user.fs.close_protocol.fsync(handle)
         await trio.sleep(1)
         photograph(cache, tmp_path / "crashed")
         await user.close(handle)
@@ -416,7 +416,7 @@ async def test_fsync_of_a_closed_file_brings_its_bytes_to_the_disk(
         await user.write("file", b"1")
         assert synced == []
         handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
-        await user.fs.file_io.fsync(handle)
+        await user.fs.close_protocol.fsync(handle)
         assert len(synced) == 1
         await user.fs.file_io.release(handle)
 
@@ -474,7 +474,7 @@ async def test_a_file_that_is_removed_while_it_is_cut_is_gone(
         await user.write("file", b"content")
         if state == "published":
             assert await user.drained() == "durable"
-            user.fs.file_io._inline_gate.is_quick = lambda: False  # type: ignore[method-assign]
+            user.fs.file_io._writer._inline_gate.is_quick = lambda: False  # type: ignore[method-assign]
         node = await user.fs.resolve("file")
         async with trio.open_nursery() as nursery:
 

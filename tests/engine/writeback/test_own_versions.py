@@ -24,7 +24,7 @@ async def failing(user: User, name: str) -> FileHandle:
 def find_no_room(user: User, handle: FileHandle) -> None:
     version = handle.node.version
     assert version is not None
-    user.fs.file_io._fail(version, NoSpace("full"))
+    user.fs._write_back.write.states.fail(version, NoSpace("full"))
 
 
 async def end(user: User, handle: FileHandle) -> None:
@@ -158,7 +158,7 @@ async def test_a_removed_name_stays_so_though_what_took_its_place_was_taken_back
         await user.unlink("a")
         handle = await user.open("b")
         await user.fs.file_io.write(handle, 0, b"half")
-        await user.fs.file_io.flush(handle)  # a forked child's
+        await user.fs.close_protocol.flush(handle)  # a forked child's
         await user.rename("b", "a")
         await user.fs.file_io.write(handle, 4, b"more")
         find_no_room(user, handle)

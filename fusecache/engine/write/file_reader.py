@@ -1,0 +1,81 @@
+"""Reads file content: from the staging file where there is local content, else from the cache."""
+
+import trio
+
+from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.write.listener import WriteListener
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.model.errors import ObjectChanged, ObjectMissing
+
+# A reader waits at most this long for an object that is being renamed in the bucket.
+_MOVE_SECONDS = 60.0
+
+
+class FileReader:
+    """Serves the reads of open files."""
+
+    def __init__(
+        self, tree: Tree, cache: BlockCache, queue: WritebackQueue, offload: Offload, listener: WriteListener
+    ) -> None:
+        self._tree = tree
+        self._cache = cache
+        self._queue = queue
+        self._offload = offload
+        self._listener = listener
+
+    async def read(self, handle: FileHandle, offset: int, size: int) -> bytes | memoryview:
+        """Return bytes [offset, offset + size), fewer only at the end of the file.
+
+        A memoryview is valid until the caller's next checkpoint. Raises ObjectChanged if the version that
+        this handle reads is no longer in the bucket, and other model errors.
+        """
+        node = handle.node
+        if node.version is not None:
+            return await self._read_staged(node.version, offset, size)
+        remote = node.object
+        if remote is None or remote.size == 0:
+            return b""
+        if handle.reader is None or handle.reader_version is not remote:
+            if handle.reader is not None:
+                self._cache.close(handle.reader)
+            elif offset == 0:
+                self._listener.on_read(node, handle.pid)
+            handle.reader = self._cache.open(remote.object_id, remote.size)
+            handle.reader_version = remote
+        try:
+            return await self._cache.read(handle.reader, offset, size)
+        except (ObjectChanged, ObjectMissing):
+            # During the wait our own publisher may have given the node another object, or another key.
+            await self.wait_moved(node)
+            if node.version is None and node.object is remote:
+                node.verified = float("-inf")
+                raise
+            return await self.read(handle, offset, size)
+
+    def close(self, handle: FileHandle) -> None:
+        """End the reads of a handle."""
+        if handle.reader is not None:
+            self._cache.close(handle.reader)
+            handle.reader = None
+
+    async def wait_moved(self, node: Node) -> None:
+        """If the node's object is being renamed in the bucket, wait until that is done."""
+        if not self._tree.is_linked(node):
+            return
+        for item in self._queue.for_key(self._tree.key(node)):
+            if isinstance(item, Operation) and item.node is node and item.in_flight:
+                with trio.move_on_after(_MOVE_SECONDS):
+                    await self._queue.wait_gone(item)
+
+    async def _read_staged(self, version: FileVersion, offset: int, size: int) -> bytes:
+        size = min(size, version.size - offset)
+        if size <= 0:
+            return b""
+        data = version.file.read_nowait(offset, size)
+        if data is not None:
+            return data
+        with version.use.reading():
+            return await self._offload.disk(version.file.read, offset, size)

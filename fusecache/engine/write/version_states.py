@@ -1,0 +1,322 @@
+"""Moves file versions between their states, and journals each move: OPEN, FLUSHED, SEALED, LOCAL, FAILED.
+
+close(2) makes the version FLUSHED: its journal row is synced, then the close is acknowledged with 0. The release of the
+last writer makes it SEALED, and immutable. In between, a close can be *revoked*: the version becomes OPEN again when
+more bytes are written, or when a writer still holds the file (a forked child had closed its descriptor).
+
+Which of these a close or a release asks for is decided in `close.py`. Versions that the bucket does not get end in
+`disposal.py`. The order of publishing is decided in `engine/writeback/placement.py`.
+
+Invariants:
+1. A close is durable when `journal_close` returns. After any crash the next mount finds what it acknowledged.
+2. A sealed version never changes, and a version whose write failed is never published.
+"""
+
+import logging
+import time
+from dataclasses import replace
+
+import trio
+
+from fusecache.disk.staging import checksum_of_checksums
+from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.write.disposal import VersionDisposal, named_row
+from fusecache.engine.write.listener import WriteListener
+from fusecache.engine.write.local_only import LocalOnly
+from fusecache.engine.write.staging_space import StagingSpace
+from fusecache.engine.writeback.placement import QueuePlacement
+from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.index.journal import Change, PutFile
+from fusecache.model.errors import FusecacheError
+from fusecache.model.records import PosixAttributes, Reason
+from fusecache.model.states import FileState
+
+log = logging.getLogger(__name__)
+
+
+class VersionStates:
+    """Changes the states of file versions, with their place in the queue and their journal rows."""
+
+    def __init__(  # noqa: PLR0913  # a change of state passes through all of these
+        self,
+        tree: Tree,
+        journal: JournalWriter,
+        queue: WritebackQueue,
+        placement: QueuePlacement,
+        space: StagingSpace,
+        local_only: LocalOnly,
+        disposal: VersionDisposal,
+        listener: WriteListener,
+        boot_id: str,
+    ) -> None:
+        self._tree = tree
+        self._journal = journal
+        self._queue = queue
+        self._placement = placement
+        self._space = space
+        self._local_only = local_only
+        self._disposal = disposal
+        self._listener = listener
+        self._boot_id = boot_id
+        # Versions that were closed, perhaps not by the last writer.
+        self._flushed: set[FileVersion] = set()
+        # Those of them that the last `revoke_unfinished_closes` found held open for too long.
+        self._overdue: set[FileVersion] = set()
+        # Versions being written; `dirty_versions` takes out the ones that ended.
+        self._dirty: set[FileVersion] = set()
+
+    # ---- while it is written
+
+    async def mark_changed(self, version: FileVersion) -> None:
+        """Mark a version as changed, and revoke its close, if there was one, until the next close or the release.
+
+        The row that revokes the close is synced before the first byte changes. Otherwise a mixture of old and new bytes
+        could be published after a crash, as if it had been closed.
+        """
+        version.close_state.changed_since_flush = True
+        if version.close_state.dirty_since == float("inf"):
+            version.close_state.dirty_since = trio.current_time()
+            self._dirty.add(version)
+            self._listener.on_dirty()
+        while version.state is FileState.FLUSHED:
+            self._queue.discard(version)
+            version.transition_to(FileState.OPEN)
+            await self._journal.commit(*self.row_of(version))
+
+    def fail(self, version: FileVersion, error: FusecacheError) -> None:
+        """Bytes that a program wrote are missing in a version: it is never published. The first error counts."""
+        if version.error is None:
+            log.error("write failed path=%s error=%s", version.record.key, error)
+            version.error = error
+        self._queue.discard(version)
+        if version.state is not FileState.FAILED:
+            version.transition_to(FileState.FAILED, error=str(error))
+            self._journal.submit(*self.row_of(version))
+
+    def set_attributes(self, version: FileVersion, attributes: PosixAttributes) -> None:
+        """Record new attributes of the file, and journal them."""
+        version.record = replace(version.record, attributes=attributes)
+        is_acknowledged = not (version.is_mutable and version.close_state.changed_since_flush)
+        # The kernel sets the mtime of written content just before it sends the close, whose row has it too: that
+        # row need not be synced by itself.
+        submit = self._journal.submit if is_acknowledged else self._journal.submit_lazily
+        submit(*self.row_of(version))
+
+    def row_of(self, version: FileVersion) -> list[PutFile]:
+        """Return the row of a version, to be journaled; nothing for an unlinked file that is not queued."""
+        return named_row(version, self._tree, self._queue)
+
+    def dirty_versions(self) -> list[FileVersion]:
+        """Return the versions that were changed and are not sealed yet: OPEN, or FLUSHED."""
+        self._dirty = {each for each in self._dirty if each.state in {FileState.OPEN, FileState.FLUSHED}}
+        return list(self._dirty)
+
+    # ---- closing
+
+    async def journal_close(self, node: Node, version: FileVersion) -> None:
+        """Journal a close: it is durable when this returns. Nothing is journaled for an unlinked file."""
+        version.close_state.changed_since_flush = False
+        if not self._tree.is_linked(node):
+            return  # unlinked while open: its content ends with the last handle
+        changes = self._mark_flushed(node, version)
+        version.close_state.journaling += 1
+        try:
+            await self._journal.commit(*changes)
+        finally:
+            version.close_state.journaling -= 1
+        version.flushed_at = max(version.flushed_at, trio.current_time())
+        self._listener.on_sealed()
+
+    async def journal_late_pages(self, node: Node, version: FileVersion) -> None:
+        """Journal pages of a mapping that came after the close: the same sequence, with the newer bytes.
+
+        They get a sequence of their own if what was closed is published already, or was closed under another name.
+        """
+        key = self._tree.key(node)
+        if not version.sequence or version.record.key != key:
+            await self.journal_close(node, version)
+            return
+        self._queue.discard(version)
+        base = self._queue.base_for(key, node.published_etag(key), version.sequence)
+        verified = self._verified(version)
+        record = version.transition_to(
+            FileState.FLUSHED, key=key, size=version.size, base_etag=base, **verified
+        )
+        version.close_state.mark_flushed()
+        self._flushed.add(version)
+        self._queue.add(version)
+        await self._journal.commit(PutFile(record))
+
+    def end_replaced(self, node: Node, version: FileVersion, *, is_unfinished: bool) -> None:
+        """Handle the release of an unlinked file: a queued version is sealed, any other ends with the last handle.
+
+        It is still queued if it is to be published before the file that was renamed over it. is_unfinished: it leaves
+        the queue, and is not published.
+        """
+        if is_unfinished:
+            self._queue.discard(version)
+        if version in self._queue:
+            self.seal_closed(node, version)
+        elif node.handles == 0:
+            self._disposal.end_unlinked(version)
+
+    def seal_closed(self, node: Node, version: FileVersion) -> None:
+        """Seal a closed version, unless another writer has the file open (its release seals), or it was removed.
+
+        A version that left its name because another file was renamed over it is still in the queue, and sealed.
+        """
+        if node.writers or version.state is not FileState.FLUSHED or version not in self._queue:
+            return
+        rows = self._seal(version)
+        # More rows end a version that this one supersedes: its bytes go with its row, so these are not delayed.
+        submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
+        submit(*rows)
+        self._listener.on_sealed()
+
+    def revoke_unfinished_closes(self, now: float, settle_seconds: float) -> bool:
+        """Revoke closes of files that a writer still holds after the settle delay: a forked child closed them.
+
+        A close is revoked only at the second check that finds it overdue. At the first one the loop may have stood
+        still, with the RELEASE of that close unread in the kernel. Return whether such a second check is needed soon.
+        """
+        overdue = self._overdue
+        self._overdue = set()
+        for version in list(self._flushed):
+            if version.state is not FileState.FLUSHED:
+                self._flushed.discard(version)
+            elif (
+                not version.close_state.journaling
+                and now - version.flushed_at >= settle_seconds
+                and version.node is not None
+                and version.node.writers
+            ):
+                if version not in overdue:
+                    self._overdue.add(version)
+                    continue
+                self._queue.discard(version)
+                version.transition_to(FileState.OPEN)
+                version.close_state.changed_since_flush = True  # the writer's own close is still to come
+                # The sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals the version
+                # under it.
+                self._journal.submit(*self.row_of(version))
+        return bool(self._overdue)
+
+    # ---- sealing without a close
+
+    def seal_as_closed(self, node: Node, version: FileVersion) -> list[Change]:
+        """Seal a version that is OPEN or FLUSHED as if its last writer had just closed it; return the rows."""
+        changes = [*self._mark_flushed(node, version), *self._seal(version)]
+        self._listener.on_sealed()
+        return changes
+
+    def requeue(self, node: Node, version: FileVersion) -> list[Change]:
+        """Queue a rejected version again, as if it had been closed just now; return the rows."""
+        key = self._tree.key(node)
+        version.error = None
+        self._disposal.discard_upload(version)
+        base = self._queue.base_for(key, node.published_etag(key))
+        sequence = self._journal.next_number()
+        version.transition_to(
+            FileState.SEALED,
+            key=key,
+            sequence=sequence,
+            base_etag=base,
+            error="",
+            reason=Reason.NONE,
+            refused_at=0,
+        )
+        version.sealed_at = version.flushed_at = trio.current_time()
+        self._queue.add(version)
+        self._listener.on_sealed()
+        return [
+            PutFile(version.record),
+            *self._placement.cancel_deferred_delete(key),
+            *self._listener.on_resolved(version),
+        ]
+
+    # ---- local-only content
+
+    def adopt_local_only(self, versions: list[FileVersion]) -> None:
+        """Take over local-only versions of the previous daemon; queue any that `local_only` does not match now."""
+        for version in versions:
+            node = version.node
+            if node is None:
+                continue
+            if self._local_only.covers(node):
+                self._local_only.add(version)
+            else:
+                self._journal.submit(*self._mark_flushed(node, version), *self._seal(version))
+
+    def end_local_only(self, node: Node, version: FileVersion) -> list[Change]:
+        """Handle a rename of local-only content; return the rows, to be journaled with the rename."""
+        key = self._tree.key(node)
+        if self._local_only.covers(node):
+            version.record = replace(version.record, key=key)
+            return [PutFile(version.record)]
+        self._local_only.discard(version)
+        if node.writers:
+            self._dirty.add(version)
+            self._listener.on_dirty()
+            # Under its new name it is as new as the rename: a release without another flush seals it under this
+            # sequence.
+            version.close_state.changed_since_flush = True
+            return [
+                PutFile(version.transition_to(FileState.OPEN, key=key, sequence=self._journal.next_number()))
+            ]
+        return self.seal_as_closed(node, version)
+
+    # ---- inside
+
+    def _mark_flushed(self, node: Node, version: FileVersion) -> list[Change]:
+        """Make a version FLUSHED under a new sequence, and queue it; return the rows.
+
+        Local-only content becomes LOCAL instead, and is not queued.
+        """
+        version.close_state.mark_flushed()
+        self._queue.discard(version)
+        key = self._tree.key(node)
+        self._space.enospc_log.on_closed(self._tree.relative(key), version.size)
+        changes: list[Change] = [*self._disposal.drop_replaced(version)]
+        if self._local_only.covers(node):
+            self._local_only.add(version)
+            attributes = attributes_of(node)
+            record = version.transition_to(
+                FileState.LOCAL, key=key, size=version.size, sequence=0, attributes=attributes
+            )
+            return [*changes, PutFile(record)]
+        sequence, base_etag = self._placement.assign(node, version, key)
+        record = version.transition_to(
+            FileState.FLUSHED,
+            key=key,
+            size=version.size,
+            sequence=sequence,
+            base_etag=base_etag,
+            attributes=attributes_of(node),
+            boot_id=self._boot_id,
+            moment=time.time(),
+            **self._verified(version),
+        )
+        version.flushed_at = trio.current_time()
+        version.waiting_since = min(version.waiting_since, version.flushed_at)
+        self._flushed.add(version)
+        self._queue.add(version)
+        return [*changes, PutFile(record)]
+
+    def _verified(self, version: FileVersion) -> dict[str, bool | str]:
+        """Return the row's `synced` and `checksum`: set if the last fsync covered the bytes as they are now."""
+        if version.use.writers or not version.checksums.are_current:
+            return {"synced": False, "checksum": ""}
+        version.granule_checksums = version.checksums.checksums
+        return {"synced": True, "checksum": checksum_of_checksums(version.granule_checksums)}
+
+    def _seal(self, version: FileVersion) -> list[Change]:
+        """Make a version immutable (SEALED), and queue it; return the rows."""
+        version.transition_to(FileState.SEALED, size=version.size)
+        version.sealed_at = trio.current_time()
+        self._space.trim(version)
+        if version not in self._queue:
+            self._queue.add(version)
+        changes = self._placement.supersede(version)
+        return [*changes, PutFile(version.record)]
