@@ -14,7 +14,6 @@ from loader.order import BatchPlan, EpochOrders, batch_plan
 from loader.world import World
 
 # Ids computed at a time: 8 MiB.
-# Ids made at a time: 8 MiB.
 BLOCK_SAMPLES = 1 << 20
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DISK_LOADS = 8
 # Besides, 16 loads of one or two granules in readers' own tasks: they do not queue and take no thread.
 SMALL_LOADS = 16
-# A reader that continues makes no longer pause between two GETs.
+# A reader that is still reading pauses less than this between two GETs; after a longer gap it counts as ended.
 IDLE_GAP_SECONDS = 1.0
 
 
@@ -391,7 +391,7 @@ class Fetcher:
     def _drop_one_unwritten(self, fetch: Fetch) -> None:
         """A fetch found no buffer: drop one buffer from the disk write queue.
 
-        Eligibility depends on time and on reader activity, which sends no event, so poll.
+        Whether a queued write may be dropped depends on its age and on its readers. Neither sends an event, so poll.
         """
         self._write_queue.drop_oldest(small=_is_small(fetch), cause=fetch.cause)
         if not self._is_polling and (fetch.cause is Cause.DEMAND or self._write_queue):

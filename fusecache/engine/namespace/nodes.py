@@ -284,7 +284,7 @@ class Operation:
     """One queued change of names. queued_at: loop time.
 
     in_flight: the request may have been sent, by this daemon or by the previous one. readers: the removed file, which
-    may still be open. delays: how often a removal got a later position while it was the oldest one.
+    may still be open. times_moved_back: how often a removal got a later position while it was the oldest one.
     has_dependent_write: a write waits for this removal, so it must not be deferred. Either newer content of the same
     name could not supersede it, or content is rewritten below a commit marker that this removes.
     """
@@ -294,7 +294,7 @@ class Operation:
     in_flight: bool = False
     readers: Node | None = None
     error: FusecacheError | None = None
-    delays: int = 0
+    times_moved_back: int = 0
     has_dependent_write: bool = False
     queued_at: float = field(default_factory=trio.current_time)
 

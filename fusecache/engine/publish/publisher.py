@@ -6,7 +6,7 @@ It decides neither the order (`policy/writeback/publish_order.py`) nor the times
 Invariants:
 1. The journal says PUBLISHING before the request is sent, and STORED after the answer. Only then are local bytes freed.
 2. The publisher retries a failing request without end. A change that the bucket rejects permanently is kept and
-   reported, and blocks no other change.
+   reported. It holds back nothing but commit markers, and deletes behind them (`commit_markers.py`).
 3. After a lost answer the bucket decides: a request took effect if the object there carries our uuid in its metadata.
 4. A change in state PUBLISHING cannot be revoked: later changes of the same name are queued behind it.
 """

@@ -79,9 +79,9 @@ class PublishSchedule:
         self._ties = count()
         # Heaps by time: deferred until then; or free in the order, but not due before then.
         self._deferred: list[tuple[float, int, QueuedChange]] = []
-        self._delayed: list[tuple[float, int, QueuedChange]] = []
+        self._not_due: list[tuple[float, int, QueuedChange]] = []
         # Deferred removals of commit markers, by directory.
-        self._marker_deletes: dict[str, dict[Operation, None]] = {}
+        self._deferred_commit_markers: dict[str, dict[Operation, None]] = {}
         # Due now, by (light, failed before).
         self._ready: dict[tuple[bool, bool], list[_Ready]] = {
             (light, failed): [] for light in (True, False) for failed in (False, True)
@@ -97,7 +97,7 @@ class PublishSchedule:
         if until > now:
             heappush(self._deferred, (until, next(self._ties), item))
             if is_removal(item) and self._queue.is_commit_marker(item.record.key):
-                self._marker_deletes.setdefault(parent_path(item.record.key), {})[item] = None
+                self._deferred_commit_markers.setdefault(parent_path(item.record.key), {})[item] = None
         self._on_dependent_write(item, now, is_deferred=until > now)
 
     def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
@@ -107,26 +107,26 @@ class PublishSchedule:
         key = item.changed_keys()[-1]
         waited_for = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
         if not is_deferred:
-            deferred = self._marker_deletes.get(parent_path(key), {})
+            deferred = self._deferred_commit_markers.get(parent_path(key), {})
             waited_for += [each for each in deferred if each.record.key != key]
         for removal in waited_for:
             if removal.sequence < item.sequence and not removal.has_dependent_write:
                 removal.has_dependent_write = True
                 heappush(self._deferred, (now, next(self._ties), removal))
-                self._forget_marker_delete(removal)
+                self._forget_commit_marker(removal)
 
-    def _forget_marker_delete(self, removal: Operation) -> None:
+    def _forget_commit_marker(self, removal: Operation) -> None:
         folder = parent_path(removal.record.key)
-        deferred = self._marker_deletes.get(folder, {})
+        deferred = self._deferred_commit_markers.get(folder, {})
         deferred.pop(removal, None)
         if not deferred:
-            self._marker_deletes.pop(folder, None)
+            self._deferred_commit_markers.pop(folder, None)
 
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
         self._failures.pop(item, None)
         if is_removal(item):
-            self._forget_marker_delete(item)
+            self._forget_commit_marker(item)
 
     def on_written(self, item: QueuedChange, now: float) -> None:
         """The request that publishes a change is sent, or was answered, now."""
@@ -160,8 +160,8 @@ class PublishSchedule:
     def recompute(self, now: float, *, is_draining: bool) -> None:
         """Compute all times again. is_draining: no settle delay, and nothing is deferred."""
         self._is_draining = is_draining
-        self._delayed = [(now, tie, item) for _, tie, item in self._delayed]
-        heapify(self._delayed)
+        self._not_due = [(now, tie, item) for _, tie, item in self._not_due]
+        heapify(self._not_due)
         if is_draining:
             self._deferred = [(now, tie, item) for _, tie, item in self._deferred]
             heapify(self._deferred)
@@ -186,7 +186,7 @@ class PublishSchedule:
         if item not in self._queue:
             return
         if self._queue.order.is_free(item.sequence):
-            heappush(self._delayed, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
+            heappush(self._not_due, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
         else:
             self._queue.order.give_back(item.sequence)
 
@@ -198,7 +198,7 @@ class PublishSchedule:
 
     def next_time(self) -> float:
         """Return when to look again if nothing happens."""
-        times = [heap[0][0] for heap in (self._deferred, self._delayed) if heap]
+        times = [heap[0][0] for heap in (self._deferred, self._not_due) if heap]
         return min(times, default=_NEVER)
 
     def is_settled(self, version: FileVersion, now: float) -> bool:
@@ -265,15 +265,15 @@ class PublishSchedule:
             free = self._queue.get(sequence)
             if free is not None:
                 self._enqueue(free, now)
-        while self._delayed and self._delayed[0][0] <= now:
-            _, _, item = heappop(self._delayed)
+        while self._not_due and self._not_due[0][0] <= now:
+            _, _, item = heappop(self._not_due)
             if item in self._queue:
                 self._enqueue(item, now)
 
     def _enqueue(self, item: QueuedChange, now: float) -> None:
         delay = self._delay(item, now)
         if delay > 0:
-            heappush(self._delayed, (now + delay, next(self._ties), item))
+            heappush(self._not_due, (now + delay, next(self._ties), item))
         else:
             failures = self.failures_of(item)
             entry = _Ready(failures, item.sequence, next(self._ties), item)
@@ -303,12 +303,16 @@ class PublishSchedule:
         if isinstance(item, FileVersion):
             is_temporary = matches_any(item.record.key.rpartition("/")[2], self._temp_names)
             return min(item.sealed_at, item.flushed_at) + TEMPORARY_SECONDS if is_temporary else float("-inf")
-        return self._held_until(item, now) if item.record.kind is OperationKind.DELETE else float("-inf")
+        return (
+            self._delete_deferred_until(item, now)
+            if item.record.kind is OperationKind.DELETE
+            else float("-inf")
+        )
 
-    def _held_until(self, item: Operation, now: float) -> float:
+    def _delete_deferred_until(self, item: Operation, now: float) -> float:
         """Return until when a removed object stays in the bucket."""
-        is_delayed = self._delete_delay and not item.has_dependent_write
-        until = item.queued_at + self._delete_delay if is_delayed else float("-inf")
+        has_delay = self._delete_delay and not item.has_dependent_write
+        until = item.queued_at + self._delete_delay if has_delay else float("-inf")
         if item.readers is not None and item.readers.handles:
             limit = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
             until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + limit))

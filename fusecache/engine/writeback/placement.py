@@ -74,7 +74,7 @@ class QueuePlacement:
         if (
             is_removal(last)
             and not last.in_flight
-            and not self._is_commit_marker(last, before=version.sequence)
+            and not self._must_publish_delete(last, before=version.sequence)
         ):
             self._queue.remove(last)  # the version inherits its base
             self._tree.clear_tombstone(key, gone=False)
@@ -123,14 +123,14 @@ class QueuePlacement:
         queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
         but = frozenset(item.sequence for item in moved)
-        if is_removal(last) and not last.in_flight and not self._is_commit_marker(last, but=but):
+        if is_removal(last) and not last.in_flight and not self._must_publish_delete(last, but=but):
             self._queue.remove(last)
             self._tree.clear_tombstone(key, gone=False)
             changes.append(DropOperation(last.sequence))
             return last.record.base_etag
         return None
 
-    def _is_commit_marker(
+    def _must_publish_delete(
         self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
     ) -> bool:
         """Return whether a delete must be published: it is of a commit marker, and files beside it were written since.

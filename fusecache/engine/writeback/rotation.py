@@ -65,7 +65,7 @@ class CheckpointRotation:
         for number in self._queue.rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
             if isinstance(removal, Operation) and self._may_move_back(removal):
-                removal.delays += self._queue.rotation.is_oldest_removal(number)
+                removal.times_moved_back += self._queue.rotation.is_oldest_removal(number)
                 marker_deletes |= dict.fromkeys(self._marker_deletes_behind(removal))
                 self._requeue(removal, changes)
         for each in sorted(marker_deletes, key=lambda item: item.sequence):
@@ -100,7 +100,7 @@ class CheckpointRotation:
     def _may_move_back(self, removal: Operation) -> bool:
         """Return whether a delete may move to the end of the queue without breaking the order of other changes."""
         key = removal.record.key
-        if removal.in_flight or removal.delays >= _DELAYS_MAX:
+        if removal.in_flight or removal.times_moved_back >= _DELAYS_MAX:
             return False
         if self._queue.for_key(key)[-1] is not removal or self._queue.for_key(key + "/"):
             return False  # another queued change has that name, as a file or as a directory

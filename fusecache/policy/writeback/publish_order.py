@@ -144,16 +144,16 @@ class _Folder:
     ordered: ORDERED changes and REMOVALs right here; for everything at and below.
     large: files above SMALL_BYTES at and below; for small new files (rule 5).
     deferred: deferred writes right here; for REMOVALs (rule 6).
-    held: deferred REMOVALs of commit markers right here; for files right here (rule 6).
+    deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 6).
     deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
     """
 
     __slots__ = (
         "ancestors",
         "deferred",
+        "deferred_markers",
         "deletes",
         "entries",
-        "held",
         "holders",
         "large",
         "ordered",
@@ -172,7 +172,7 @@ class _Folder:
         self.ordered: SequenceBarrier | None = None
         self.large: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
-        self.held: SequenceBarrier | None = None
+        self.deferred_markers: SequenceBarrier | None = None
         self.deletes: SequenceBarrier | None = None
 
 
@@ -338,7 +338,7 @@ class PublishOrder:
             for above in folder.ancestors:
                 if above.ordered is not None and above.ordered.holds(sequence):
                     return above.ordered
-        here = entry.folders[-1].held
+        here = entry.folders[-1].deferred_markers
         if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
             return here
         if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
@@ -459,11 +459,11 @@ class PublishOrder:
             folder.deferred = folder.deferred or SequenceBarrier()
             folder.deferred.add(change.sequence)
         elif change.role is Role.REMOVAL and change.is_commit_marker:
-            folder.held = folder.held or SequenceBarrier()
-            folder.held.add(change.sequence)
+            folder.deferred_markers = folder.deferred_markers or SequenceBarrier()
+            folder.deferred_markers.add(change.sequence)
 
     def _undefer(self, entry: _Entry) -> None:
-        for barrier in (entry.folders[0].deferred, entry.folders[0].held):
+        for barrier in (entry.folders[0].deferred, entry.folders[0].deferred_markers):
             if barrier is not None:
                 self._release(barrier, entry.change.sequence)
 
