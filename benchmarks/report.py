@@ -127,7 +127,7 @@ def table(results: Results, bars: Sequence[Bar]) -> str:
     rows.append(["most memory", *("" if cell is None else f"{cell / 1e6:,.0f} MB" for cell in highest)])
     figures = [["bar", "what", "figure", "limit", ""]]
     figures += [[bar.case, bar.what, *_bar_cells(bar)] for bar in bars]
-    return f"\n{_columns(rows)}\n{_columns(figures)}\n"
+    return f"\n{columns(rows)}\n{columns(figures)}\n"
 
 
 def write_json(path: Path, results: Results, bars: Sequence[Bar], *, quick: bool, rounds: int) -> None:
@@ -186,7 +186,8 @@ def _bar_cells(bar: Bar) -> list[str]:
     return [figure, limit, bar.verdict]
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a text table; the first one is its head."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = [
         "  ".join(

@@ -1,0 +1,144 @@
+"""HTTP clients beside the daemon's own: `python -m benchmarks.http_clients`, or `make bench-http`.
+
+Each sends the same GETs and PUTs to one origin on loopback, without and with TLS, in a process of its own. Clients
+take turns, in another order each round. Prints a table and writes results/http.json: MB/s, CPU seconds a GiB of the
+client's process, CPU milliseconds a small GET, all medians.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import note
+from benchmarks.http_ways import GIB, KIB, MIB, WAYS
+from benchmarks.processes import ROOT, BenchmarkError, run_child
+from benchmarks.report import columns, write_json
+from benchmarks.results import Results, Row
+
+OUTPUT = Path(__file__).parent / "results"
+LIMIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests of one kind: `count` of `size` bytes, `threads` at once. scheme: http or https."""
+
+    name: str
+    scheme: str
+    size: int
+    count: int
+    threads: int
+    is_put: bool = False
+
+
+# 32 GETs in flight, as `clients.py`. 4 PUTs: some clients hold whole bodies in memory.
+CASES = tuple(
+    Case(f"{name} {scheme}", scheme, size, count, threads, is_put)
+    for name, size, count, threads, is_put in (
+        ("GET 8 MiB", 8 * MIB, 256, 32, False),
+        ("GET 8 KiB", 8 * KIB, 4096, 32, False),
+        ("PUT 256 MiB", 256 * MIB, 8, 4, True),
+    )
+    for scheme in ("http", "https")
+)
+
+
+@contextmanager
+def origin(folder: str) -> Iterator[dict[str, str]]:
+    """Start the origin; give its URLs and its certificate's path."""
+    command = [sys.executable, "-m", "benchmarks.http_origin", folder]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.stdin.close()
+
+
+def measured(case: Case, way: str, urls: dict[str, str], path: Path) -> dict[str, float]:
+    """Return the figures of one client in one case. Raises BenchmarkError."""
+    request: dict[str, Any] = {
+        "way": way,
+        "url": urls[case.scheme],
+        "ca_path": urls["ca_path"],
+        "threads": case.threads,
+        "size": case.size,
+        "count": case.count,
+        "path": str(path) if case.is_put else None,
+    }
+    load = os.getloadavg()[0]
+    figures = run_child("benchmarks.http_ways", request, seconds=LIMIT_SECONDS)
+    return {
+        "rate": figures["bytes"] / figures["seconds"],
+        "cpu_per_gib": figures["cpu_seconds"] * GIB / figures["bytes"],
+        "cpu_ms_per_request": figures["cpu_seconds"] * 1e3 / case.count,
+        "load": load,
+    }
+
+
+def table(results: Results, ways: Sequence[str]) -> str:
+    """Return the medians."""
+    rows = [["median", *ways]]
+    for title, figure, form in (
+        ("MB/s", "rate", lambda value: f"{value / 1e6:,.0f}"),
+        ("CPU s a GiB", "cpu_per_gib", lambda value: f"{value:.2f}"),
+        ("CPU ms a request", "cpu_ms_per_request", lambda value: f"{value:.2f}"),
+    ):
+        for case in results.cases():
+            if (figure == "cpu_ms_per_request") != ("KiB" in case):
+                continue
+            values = [results.median(case, way, figure) for way in ways]
+            rows.append(
+                [f"{case}, {title}", *("failed" if value is None else form(value) for value in values)]
+            )
+    return columns(rows)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.http_clients", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", metavar="CASE,…", help=", ".join(case.name for case in CASES))
+    parser.add_argument("--ways", default="", metavar="CLIENT;…", help="; ".join(WAYS))
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="where the JSON goes")
+    options = parser.parse_args()
+    ways = [way for way in WAYS if not options.ways or way in options.ways.split(";")]
+    cases = [case for case in CASES if case.name.startswith(tuple(options.only.split(",")))]
+    results = Results()
+    done = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="fusecache-bench-", dir="/var/tmp") as folder,
+        origin(folder) as urls,
+    ):
+        path = Path(folder) / "part"
+        path.write_bytes(os.urandom(max([case.size for case in cases if case.is_put], default=0)))
+        for done in range(1, options.rounds + 1):
+            for case in cases:
+                note(f"round {done} of {options.rounds}: {case.name}")
+                first = done % len(ways)
+                for way in (*ways[first:], *ways[:first]):
+                    try:
+                        row = Row(done, case.name, way, measured(case, way, urls, path))
+                    except BenchmarkError as exc:
+                        note(f"{case.name}: {way}: {exc}")
+                        row = Row(done, case.name, way, error=str(exc))
+                    results.add(row)
+    sys.stdout.write(table(results, ways))
+    options.output.mkdir(parents=True, exist_ok=True)
+    write_json(options.output / "http.json", results, (), quick=False, rounds=done)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
