@@ -90,7 +90,7 @@ async def read_through_cache(
             result[name] = await read_sequentially(cache, object_id, total, MIB)
             facts = cache.statistics()
             result[name] |= {"requests": facts.requests, "uncached": facts.uncached}
-            result[name]["latency_p99_ms"] = round(facts.latency_p99_seconds * 1000, 2)
+            result[name]["latency_p99_ms"] = round(facts.latency.p99_seconds * 1000, 2)
             result[name]["wait_seconds"] = {k: round(v, 2) for k, v in facts.wait_seconds.items()}
             await trio.sleep(1)  # the last buffers are written out
             nursery.cancel_scope.cancel()

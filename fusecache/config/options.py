@@ -4,7 +4,8 @@ Flags override the environment, the environment overrides the file, the file ove
 Parsing reads only the configuration file, the environment mapping that the caller passes, and a disk's free space.
 
 Invariants:
-1. Every option is one field of `MountOptions`. File keys, variables and flags derive from its name.
+1. Every option is one field of `MountOptions` or of its group. File keys, variables and flags derive from its name
+   alone, so no name occurs twice.
 2. Every rejected value raises a ConfigError that names the key, the value and what is allowed.
 """
 
@@ -82,6 +83,57 @@ def _option(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WritebackOptions:
+    """When and how files are uploaded: a group of `MountOptions`."""
+
+    settle_seconds: float = _option(
+        Duration(0, 3600),
+        "delay between the close of a file and the start of its upload",
+        unit="seconds",
+        default=1.0,
+    )
+    temp_names: tuple[str, ...] = _option(
+        as_names,
+        "names that programs write to before they rename: uploaded only if no rename comes within 60 s; your list "
+        "replaces this one",
+        unit="list",
+        default=TEMP_NAMES,
+    )
+    order_last: tuple[str, ...] = _option(
+        as_names,
+        "commit markers: uploaded only after all older changes in their directory; your list replaces this one",
+        unit="list",
+        default=ORDER_LAST,
+    )
+    delete_delay: float = _option(
+        Duration(0, 86400 * 7),
+        "delay of deletions in the bucket, for programs that delete the old file before they write the new one; an "
+        "unmount applies them at once",
+        unit="seconds",
+        default=0.0,
+    )
+    conflict: str = _option(
+        one_of("keep-both", "last-wins"),
+        "if another client changed the same file first: keep-both stores your version under a new name, last-wins "
+        "replaces theirs",
+        default="keep-both",
+        metavar="keep-both|last-wins",
+    )
+    fsync: str = _option(
+        one_of("ordered", "remote"),
+        "what fsync waits for: ordered, this node's disk; remote, the bucket (for jobs on several nodes)",
+        default="ordered",
+        metavar="ordered|remote",
+    )
+    local_only: tuple[str, ...] = _option(
+        as_names,
+        "names (globs, or prefixes ending in /) whose files are never uploaded",
+        unit="list",
+        default=(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
     """All options of a mount. `load_options` makes it, checks it and fills in the defaults."""
 
@@ -139,12 +191,6 @@ class MountOptions:
         default="info",
         metavar="debug|info|warning|error",
     )
-    settle_seconds: float = _option(
-        Duration(0, 3600),
-        "delay between the close of a file and the start of its upload",
-        unit="seconds",
-        default=1.0,
-    )
     attribute_seconds: float = _option(
         Duration(0, 3600),
         "how long cached names and sizes stay valid before the daemon asks the bucket again (TTL)",
@@ -163,51 +209,13 @@ class MountOptions:
         "per object",
         default=False,
     )
-    temp_names: tuple[str, ...] = _option(
-        as_names,
-        "names that programs write to before they rename: uploaded only if no rename comes within 60 s; your list "
-        "replaces this one",
-        unit="list",
-        default=TEMP_NAMES,
-    )
-    order_last: tuple[str, ...] = _option(
-        as_names,
-        "commit markers: uploaded only after all older changes in their directory; your list replaces this one",
-        unit="list",
-        default=ORDER_LAST,
-    )
-    delete_delay: float = _option(
-        Duration(0, 86400 * 7),
-        "delay of deletions in the bucket, for programs that delete the old file before they write the new one; an "
-        "unmount applies them at once",
-        unit="seconds",
-        default=0.0,
-    )
-    conflict: str = _option(
-        one_of("keep-both", "last-wins"),
-        "if another client changed the same file first: keep-both stores your version under a new name, last-wins "
-        "replaces theirs",
-        default="keep-both",
-        metavar="keep-both|last-wins",
-    )
-    fsync: str = _option(
-        one_of("ordered", "remote"),
-        "what fsync waits for: ordered, this node's disk; remote, the bucket (for jobs on several nodes)",
-        default="ordered",
-        metavar="ordered|remote",
-    )
     pin: tuple[str, ...] = _option(
         as_names,
         "names (globs, or prefixes ending in /) whose cached data reads never evict, such as the newest checkpoint",
         unit="list",
         default=(),
     )
-    local_only: tuple[str, ...] = _option(
-        as_names,
-        "names (globs, or prefixes ending in /) whose files are never uploaded",
-        unit="list",
-        default=(),
-    )
+    writeback: WritebackOptions
 
     @property
     def bucket(self) -> str:
@@ -224,8 +232,11 @@ class MountOptions:
 # Options that a status does not list: it shows them elsewhere, or only the owner of the mount may know them.
 _NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile"})
 
-FIELDS = {item.name: item for item in dataclasses.fields(MountOptions)}
-
+_WRITEBACK = {item.name: item for item in dataclasses.fields(WritebackOptions)}
+# Every option by name.
+FIELDS = {
+    item.name: item for item in dataclasses.fields(MountOptions) if item.name != "writeback"
+} | _WRITEBACK
 
 FLAG_VALUES_TEXT = (
     "SIZE: bytes, or like 500MiB, 50GiB, 500G. DURATION: seconds, or like 500ms, 90s, 10m, 2h, 1d. "
@@ -271,14 +282,15 @@ def shown_options(options: MountOptions) -> dict[str, Any]:
 
     A value that the daemon determines at start, such as the cache size, counts as a default.
     """
-    found = {name: _plain(name, getattr(options, name)) for name in FIELDS if name not in _NOT_SHOWN}
+    values = {name: getattr(options.writeback if name in _WRITEBACK else options, name) for name in FIELDS}
+    found = {name: _plain(name, value) for name, value in values.items() if name not in _NOT_SHOWN}
     found["read_only"] = options.read_only
     changed = {
         name: value
         for name, value in found.items()
         if name != "read_only"
         and FIELDS[name].default is not dataclasses.MISSING
-        and getattr(options, name) != FIELDS[name].default
+        and values[name] != FIELDS[name].default
     }
     return {"options": found, "options_changed": changed}
 
@@ -334,7 +346,8 @@ def load_options(
         )
     chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
     values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
-    options = MountOptions(**values)
+    writeback = WritebackOptions(**{name: values.pop(name) for name in _WRITEBACK if name in values})
+    options = MountOptions(**values, writeback=writeback)
     _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
     return options
 

@@ -152,7 +152,7 @@ class FileSystem:
 
         pending: the pending changes, if the caller has just counted them.
         """
-        cache = asdict(self.cache.statistics())
+        cache = self.cache.statistics().as_dict()
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
         requests, client = self._storage.store.statistics(), self._names.metadata_client
         return {

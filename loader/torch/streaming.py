@@ -112,13 +112,16 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         self.num_canonical_nodes = optional_whole(num_canonical_nodes, "num_canonical_nodes")
         self.shuffle, self.shuffle_algo = shuffle, shuffle_algo
         self.shuffle_seed = whole_number(shuffle_seed, "shuffle_seed")
-        self.sampling_method = sampling_method
-        self.sampling_granularity = whole_number(sampling_granularity, "sampling_granularity")
+        self.keep_arguments(
+            sampling_method=sampling_method,
+            sampling_granularity=whole_number(sampling_granularity, "sampling_granularity"),
+            batching_method=batching_method,
+            partition_algo=partition_algo,
+            allow_unsafe_types=allow_unsafe_types,
+            cache_limit=ignored.get("cache_limit"),
+            predownload=ignored.get("predownload") or (8 * self.batch_size if self.batch_size else 64),
+        )
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
-        self.batching_method, self.partition_algo = batching_method, partition_algo
-        self.allow_unsafe_types = allow_unsafe_types
-        self.cache_limit = ignored.get("cache_limit")
-        self.predownload = ignored.get("predownload") or (8 * self.batch_size if self.batch_size else 64)
         self.initial_physical_nodes: int | None = None
         self.streams = list(streams) if streams else [stream.Stream(str(local), split)]
         self._samples = MDSDataset(

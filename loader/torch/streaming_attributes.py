@@ -1,4 +1,4 @@
-"""The attributes of StreamingDataset about its shards and streams, for trainers and subclasses that read them."""
+"""Attributes of StreamingDataset for trainers and subclasses that read them: arguments, shards, streams."""
 
 from collections.abc import Sequence
 
@@ -14,6 +14,23 @@ class StreamingAttributes:
 
     _samples: MDSDataset
     streams: Sequence[Stream]
+
+    def keep_arguments(
+        self,
+        *,
+        sampling_method: str,
+        sampling_granularity: int,
+        batching_method: str,
+        partition_algo: str,
+        allow_unsafe_types: bool,
+        cache_limit: int | str | None,
+        predownload: int,
+    ) -> None:
+        """Keep the checked arguments as attributes."""
+        self.sampling_method, self.sampling_granularity = sampling_method, sampling_granularity
+        self.batching_method, self.partition_algo = batching_method, partition_algo
+        self.allow_unsafe_types = allow_unsafe_types
+        self.cache_limit, self.predownload = cache_limit, predownload
 
     @property
     def size(self) -> int:

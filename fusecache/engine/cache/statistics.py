@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Fetch
@@ -13,6 +14,14 @@ from fusecache.policy.cache.space_ledger import SpaceLedger
 # Four steps per octave from 1 microsecond on: a percentile is at most 19 % off.
 _STEPS_PER_OCTAVE = 4
 _BUCKETS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Durations in seconds that half of all, and 99 % of all, did not exceed; 0 before the first."""
+
+    p50_seconds: float
+    p99_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +58,15 @@ class CacheStatistics:
     uncached: int
     not_admitted: int
     stalls: int
-    latency_p50_seconds: float
-    latency_p99_seconds: float
-    first_byte_p50_seconds: float
-    first_byte_p99_seconds: float
+    latency: Percentiles
+    first_byte: Percentiles
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form: all fields as plain values, each percentile under a name of its own."""
+        plain = asdict(self)
+        for name in ("latency", "first_byte"):
+            plain |= {f"{name}_{percentile}": value for percentile, value in plain.pop(name).items()}
+        return plain
 
 
 class LatencyHistogram:
@@ -67,8 +81,11 @@ class LatencyHistogram:
         step = int(math.log2(micros) * _STEPS_PER_OCTAVE) if micros > 1 else 0
         self._counts[min(step, _BUCKETS - 1)] += 1
 
-    def seconds(self, share: float) -> float:
-        """Return the duration that this share of all did not exceed; 0 before the first."""
+    def percentiles(self) -> Percentiles:
+        """Return the percentiles of all durations counted."""
+        return Percentiles(self._seconds(0.5), self._seconds(0.99))
+
+    def _seconds(self, share: float) -> float:
         rest = share * sum(self._counts)
         if not rest:
             return 0.0
@@ -146,8 +163,6 @@ class Counters:
             uncached=self.uncached,
             not_admitted=self.not_admitted,
             stalls=self.stalls,
-            latency_p50_seconds=self.latency.seconds(0.5),
-            latency_p99_seconds=self.latency.seconds(0.99),
-            first_byte_p50_seconds=self.first_byte.seconds(0.5),
-            first_byte_p99_seconds=self.first_byte.seconds(0.99),
+            latency=self.latency.percentiles(),
+            first_byte=self.first_byte.percentiles(),
         )

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,11 @@ def load(
     )
 
 
+def _values(options: MountOptions) -> dict[str, Any]:
+    """Every option's value by its name."""
+    return {**dataclasses.asdict(options), **dataclasses.asdict(options.writeback)}
+
+
 MOUNT = ("s3://bucket/some/prefix", "/mnt/data")
 
 
@@ -63,7 +69,7 @@ def test_source_and_mountpoint_are_enough() -> None:
         Path("/mnt/data"),
     )
     assert options.cache_size == FREE * 8 // 10
-    assert (options.memory, options.settle_seconds) == (256 * MIB, 1.0)
+    assert (options.memory, options.writeback.settle_seconds) == (256 * MIB, 1.0)
     assert (options.umask, options.read_only, options.uid) == (0o022, False, None)
     assert options.cache_dir.parent == Path("/home/someone/.cache/fusecache")
 
@@ -127,19 +133,14 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
     ]
     from_flags = load(texts["source"], texts["mountpoint"], *flags)
     assert from_file == from_variables == from_flags
-    defaults = load("s3://b/p", "/m")
-    same = [
-        item.name
-        for item in dataclasses.fields(defaults)
-        if getattr(defaults, item.name) == getattr(from_file, item.name)
-    ]
-    assert same == ["source", "mountpoint"]
+    defaults, found = (_values(options) for options in (load("s3://b/p", "/m"), from_file))
+    assert {name for name in FIELDS if defaults[name] == found[name]} == {"source", "mountpoint"}
 
 
 def test_a_file_may_use_the_types_of_toml(tmp_path: Path) -> None:
     file = 'read_only = true\nuid = 5\nsettle_seconds = 2\nmemory = 134217728\nimmutable = ["a/", "*.bin"]'
     options = load(*MOUNT, file=file, folder=tmp_path)
-    assert (options.read_only, options.uid, options.settle_seconds, options.memory) == (
+    assert (options.read_only, options.uid, options.writeback.settle_seconds, options.memory) == (
         True,
         5,
         2.0,
@@ -153,7 +154,7 @@ def test_a_flag_can_switch_off_what_the_file_switches_on(tmp_path: Path) -> None
 
 
 def test_a_list_may_be_empty() -> None:
-    assert load(*MOUNT, "--temp-names=").temp_names == ()
+    assert load(*MOUNT, "--temp-names=").writeback.temp_names == ()
 
 
 @pytest.mark.parametrize(
@@ -178,14 +179,14 @@ def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
     [("90", 90), ("90s", 90), ("0.5", 0.5), ("500ms", 0.5), ("10m", 600), ("1.5 h", 5400), ("7d", 604800)],
 )
 def test_durations_are_read_as_people_write_them(text: str, seconds: float, tmp_path: Path) -> None:
-    assert load(*MOUNT, f"--delete-delay={text}").delete_delay == seconds
-    assert load(*MOUNT, file=f'delete_delay = "{text}"', folder=tmp_path).delete_delay == seconds
+    assert load(*MOUNT, f"--delete-delay={text}").writeback.delete_delay == seconds
+    assert load(*MOUNT, file=f'delete_delay = "{text}"', folder=tmp_path).writeback.delete_delay == seconds
 
 
 def test_a_list_s_flag_may_be_given_again_for_more_of_it(tmp_path: Path) -> None:
     words = ("--local-only", "tmp/", "--local-only", "scratch/, *.lock", "--pin=last/")
     options = load(*MOUNT, *words, file='local_only = ["other/"]', folder=tmp_path)
-    assert (options.local_only, options.pin) == (("tmp/", "scratch/", "*.lock"), ("last/",))
+    assert (options.writeback.local_only, options.pin) == (("tmp/", "scratch/", "*.lock"), ("last/",))
 
 
 def test_the_help_says_what_a_value_looks_like_and_what_range_it_has() -> None:
