@@ -29,10 +29,10 @@ LIMIT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Requests of one kind: `count` of `size` bytes, `threads` at once. scheme: http or https."""
+    """Requests of one kind: `count` of `size` bytes, `threads` at once. origin: its name in the URLs."""
 
     name: str
-    scheme: str
+    origin: str
     size: int
     count: int
     threads: int
@@ -41,13 +41,13 @@ class Case:
 
 # 32 GETs in flight, as `clients.py`. 4 PUTs: some clients hold whole bodies in memory.
 CASES = tuple(
-    Case(f"{name} {scheme}", scheme, size, count, threads, is_put)
-    for name, size, count, threads, is_put in (
-        ("GET 8 MiB", 8 * MIB, 256, 32, False),
-        ("GET 8 KiB", 8 * KIB, 4096, 32, False),
-        ("PUT 256 MiB", 256 * MIB, 8, 4, True),
+    Case(f"{name} {where}", where, size, count, threads, is_put)
+    for name, origins, size, count, threads, is_put in (
+        ("GET 8 MiB", ("http", "https", "https, paced"), 8 * MIB, 256, 32, False),
+        ("GET 8 KiB", ("http", "https"), 8 * KIB, 4096, 32, False),
+        ("PUT 256 MiB", ("http", "https"), 256 * MIB, 8, 4, True),
     )
-    for scheme in ("http", "https")
+    for where in origins
 )
 
 
@@ -70,7 +70,7 @@ def measured(case: Case, way: str, urls: dict[str, str], path: Path) -> dict[str
     """Return the figures of one client in one case. Raises BenchmarkError."""
     request: dict[str, Any] = {
         "way": way,
-        "url": urls[case.scheme],
+        "url": urls[case.origin],
         "ca_path": urls["ca_path"],
         "threads": case.threads,
         "size": case.size,
@@ -109,12 +109,12 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http_clients", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", metavar="CASE,…", help=", ".join(case.name for case in CASES))
+    parser.add_argument("--only", default="", metavar="CASE;…", help="; ".join(case.name for case in CASES))
     parser.add_argument("--ways", default="", metavar="CLIENT;…", help="; ".join(WAYS))
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where the JSON goes")
     options = parser.parse_args()
     ways = [way for way in WAYS if not options.ways or way in options.ways.split(";")]
-    cases = [case for case in CASES if case.name.startswith(tuple(options.only.split(",")))]
+    cases = [case for case in CASES if case.name.startswith(tuple(options.only.split(";")))]
     results = Results()
     done = 0
     with (

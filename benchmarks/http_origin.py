@@ -27,6 +27,10 @@ BLOCK = random.Random(1).randbytes(8 * MIB)
 ETAG = "0123456789abcdef0123456789abcdef"
 # Of all ranges' objects; a client may ask for any range below it.
 OBJECT_BYTES = 2**40
+# socket(7); Python has no name for it. The kernel sends some packets each millisecond, as a distant sender would.
+SO_MAX_PACING_RATE = 47
+# 32 connections at this rate come to 640 MB/s: a network that is slower than two processors.
+PACED_BYTES_PER_SECOND = 20_000_000
 _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
@@ -37,10 +41,10 @@ class _Server(socketserver.ForkingTCPServer):
     max_children = 200
     block_on_close = False
 
-    def __init__(self, tls: ssl.SSLContext | None, pages: int) -> None:
-        """pages: a descriptor of a file with the bytes of BLOCK."""
+    def __init__(self, tls: ssl.SSLContext | None, pages: int, rate: int | None) -> None:
+        """pages: a descriptor of a file with the bytes of BLOCK. rate: bytes a second down each connection."""
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.tls, self.pages = tls, pages
+        self.tls, self.pages, self.rate = tls, pages, rate
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -49,6 +53,8 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         sock: socket.socket = self.request
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.server.rate is not None:
+            sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, self.server.rate)
         with suppress(OSError):
             if self.server.tls is not None:
                 sock = self.server.tls.wrap_socket(sock, server_side=True)
@@ -106,16 +112,20 @@ def _discard(sock: socket.socket, left: int) -> None:
 
 
 def main() -> None:
-    """Serve without and with TLS until standard input closes."""
+    """Serve without TLS, with TLS, and with TLS at a limited rate, until standard input closes."""
     os.setpgid(0, 0)
     pages = os.memfd_create("block")
     os.write(pages, BLOCK)
     certificate, context = make_certificate(Path(sys.argv[1]))
     urls = {}
-    for scheme, tls in (("http", None), ("https", context)):
-        server = _Server(tls, pages)
+    for name, tls, rate in (
+        ("http", None, None),
+        ("https", context, None),
+        ("https, paced", context, PACED_BYTES_PER_SECOND),
+    ):
+        server = _Server(tls, pages, rate)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        urls[scheme] = f"{scheme}://127.0.0.1:{server.server_address[1]}"
+        urls[name] = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
     sys.stdout.write(json.dumps({**urls, "ca_path": str(certificate)}) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
