@@ -8,11 +8,12 @@ client's process, CPU milliseconds a small GET, all medians.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,10 @@ def main() -> int:
     ways = [way for way in WAYS if not options.ways or way in options.ways.split(";")]
     cases = [case for case in CASES if case.name.startswith(tuple(options.only.split(";")))]
     results = Results()
-    done = 0
+    options.output.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
+        suppress(KeyboardInterrupt),
         tempfile.TemporaryDirectory(prefix="fusecache-bench-", dir="/var/tmp") as folder,
         origin(folder) as urls,
     ):
@@ -134,9 +137,8 @@ def main() -> int:
                         note(f"{case.name}: {way}: {exc}")
                         row = Row(done, case.name, way, error=str(exc))
                     results.add(row)
+            write_json(options.output / "http.json", results, (), quick=False, rounds=done)
     sys.stdout.write(table(results, ways))
-    options.output.mkdir(parents=True, exist_ok=True)
-    write_json(options.output / "http.json", results, (), quick=False, rounds=done)
     return 0
 
 

@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 from benchmarks.http_origin import BLOCK, ETAG
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint
-from fusecache.remote.http.connection_pool import Connection
 from fusecache.remote.http.put import part_query
 from fusecache.remote.protocol.signing import UNSIGNED, Signer, SigningKeys
 from fusecache.remote.s3 import client as s3_client
@@ -97,23 +96,6 @@ def fusecache_ssl(site: Site) -> Way:
     """The same with Python's `ssl`, as where OpenSSL's library is not found."""
     s3_client.library = lambda: None  # type: ignore[assignment]
     return fusecache(site)
-
-
-def fusecache_ssl_filled(site: Site) -> Way:
-    """The same, and a piece is filled in one loop, without a report of progress after each record."""
-
-    def receive_all_into(self: Connection, buffer: memoryview) -> int:
-        assert self._socket is not None
-        receive, filled = self._socket.recv_into, 0
-        while filled < len(buffer):
-            count = receive(buffer[filled:])
-            if not count:
-                break
-            filled += count
-        return filled
-
-    Connection.receive_all_into = receive_all_into  # type: ignore[method-assign]
-    return fusecache_ssl(site)
 
 
 def urllib3_pool(site: Site) -> Way:
@@ -296,7 +278,6 @@ def raw(site: Site) -> Way:
 WAYS: dict[str, Callable[[Site], Way]] = {
     "fusecache": fusecache,
     "fusecache, ssl": fusecache_ssl,
-    "fusecache, ssl filled": fusecache_ssl_filled,
     "urllib3": urllib3_pool,
     "boto3": boto3,
     "awscrt": awscrt,
