@@ -1,8 +1,8 @@
 """HTTP clients beside the daemon's own: `python -m benchmarks.http_clients`, or `make bench-http`.
 
-Each sends the same GETs and PUTs to one origin on loopback, without and with TLS, in a process of its own. Clients
-take turns, in another order each round. Prints a table and writes results/http.json: MB/s, CPU seconds a GiB of the
-client's process, CPU milliseconds a small GET, all medians.
+Each sends the same GETs and PUTs to one origin on loopback, without and with TLS. Clients take turns in one process,
+in another order each round. Prints a table and writes results/http.json: MB/s, CPU seconds a GiB of the
+clients' process, CPU milliseconds a small GET, all medians.
 """
 
 import argparse
@@ -20,12 +20,11 @@ from typing import Any
 
 from benchmarks.bench import note
 from benchmarks.http_ways import GIB, KIB, MIB, WAYS
-from benchmarks.processes import ROOT, BenchmarkError, run_child
+from benchmarks.processes import ROOT
 from benchmarks.report import columns, write_json
 from benchmarks.results import Results, Row
 
 OUTPUT = Path(__file__).parent / "results"
-LIMIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,13 @@ class Case:
     is_put: bool = False
 
 
-# 32 GETs in flight, as `clients.py`. 4 PUTs: some clients hold whole bodies in memory.
+# 32 GETs in flight, as `clients.py`. 2 PUTs: some clients hold whole bodies in memory.
 CASES = tuple(
     Case(f"{name} {where}", where, size, count, threads, is_put)
     for name, origins, size, count, threads, is_put in (
-        ("GET 8 MiB", ("http", "https", "https, paced"), 8 * MIB, 256, 32, False),
-        ("GET 8 KiB", ("http", "https"), 8 * KIB, 4096, 32, False),
-        ("PUT 256 MiB", ("http", "https"), 256 * MIB, 8, 4, True),
+        ("GET 8 MiB", ("http", "https", "https, paced"), 8 * MIB, 64, 32, False),
+        ("GET 8 KiB", ("http", "https"), 8 * KIB, 2048, 32, False),
+        ("PUT 256 MiB", ("http", "https"), 256 * MIB, 4, 2, True),
     )
     for where in origins
 )
@@ -67,10 +66,11 @@ def origin(folder: str) -> Iterator[dict[str, str]]:
             process.stdin.close()
 
 
-def measured(case: Case, way: str, urls: dict[str, str], path: Path) -> dict[str, float]:
-    """Return the figures of one client in one case. Raises BenchmarkError."""
+def measured(case: Case, ways: Sequence[str], rounds: int, urls: dict[str, str], path: Path) -> Iterator[Row]:
+    """Yield a row for each round and client, as soon as it is measured."""
     request: dict[str, Any] = {
-        "way": way,
+        "ways": ways,
+        "rounds": rounds,
         "url": urls[case.origin],
         "ca_path": urls["ca_path"],
         "threads": case.threads,
@@ -78,14 +78,24 @@ def measured(case: Case, way: str, urls: dict[str, str], path: Path) -> dict[str
         "count": case.count,
         "path": str(path) if case.is_put else None,
     }
-    load = os.getloadavg()[0]
-    figures = run_child("benchmarks.http_ways", request, seconds=LIMIT_SECONDS)
-    return {
-        "rate": figures["bytes"] / figures["seconds"],
-        "cpu_per_gib": figures["cpu_seconds"] * GIB / figures["bytes"],
-        "cpu_ms_per_request": figures["cpu_seconds"] * 1e3 / case.count,
-        "load": load,
-    }
+    command = [sys.executable, "-m", "benchmarks.http_ways", json.dumps(request)]
+    with subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "--", *command], cwd=ROOT, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            found = json.loads(line)
+            if "error" in found:
+                note(f"{case.name}: {found['way']}: {found['error']}")
+                yield Row(found["round"], case.name, found["way"], error=found["error"])
+                continue
+            figures = {
+                "rate": found["bytes"] / found["seconds"],
+                "cpu_per_gib": found["cpu_seconds"] * GIB / found["bytes"],
+                "cpu_ms_per_request": found["cpu_seconds"] * 1e3 / case.count,
+                "load": found["load"],
+            }
+            yield Row(found["round"], case.name, found["way"], figures)
 
 
 def table(results: Results, ways: Sequence[str]) -> str:
@@ -109,7 +119,7 @@ def table(results: Results, ways: Sequence[str]) -> str:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http_clients", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", metavar="CASE;…", help="; ".join(case.name for case in CASES))
     parser.add_argument("--ways", default="", metavar="CLIENT;…", help="; ".join(WAYS))
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where the JSON goes")
@@ -126,18 +136,11 @@ def main() -> int:
     ):
         path = Path(folder) / "part"
         path.write_bytes(os.urandom(max([case.size for case in cases if case.is_put], default=0)))
-        for done in range(1, options.rounds + 1):
-            for case in cases:
-                note(f"round {done} of {options.rounds}: {case.name}")
-                first = done % len(ways)
-                for way in (*ways[first:], *ways[:first]):
-                    try:
-                        row = Row(done, case.name, way, measured(case, way, urls, path))
-                    except BenchmarkError as exc:
-                        note(f"{case.name}: {way}: {exc}")
-                        row = Row(done, case.name, way, error=str(exc))
-                    results.add(row)
-            write_json(options.output / "http.json", results, (), quick=False, rounds=done)
+        for case in cases:
+            note(f"{options.rounds} rounds: {case.name}")
+            for row in measured(case, ways, options.rounds, urls, path):
+                results.add(row)
+            write_json(options.output / "http.json", results, (), quick=False, rounds=options.rounds)
     sys.stdout.write(table(results, ways))
     return 0
 

@@ -1,24 +1,22 @@
-"""The measured child processes of `http_clients.py`: one way to send GETs or PUTs.
+"""The measured child process of `http_clients.py`: the ways to send GETs or PUTs take turns in one process.
 
-`python -m benchmarks.http_ways '{"way": …, "url": …}'` prints one JSON object: bytes, seconds, CPU seconds.
-Connections are made before the clock starts.
+So they meet the same machine, seconds apart. Connections are made before the clock starts.
 """
 
 import base64
-import concurrent.futures
 import hashlib
-import importlib.util
 import json
 import os
 import resource
 import socket
 import ssl
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier, local
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -94,8 +92,13 @@ def fusecache(site: Site) -> Way:
 
 def fusecache_ssl(site: Site) -> Way:
     """The same with Python's `ssl`, as where OpenSSL's library is not found."""
-    s3_client.library = lambda: None  # type: ignore[assignment]
-    return fusecache(site)
+    own, s3_client.library = s3_client.library, lambda: None  # type: ignore[assignment]
+    try:
+        way = fusecache(site)
+        way.get(memoryview(bytearray(1)), 0)  # the first request chooses
+        return way
+    finally:
+        s3_client.library = own
 
 
 def urllib3_pool(site: Site) -> Way:
@@ -237,7 +240,7 @@ def raw(site: Site) -> Way:
     """A socket for each thread: `recv_into` and, without TLS, `sendfile`; over TLS by Python's `ssl`."""
     context = ssl.create_default_context(cafile=site.ca_path) if site.is_secure else None
     host, port = urlsplit(site.url).hostname, urlsplit(site.url).port
-    mine = threading.local()
+    mine = local()
 
     def connected() -> socket.socket:
         sock: socket.socket | None = getattr(mine, "socket", None)
@@ -286,33 +289,35 @@ WAYS: dict[str, Callable[[Site], Way]] = {
 }
 
 
-def measure(way: Way, threads: int, size: int, count: int, file: File | None) -> dict[str, float]:
-    """Send `count` requests of `size` bytes by as many threads; return the figures.
+def measure(
+    way: Way, pool: Executor, site: Site, size: int, count: int, file: File | None
+) -> dict[str, float]:
+    """Send `count` requests of `size` bytes by the site's threads; return the figures.
 
     file: what to upload; None to fetch. Raises ValueError if other bytes came than those that the origin has.
     """
-    buffers = [memoryview(bytearray(size if file is None else 0)) for _ in range(threads)]
+    buffers = [memoryview(bytearray(size if file is None else 0)) for _ in range(site.threads)]
+    together = Barrier(site.threads)
 
-    def run(number: int) -> None:
-        for place in range(number, count, threads):
-            if file is None:
-                way.get(buffers[number], place * size)
-            else:
-                way.put(file, place + 1)
+    def send(number: int, place: int) -> None:
+        if file is None:
+            way.get(buffers[number], place * size)
+        else:
+            way.put(file, place + 1)
 
     def warm(number: int) -> None:
         together.wait()  # a thread that is done would take over another's turn, and its connection
-        if file is None:
-            way.get(buffers[number], 0)
-        else:
-            way.put(file, 1)
+        send(number, 0)
 
-    together = threading.Barrier(threads)
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        list(pool.map(warm, range(threads)))
-        cpu, began = cpu_seconds(), time.monotonic()
-        list(pool.map(run, range(threads)))
-        seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
+    def run(number: int) -> None:
+        together.wait()
+        for place in range(number, count, site.threads):
+            send(number, place)
+
+    list(pool.map(warm, range(site.threads)))
+    cpu, began = cpu_seconds(), time.monotonic()
+    list(pool.map(run, range(site.threads)))
+    seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
     if file is None and any(buffer != BLOCK[:size] for buffer in buffers):
         raise ValueError("other bytes came than the origin has")
     return {"bytes": size * count, "seconds": seconds, "cpu_seconds": cpu}
@@ -355,20 +360,26 @@ def _expect(count: int, wanted: int) -> None:
 
 
 def main() -> None:
-    """Measure one way."""
+    """Let the ways take turns: a row for each round and way, on a line of its own as soon as it is measured."""
     asked = json.loads(sys.argv[1])
-    name, path = asked["way"], asked["path"]
-    module = name.partition(",")[0]
-    if module not in ("raw", "fusecache") and importlib.util.find_spec(module) is None:
-        raise SystemExit(f"{module} is not installed: `make bench-http` installs it")
     site = Site(asked["url"], asked["ca_path"], asked["threads"])
     size, file = asked["size"], None
-    if path is not None:
-        digest = hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).digest()
-        file = File(path, size, digest)
-    figures = measure(WAYS[name](site), site.threads, size, asked["count"], file)
-    sys.stdout.write(json.dumps(figures) + "\n")
-    sys.stdout.flush()
+    if asked["path"] is not None:
+        digest = hashlib.md5(Path(asked["path"]).read_bytes(), usedforsecurity=False).digest()
+        file = File(asked["path"], size, digest)
+    ways: dict[str, Way] = {}
+    with ThreadPoolExecutor(site.threads) as pool:
+        for round_number in range(1, asked["rounds"] + 1):
+            first = round_number % len(asked["ways"])
+            for name in (*asked["ways"][first:], *asked["ways"][:first]):
+                row: dict[str, Any] = {"round": round_number, "way": name, "load": os.getloadavg()[0]}
+                try:
+                    ways[name] = ways.get(name) or WAYS[name](site)
+                    row |= measure(ways[name], pool, site, size, asked["count"], file)
+                except Exception as exc:  # noqa: BLE001 (whatever a library raises: its row says so)
+                    row["error"] = repr(exc)[:300]
+                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.flush()
     os._exit(0)  # some clients' threads outlive their last request
 
 
