@@ -38,7 +38,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 class _Server(socketserver.ForkingTCPServer):
     allow_reuse_address = True
     request_queue_size = 256
-    max_children = 200
+    max_children = 10_000  # one for each connection
     block_on_close = False
 
     def __init__(self, tls: ssl.SSLContext | None, pages: int, rate: int | None) -> None:
