@@ -1,6 +1,6 @@
 """Signed HTTP requests to the bucket without botocore: the shared base of GETs, PUTs and DELETEs.
 
-botocore needs over 1 ms of CPU per request, most of it with the GIL held (`benchmarks/get_cost.py`).
+botocore needs over 1 ms of CPU per request, most of it with the GIL held (`benchmarks/http_clients.py`).
 Not here: the choice of URL, region and certificates. The first request through botocore determines them
 (`RequestTemplate`), and botocore takes over again after a redirect.
 """
@@ -26,7 +26,6 @@ from fusecache.remote.http.connection_pool import (
     Peer,
     StaleConnection,
 )
-from fusecache.remote.http.tls import TlsContext
 from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
 from fusecache.remote.protocol.user_metadata import METADATA_PREFIX
@@ -123,9 +122,7 @@ class SignedHttp:
     tls: holds the trusted certificates; None for plain HTTP.
     """
 
-    def __init__(
-        self, template: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
-    ) -> None:
+    def __init__(self, template: RequestTemplate, tls: ssl.SSLContext | None, transport: Transport) -> None:
         self._template = template
         self.read_timeout = transport.read_timeout_seconds
         self._signer = Signer(template.host_header, template.region)
