@@ -3,17 +3,24 @@
 import os
 import socket
 
+from fusecache.model.format_text import printable
 
-def notify(**fields: str | int) -> None:
-    """Send fields such as READY=1 or STATUS="…". Without NOTIFY_SOCKET, do nothing."""
+
+def notify(**fields: str | int) -> bool:
+    """Send fields such as READY=1 or STATUS="…" without waiting; return False if the service manager did not take them.
+
+    Without NOTIFY_SOCKET, do nothing.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return
-    text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in fields.items())
+        return True
+    text = "\n".join(f"{name}={printable(str(value))}" for name, value in fields.items())
     if address.startswith("@"):
         address = "\0" + address[1:]  # an abstract socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
         try:
-            channel.sendto(text.encode(), address)
+            # Without MSG_DONTWAIT, a manager that hangs would stop the event loop, and so the mount.
+            channel.sendto(text.encode(), socket.MSG_DONTWAIT, address)
         except OSError:
-            return  # the mount continues even if the service manager does not listen
+            return False  # the mount continues even if the service manager does not listen
+    return True

@@ -4,6 +4,18 @@ import difflib
 from collections.abc import Iterable
 
 
+def printable(text: str) -> str:
+    r"""Return text with every control, format and other invisible character escaped, as \x1b or \u202e; one line.
+
+    Keys are chosen by whoever writes to the bucket: raw, they could forge lines or drive a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
 def size_text(count: float) -> str:
     """Return a size for people: 512 B, 3.4 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

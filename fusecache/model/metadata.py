@@ -17,6 +17,8 @@ SYMLINK_TARGET = "symlink-target"
 _SECONDS_MAX = 2**63 // 10**9
 _ID_MAX = 2**32 - 2
 _MODE_BITS = 0o7777
+# Programs of a bucket's writer never get another user's rights.
+_SET_ID_BITS = stat.S_ISUID | stat.S_ISGID
 
 
 def content_metadata(uuid: str, attributes: PosixAttributes) -> dict[str, str]:
@@ -59,12 +61,15 @@ def attributes_from_metadata(
 
 
 def _mode(text: str) -> int | None:
-    """Return the permission bits of a file's or a symlink's mode: octal with or without its type, or decimal (s3fs)."""
+    """Return the permission bits of a file's or a symlink's mode, without the set-user-id and set-group-id bits.
+
+    Octal with or without its type, or decimal (s3fs).
+    """
     for base in (8, 10):
         with suppress(ValueError, OverflowError):
             mode = int(text, base)
             if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (base == 8 and 0 <= mode <= _MODE_BITS):
-                return stat.S_IMODE(mode)
+                return stat.S_IMODE(mode) & ~_SET_ID_BITS
     return None
 
 

@@ -171,7 +171,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lmdb": ("fusecache.index",),
     "msgspec": ("loader.mds.index_parser",),
     "numpy": ("loader",),
-    "pyfuse3": ("fusecache.fs", "fusecache.daemon.main"),
+    "pyfuse3": ("fusecache.fs", "fusecache.daemon.main", "fusecache.daemon.fuse_options"),
     "torch": ("loader.torch",),
     "tqdm": ("fusecache.mount.progress", "loader"),
     "trio": ("fusecache.engine", "fusecache.fs", "fusecache.daemon"),

@@ -3,7 +3,7 @@
 import pytest
 
 from fusecache.cli.main import main
-from fusecache.model.format_text import count_text, nearest_text
+from fusecache.model.format_text import count_text, nearest_text, printable
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,18 @@ def test_help_says_that_lists_of_names_stand_instead_of_the_defaults_and_what_an
 def test_counts_are_words() -> None:
     assert [count_text(count, "file") for count in (0, 1, 12345)] == ["0 files", "1 file", "12 345 files"]
     assert nearest_text("nothing like it", ["a", "b"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b/é 漢.pt", "a b/é 漢.pt"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\nWARNING b", "a\\nWARNING b"),
+        ("txt.\u202eexe", "txt.\\u202eexe"),
+        ("\x7f\x9b\u2028", "\\x7f\\x9b\\u2028"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_printable_text_is_one_harmless_line(text: str, shown: str) -> None:
+    assert printable(text) == shown

@@ -9,12 +9,20 @@ DEFAULT = PosixAttributes(0o644, 500, 501, 1_600_000_000_000_000_000)
 
 
 @pytest.mark.parametrize("mtime_ns", [0, 1, 1_763_764_212_123_456_789, -1, -1_500_000_000, 2**62])
-@pytest.mark.parametrize("mode", [0, 0o600, 0o755, 0o7777])
+@pytest.mark.parametrize("mode", [0, 0o600, 0o755, 0o1777])
 def test_what_is_written_comes_back_to_the_nanosecond(mode: int, mtime_ns: int) -> None:
     written = PosixAttributes(mode, 1000, 1001, mtime_ns)
     metadata = content_metadata("some", written)
     assert attributes_from_metadata(metadata, DEFAULT, with_owner=True) == written
     assert attributes_from_metadata(metadata, DEFAULT) == PosixAttributes(mode, 500, 501, mtime_ns)
+
+
+@pytest.mark.parametrize("mode", ["104755", "102755", "6755", "36333"])
+def test_set_id_bits_of_objects_are_dropped(mode: str) -> None:
+    """The last one is s3fs's decimal spelling of 0106755."""
+    found = attributes_from_metadata({"mode": mode}, DEFAULT)
+    assert found is not None
+    assert found.mode == 0o755
 
 
 def test_a_symlink_keeps_its_time() -> None:
