@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusecache.cli.say import print_line, say_error
 from fusecache.cli.status_text import warm_text
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
@@ -30,18 +31,22 @@ def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         if job is None:
             raise MountError(f"{mount.root}: {row.get('message')}")
         for line in job["failures"]:
-            _say_error(line)
+            say_error(line)
         if job["files_failed"] > len(job["failures"]):
-            _say_error(f"and {count_text(job['files_failed'] - len(job['failures']), 'other file')}")
+            say_error(f"and {count_text(job['files_failed'] - len(job['failures']), 'other file')}")
         if row["result"] != "ok":
-            _say_error(f"not everything is cached: {row['message'] or warm_text(job)}")
+            say_error(f"not everything is cached: {row['message'] or warm_text(job)}")
             failed = True
         elif arguments.wait:
-            _print(f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached")
+            print_line(
+                f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached"
+            )
         elif job["state"] == "counting":
-            _print("still counting files; the warm-up continues in the background, see `fusecache status`")
+            print_line(
+                "still counting files; the warm-up continues in the background, see `fusecache status`"
+            )
         else:
-            _print(f"{warm_text(job)}; the warm-up continues in the background, see `fusecache status`")
+            print_line(f"{warm_text(job)}; the warm-up continues in the background, see `fusecache status`")
     return int(failed)
 
 
@@ -52,7 +57,7 @@ def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         details = _details(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
         freed += details["freed_bytes"]
         left += details["left_bytes"]
-    _print(f"freed {size_text(freed)}" + (f"; {size_text(left)} in use, not evicted" if left else ""))
+    print_line(f"freed {size_text(freed)}" + (f"; {size_text(left)} in use, not evicted" if left else ""))
     return 0
 
 
@@ -68,17 +73,17 @@ def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         )
     details = _details(mount, row, "check")
     if arguments.json:
-        _print(json.dumps(details, indent=2))
+        sys.stdout.write(json.dumps(details, indent=2) + "\n")
         return int(_is_bad(details))
     for path in details["damaged"]:
-        _print(f"damaged in the cache, evicted: {path}")
+        print_line(f"damaged in the cache, evicted: {path}")
     if details["damaged_files"] > len(details["damaged"]):
-        _print(f"and {count_text(details['damaged_files'] - len(details['damaged']), 'other file')}")
+        print_line(f"and {count_text(details['damaged_files'] - len(details['damaged']), 'other file')}")
     for each in details["unusable"]:
-        _print(f"not visible in the mount: the key {each['key']!r}: {each['why']}")
+        print_line(f"not visible in the mount: the key {each['key']!r}: {each['why']}")
     if details["unusable_keys"] > len(details["unusable"]):
-        _print(f"and {count_text(details['unusable_keys'] - len(details['unusable']), 'other key')}")
-    _print(
+        print_line(f"and {count_text(details['unusable_keys'] - len(details['unusable']), 'other key')}")
+    print_line(
         f"{count_text(details['blocks'], 'cached block')}, {size_text(details['bytes'])} read: "
         f"{count_text(details['damaged_files'], 'damaged file')}; "
         f"{count_text(details['keys'], 'key')} listed: {details['unusable_keys']} not visible in the mount"
@@ -105,11 +110,3 @@ def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
         mount, inner = resolve_in_mount(path)
         found.setdefault(mount, []).append(inner)
     return found
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _say_error(text: str) -> None:
-    sys.stderr.write(f"fusecache: error: {text}\n")

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from fusecache import __version__
 from fusecache.cli import cache_commands
 from fusecache.cli.recover import parse_ids, recover
+from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.config.values import Duration
@@ -55,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.run(arguments, words)
     except FusecacheError as exc:
-        _say_error(str(exc))
+        say_error(exc)
         return int(getattr(arguments, "error_status", 1))
     except OSError as exc:
-        _say_error(f"{exc.filename or arguments.command}: {exc.strerror or exc}")
+        say_error(f"{exc.filename or arguments.command}: {exc.strerror or exc}")
         return int(getattr(arguments, "error_status", 1))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -272,7 +273,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
     if message:
-        _say(message)
+        say(message)
     return 0
 
 
@@ -289,15 +290,15 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if arguments.force:
         answer = log_tail(mountpoint)
         if answer.progress.pending_files:
-            _say(f"{pending_text(answer.progress)} not in the bucket yet; the next mount uploads the rest")
+            say(f"{pending_text(answer.progress)} not in the bucket yet; the next mount uploads the rest")
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
             drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show)
         answer = log_tail(mountpoint)
     if not detach_and_wait(mountpoint, forced=arguments.force):
-        _say(f"{mountpoint} is unmounted; its daemon is still shutting down")
+        say(f"{mountpoint} is unmounted; its daemon is still shutting down")
     for line in left_texts(answer.status):
-        _say(line)
+        say(line)
     return 0
 
 
@@ -326,9 +327,9 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         words = [_without_name(answer.message, inner)] if answer.message else []
         if answer.result == "timeout" or not words:
             words.append(f"{awaited_text(answer.progress)} left")
-        _say_error(f"{arguments.path}: {answer.result}: {', '.join(words)}")
+        say_error(f"{arguments.path}: {answer.result}: {', '.join(words)}")
     elif answer.message:
-        _say(answer.message)
+        say(answer.message)
     return status
 
 
@@ -349,13 +350,5 @@ def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _version(_: argparse.Namespace, __: Sequence[str]) -> int:
-    sys.stdout.write(f"fusecache {__version__}\n")
+    print_line(f"fusecache {__version__}")
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"fusecache: {text}\n")
-
-
-def _say_error(text: str) -> None:
-    sys.stderr.write(f"fusecache: error: {text}\n")

@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from fusecache.cli.say import print_line, say_error
 from fusecache.model.errors import AlreadyExists, FusecacheError, MountError, NotFound
-from fusecache.model.format_text import count_text, size_text
+from fusecache.model.format_text import count_text, printable, size_text
 from fusecache.mount.control_client import Mount, request_stream
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 from fusecache.mount.mount_table import check_answers, root_of
@@ -132,7 +133,7 @@ def _run(
             failed |= not _try(lambda number=number: _delete(source, _row_of(found, number)))
         else:
             row = _row_of(found, number)
-            _print(f"{number}: would {_loss_of(row)}")
+            print_line(f"{number}: would {_loss_of(row)}")
     if to_delete and not confirmed:
         raise MountError("nothing was deleted; repeat the command with --yes to delete")
     older = found["count"] - len(found["entries"])
@@ -152,16 +153,16 @@ def _numbers(named: Sequence[int | str], found: Row, *, left_out: Collection[str
             continue
         meant = [row["id"] for row in found["entries"] if row["kind"] not in left_out]
         if not meant:
-            _print("all: no entry on the list qualifies")
+            print_line("all: no entry on the list qualifies")
         numbers += meant
     return list(dict.fromkeys(numbers))
 
 
 def _try(call: Any) -> bool:
     try:
-        _print(call())
+        print_line(call())
     except FusecacheError as exc:
-        sys.stderr.write(f"fusecache: error: {exc}\n")
+        say_error(exc)
         return False
     return True
 
@@ -192,9 +193,12 @@ def _inside(mount: Mount, target: Path) -> str | None:
 
 
 def copy_out(source: Path, target: Path) -> None:
-    """Copy a file to a local path that does not exist yet. When this returns, the copy is complete and fsynced."""
+    """Copy a file to a local path that does not exist yet. When this returns, the copy is complete and fsynced.
+
+    Only this user can read the copy, whatever the umask: the file's own mode is not known here.
+    """
     try:
-        with open(source, "rb") as reader, open(target, "xb") as writer:
+        with open(source, "rb") as reader, open(target, "xb", opener=_open_private) as writer:
             try:
                 shutil.copyfileobj(reader, writer, _COPY_BYTES)
                 writer.flush()
@@ -211,6 +215,10 @@ def copy_out(source: Path, target: Path) -> None:
             f"{target}: there is no directory {os.path.abspath(target.parent)}; --to is relative to the working "
             "directory, and a path on the mount begins with the mountpoint"
         ) from exc
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _delete(source: EntrySource, row: Row) -> str:
@@ -261,7 +269,8 @@ def listing_text(found: Row, *, is_mounted: bool) -> str:
         lines.append(f"and {count_text(found['count'] - len(entries), 'older file')}")
     here = f", {size_text(found['bytes'])} on this disk" if found["bytes"] else ""
     lines.append(count_text(found["count"], "file") + here)
-    return "\n".join([*lines, *_remedies(entries, is_mounted=is_mounted)]) + "\n"
+    lines += _remedies(entries, is_mounted=is_mounted)
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _remedies(entries: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
@@ -301,7 +310,3 @@ def _message_of(row: Row) -> str:
         settled = ", and this node wrote it again since" if row["settled"] else ""
         return f"another client changed it first{settled}; {ours}"
     return "; ".join(filter(None, (row["message"], row["local_path"] or "its content is gone")))
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")

@@ -5,7 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusecache.model.error_text import renewal_text
-from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
+from fusecache.model.format_text import (
+    changes_text,
+    count_text,
+    left_text,
+    printable,
+    seconds_text,
+    size_text,
+)
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 # Cloudflare R2's prices in dollars per million requests of class A and class B.
@@ -37,7 +44,8 @@ def status_view(status: Mapping[str, Any]) -> str:
 
     The status of one path covers that path only, and names the command that shows the whole mount.
     """
-    rows = list(_path_rows(status) if "path" in status else _mount_rows(status))
+    found = _path_rows(status) if "path" in status else _mount_rows(status)
+    rows = [(printable(name), printable(words)) for name, words in found]
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
 

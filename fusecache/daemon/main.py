@@ -3,7 +3,6 @@
 Invariant: a failure before `ready` leaves nothing mounted and loses no data.
 """
 
-import errno
 import logging
 import os
 import signal
@@ -25,6 +24,8 @@ from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import connect, keys_from
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.disk_check import check_disk, shortage_text
+from fusecache.daemon.fuse_options import fuse_options
+from fusecache.daemon.log import begin_log
 from fusecache.daemon.sd_notify import notify
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.file_system import FileSystem
@@ -75,27 +76,13 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     ready: called once the mount answers, with a message for the user who mounts ("": none).
     Raises FusecacheError if the daemon cannot start.
     """
-    _begin_log(options.log_level.upper())
+    begin_log(options.log_level.upper())
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         return _run(options, ready)
     except FusecacheError as exc:
         notify(STATUS=f"failed: {exc}")
         raise
-
-
-def _begin_log(level: str) -> None:
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
-        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
-    logging.getLogger("pyfuse3").addFilter(_is_relevant)
-
-
-def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return False for pyfuse3's error that the kernel expects no answer any more, normal during an unmount."""
-    return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()
 
 
 def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
@@ -123,6 +110,7 @@ class _Daemon:
         self._ready = ready
         self._stop = trio.Event()
         self._mounted = False
+        self._is_announced = False
         self._abandoned = False
         self._signals = 0
         self._signal = trio.Event()
@@ -190,10 +178,7 @@ class _Daemon:
 
     def _mount(self, operations: Operations) -> None:
         options = self._options
-        words = set(pyfuse3.default_options)
-        words |= {f"fsname={options.source}", "subtype=fusecache"}
-        if options.allow_other:
-            words.add("allow_other")
+        words = fuse_options(options.source, allow_other=options.allow_other)
         try:
             pyfuse3.init(operations, str(options.mountpoint), words)
         except RuntimeError as exc:
@@ -228,7 +213,7 @@ class _Daemon:
             )
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
-        notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
+        self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
         if short:
             log.warning("%s", short)
@@ -244,6 +229,8 @@ class _Daemon:
     async def _report(self, filesystem: FileSystem) -> None:
         while True:
             await trio.sleep(STATUS_SECONDS)
+            if not self._is_announced:
+                self._is_announced = notify(READY=1, MAINPID=os.getpid())
             notify(STATUS=filesystem.status.line(filesystem.pending()))
 
     async def _renew_credentials(self, filesystem: FileSystem) -> None:

@@ -82,9 +82,14 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if line.startswith("error:"):
         raise MountError(line.removeprefix("error:").strip())
-    raise MountError(
-        f"the daemon exited with status {status} before it was ready; {_log_end(log_path, log_start)}"
+    lines = _log_end(log_path, log_start)
+    found = "ends with:" if lines else "is empty"
+    error = MountError(
+        f"the daemon exited with status {status} before it was ready; its log {log_path} {found}"
     )
+    for line in lines:
+        error.add_note(line)
+    raise error
 
 
 class Parent:
@@ -283,13 +288,11 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
 # ---- private
 
 
-def _log_end(log_path: Path, start: int) -> str:
+def _log_end(log_path: Path, start: int) -> list[str]:
+    """Return the last lines of a log, from a position on."""
     with open(log_path, encoding="utf-8", errors="replace") as log:
         log.seek(start)
-        lines = deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_TAIL_LINES)
-    if not lines:
-        return f"its log {log_path} is empty"
-    return f"its log {log_path} ends with:\n" + "\n".join(f"  {line}" for line in lines)
+        return list(deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_TAIL_LINES))
 
 
 def _open_process(pid: int | None) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any, Self, TextIO
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
+from fusecache.model.format_text import changes_text, count_text, printable, seconds_text, size_text
 from fusecache.mount.control_client import ServerProgress
 
 LINE_INTERVAL_SECONDS = 5.0  # often enough to show progress in a log file; the daemon reports twice a second
@@ -49,7 +49,7 @@ class StepView:
         if self._stream.isatty():
             self._draw_bar(done_bytes, total_bytes, beside)
         else:
-            self._print(line)
+            self._print(printable(line))
 
     def _draw_bar(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
         if self._bar is None:

@@ -3,22 +3,24 @@
 import errno
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from fusecache.daemon import main
+from fusecache.daemon.log import begin_log, is_relevant
 
 
 @pytest.fixture(autouse=True)
 def begun() -> Iterator[None]:
     libraries = [logging.getLogger(name) for name in ("boto3", "botocore", "urllib3", "pyfuse3")]
     levels = [library.level for library in libraries]
-    main._begin_log("INFO")
+    begin_log("INFO")
     yield
     for library, level in zip(libraries, levels, strict=True):
         library.setLevel(level)
-        library.removeFilter(main._is_relevant)
+        library.removeFilter(is_relevant)
 
 
 @pytest.mark.parametrize(("number", "lines"), [(errno.ENOENT, 0), (errno.EINVAL, 1)])
@@ -28,3 +30,19 @@ def test_an_answer_that_the_kernel_awaits_no_longer_is_not_news(
     # pyfuse3's words when the mount is taken away between a release and its answer.
     logging.getLogger("pyfuse3").error("fuse_release(): fuse_reply_* failed with %s", os.strerror(number))
     assert len(caplog.records) == lines
+
+
+def test_keys_cannot_forge_lines_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    """The process is another one, because pytest captures this one's records."""
+    program = (
+        "import logging; from fusecache.daemon.log import begin_log; begin_log('INFO');"
+        "key = 'a\\n2026-01-01 00:00:00 WARNING b\\x1b[2J';"
+        "logging.getLogger('x').info('published key=%s', key)\n"
+        "try: raise ValueError('\\x1b[2J')\n"
+        "except ValueError: logging.exception('failed')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].endswith(r"x published key=a\n2026-01-01 00:00:00 WARNING b\x1b[2J")
+    assert lines[1].endswith("failed")
+    assert lines[-1] == r"ValueError: \x1b[2J"

@@ -1,0 +1,36 @@
+"""The daemon's log on stderr: which messages it has, and their format."""
+
+import errno
+import logging
+import os
+import sys
+from types import TracebackType
+
+from fusecache.model.format_text import printable
+
+_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def begin_log(level: str) -> None:
+    """Log to stderr from now on. level: the name of the lowest level."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
+        logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
+    logging.getLogger("pyfuse3").addFilter(is_relevant)
+
+
+def is_relevant(record: logging.LogRecord) -> bool:
+    """Return False for pyfuse3's error that the kernel expects no answer any more, normal during an unmount."""
+    return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()
+
+
+class _LineFormatter(logging.Formatter):
+    """Writes each message as one line, so that no key can forge one; only tracebacks have several."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: _ExceptionInfo) -> str:
+        return "\n".join(printable(line) for line in super().formatException(ei).split("\n"))
