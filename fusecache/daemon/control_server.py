@@ -8,25 +8,26 @@ Every list in an answer is bounded; a count covers the entries left out.
 to this file of the hints directory, for jobs that see the mount read-only. 0 bytes withdraw the job's hints.
 """
 
+import functools
 import json
 import logging
-import os
-import struct
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 import trio
 
+from fusecache.daemon.control_socket import ControlSocket
+from fusecache.daemon.visitors import Request, Visitors, user_of
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
 from fusecache.engine.file_system import FileSystem
-from fusecache.engine.prefetch.hint_service import job_of
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
-from fusecache.model.errors import FusecacheError, NotPermitted
+from fusecache.fs.owned_hints import OwnedHints
+from fusecache.model.errors import FusecacheError, MountError, NotPermitted
 from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
-from fusecache.model.objects import MIB
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,10 @@ REPORT_SECONDS = 0.5
 # A slow report, of 100 000 changes for example, comes less often. The client times out after 30 s of silence.
 _PAUSE_FACTOR = 20
 _MAX_PAUSE_SECONDS = 10.0
-# Room for some ten thousand paths, which a glob of the shell can produce.
-_MAX_REQUEST_BYTES = MIB
-# Commands for root and the owner of the mount only. The first three change how the daemon shuts down. Eviction costs
-# other users the time to fetch again: every user may fill the cache, but only the owner may evict.
-_OWNER_COMMANDS = {"drain", "abandon", "carry-on", "evict", "bring-back", "delete"}
+# A client that does not read its answer for this long is gone.
+_SEND_SECONDS = 30.0
+# How often the daemon looks whether its socket is still where clients find it: nothing reports its removal.
+WATCH_SECONDS = 2.0
 # Without --wait, the client still waits this long for the count that tells whether the cache can hold the files.
 _COUNT_SECONDS = 3.0
 
@@ -53,33 +53,63 @@ class ControlServer:
     def __init__(
         self,
         filesystem: FileSystem,
-        path: str,
+        control_socket: ControlSocket,
+        hints: OwnedHints,
         facts: Callable[[], dict[str, Any]],
         *,
+        owners: frozenset[int],
         on_abandon: Callable[[], None],
         on_carry_on: Callable[[], None],
     ) -> None:
-        """facts: returns the current status fields that are not part of the file system's statistics."""
+        """facts: returns the current status fields that are not part of the file system's statistics.
+
+        owners: the ids of the users who may send every command.
+        """
         self._fs = filesystem
-        self._path = path
+        self._socket = control_socket
+        self._hints = hints
         self._facts = facts
+        self._visitors = Visitors(owners, shared=control_socket.shared)
         self._on_abandon = on_abandon
         self._on_resume = on_carry_on
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; the socket is removed at the end."""
-        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        await listener.bind(self._path)
-        # Every user who sees the mount may send commands; _OWNER_COMMANDS lists the exceptions.
-        os.chmod(self._path, 0o666)
-        listener.listen(16)
+        """Serve until cancelled; the socket is removed at the end. Raises MountError if there is no first socket."""
+        listener = self._socket.listen()
+        task_status.started()
         try:
-            task_status.started()
-            await trio.serve_listeners(self._serve, [trio.SocketListener(listener)])
+            async with trio.open_nursery() as connections:
+                while True:
+                    await self._serve_listener(listener, connections)
+                    listener = await self._listen_again()
         finally:
-            os.unlink(self._path)
+            self._socket.remove()
+
+    async def _serve_listener(self, listener: socket.socket, connections: trio.Nursery) -> None:
+        """Accept connections until the socket's path is gone. Commands under way go on."""
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+        async with trio.open_nursery() as nursery:
+            serve = functools.partial(
+                trio.serve_listeners, self._serve, listeners, handler_nursery=connections
+            )
+            nursery.start_soon(serve, name="control-listener")
+            while self._socket.is_there():  # noqa: ASYNC110  # no event tells of a removed file
+                await trio.sleep(WATCH_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    async def _listen_again(self) -> socket.socket:
+        lost = self._socket.path
+        while True:
+            try:
+                listener = self._socket.listen()
+            except MountError as exc:
+                log.warning(
+                    "control socket lost; commands fail until there is one path=%s error=%s", lost, exc
+                )
+                await trio.sleep(WATCH_SECONDS)
+            else:
+                log.warning("control socket was removed path=%s now=%s", lost, self._socket.path)
+                return listener
 
     def status(self) -> dict[str, Any]:
         """Return the full status as plain values."""
@@ -87,24 +117,38 @@ class ControlServer:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
+            user = user_of(stream)
             try:
-                line, rest = await _read_line(stream)
-                if line:
-                    await self._answer(stream, json.loads(line), rest)
+                await self._serve_user(stream, user)
+            except* NotPermitted as group:
+                log.info("control request refused user=%d error=%s", user, group.exceptions[0])
             except* (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the client disconnected
+            except* trio.TooSlowError:
+                log.info("control connection closed: its client is too slow user=%d", user)
             except* (ValueError, TypeError, AttributeError, RecursionError) as group:
                 log.info("control request malformed error=%s", group.exceptions[0])
             except* Exception:
                 # No request may end the mount.
                 log.exception("control request failed")
 
-    async def _answer(self, stream: trio.SocketStream, request: dict[str, Any], rest: bytes) -> None:
+    async def _serve_user(self, stream: trio.SocketStream, user: int) -> None:
+        try:
+            with self._visitors.connection(user), self._visitors.request(stream, user) as received:
+                line = await received.line()
+                if line:
+                    await self._answer(stream, user, json.loads(line), received)
+        except NotPermitted as exc:
+            await self._send(stream, _done("error", str(exc)))
+            raise
+
+    async def _answer(
+        self, stream: trio.SocketStream, user: int, request: dict[str, Any], received: Request
+    ) -> None:
         command, path = request.get("command"), _path(request.get("path") or "")
         timeout = request.get("timeout_seconds")
+        self._visitors.check(user, command)
         try:
-            if command in _OWNER_COMMANDS:
-                _check_owner(stream, str(command))
             match command:
                 case "status":
                     await self._status(stream, path)
@@ -117,7 +161,7 @@ class ControlServer:
                     (self._on_abandon if command == "abandon" else self._on_resume)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case "hint":
-                    await self._hint(stream, request, rest)
+                    await self._hint(stream, user, request, received)
                 case _:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
@@ -148,18 +192,18 @@ class ControlServer:
             case _:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
 
-    async def _hint(self, stream: trio.SocketStream, request: dict[str, Any], message: bytes) -> None:
+    async def _hint(
+        self, stream: trio.SocketStream, user: int, request: dict[str, Any], received: Request
+    ) -> None:
         """Receive a job's plan or cursor, or withdraw the job's hints."""
         file, size = str(request.get("file")), int(request.get("bytes") or 0)
         if not 0 <= size <= LONGEST_MESSAGE_BYTES:
             raise HintError(f"{file}: a message may have at most {LONGEST_MESSAGE_BYTES} bytes, not {size}")
-        data = bytearray(message)
-        while len(data) < size and (piece := await stream.receive_some(MIB)):
-            data += piece
+        data = await received.message(size)
         if size:
-            await self._fs.hints.receive(file, data)
+            await self._hints.receive(file, data, user=user)
         else:
-            self._fs.hints.forget(job_of(file)[0])
+            self._hints.forget(file, user=user)
         await self._send(stream, _done("ok"))
 
     async def _status(self, stream: trio.SocketStream, path: str) -> None:
@@ -241,7 +285,8 @@ class ControlServer:
         return self._fs.status.progress(await self._fs.status.count(path))
 
     async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
-        await stream.send_all(json.dumps(row).encode() + b"\n")
+        with trio.fail_after(_SEND_SECONDS):
+            await stream.send_all(json.dumps(row).encode() + b"\n")
 
 
 def _as_async(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
@@ -259,25 +304,3 @@ def _done(result: str, message: str = "") -> dict[str, Any]:
 
 def _path(text: str) -> str:
     return str(text).strip("/")
-
-
-def _check_owner(stream: trio.SocketStream, command: str) -> None:
-    """Raise NotPermitted unless the client is root or the daemon's user (unix(7), SO_PEERCRED)."""
-    facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", facts)
-    if user not in {0, os.geteuid()}:
-        raise NotPermitted(f"`{command}` is allowed for root and the user who mounted only")
-
-
-async def _read_line(stream: trio.SocketStream) -> tuple[bytes, bytes]:
-    """Return the request's line and the bytes that follow it; b"" twice if the client sent no full line."""
-    found = bytearray()
-    while b"\n" not in found[-4096:]:
-        piece = await stream.receive_some(4096)
-        if not piece:
-            return b"", b""
-        if len(found) > _MAX_REQUEST_BYTES:
-            raise ValueError("the request is too long")
-        found += piece
-    end = found.index(b"\n") + 1
-    return bytes(found[:end]), bytes(found[end:])

@@ -6,12 +6,9 @@ Invariant: a failure before `ready` leaves nothing mounted and loses no data.
 import logging
 import os
 import signal
-import socket
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import connect, keys_from
 from fusecache.daemon.control_server import ControlServer
+from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
@@ -38,6 +36,7 @@ from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
+from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
@@ -66,8 +65,6 @@ CREDENTIALS_SECONDS = 30.0
 DENIED_SECONDS = 10.0
 # The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
 AUTH_FAILED_SECONDS = 90.0
-# A socket younger than this may belong to a daemon that has not called listen() yet.
-STALE_SECONDS = 10.0
 
 
 def run(options: MountOptions, ready: Callable[[str], None]) -> int:
@@ -143,16 +140,22 @@ class _Daemon:
     def _endpoints(self, filesystem: FileSystem, ownership: Ownership) -> tuple[ControlServer, Operations]:
         """Return the two ways into the file system: the control socket and the FUSE operations."""
         options = self._options
-        socket_path = _socket_path(options.cache_dir)
+        control_socket = ControlSocket(_socket_name(options.cache_dir), shared=options.allow_other)
+        owners = frozenset({0, os.geteuid(), ownership.uid})
+        hints = OwnedHints(filesystem.hints, owners)
         server = ControlServer(
             filesystem,
-            socket_path,
+            control_socket,
+            hints,
             lambda: {**self._facts, "state": self._state(filesystem)},
+            owners=owners,
             on_abandon=self._abandon,
             on_carry_on=self._resume,
         )
-        hint_files = HintFiles(filesystem.hints, ownership.uid, ownership.gid)
-        control = ControlDirectory(socket_path, server.status, hint_files, ownership.uid, ownership.gid)
+        hint_files = HintFiles(hints, ownership.uid, ownership.gid)
+        control = ControlDirectory(
+            lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid
+        )
         return server, Operations(filesystem, control, read_only=options.read_only)
 
     async def _start(
@@ -372,36 +375,6 @@ def _initial_facts(options: MountOptions) -> dict[str, Any]:
     }
 
 
-def _socket_path(cache_dir: Path) -> str:
-    """Return the path of the control socket: a short one, because unix socket addresses are limited to 108 bytes.
-
-    Also removes stale sockets of killed daemons.
-    """
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else tempfile.gettempdir()))
-    folder = base / ("fusecache" if base != Path(tempfile.gettempdir()) else f"fusecache-{os.geteuid()}")
-    try:
-        folder.mkdir(mode=0o755, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="fusecache-"))
-    for path in folder.glob("*.sock"):
-        _remove_if_stale(path)
-    digest = blake2b(str(cache_dir.resolve()).encode(), digest_size=8).hexdigest()
-    return str(folder / f"{digest}.sock")
-
-
-def _remove_if_stale(path: Path) -> None:
-    """Remove a unix socket that refuses connections: its daemon was killed.
-
-    A socket that is bound but does not listen yet refuses too, so sockets younger than STALE_SECONDS stay.
-    """
-    try:
-        if time.time() - path.lstat().st_mtime < STALE_SECONDS:
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(0)  # a full backlog of a busy daemon raises BlockingIOError, not a refusal
-            probe.connect(os.fspath(path))
-    except ConnectionRefusedError:
-        with suppress(OSError):
-            path.unlink()
-    except OSError:
-        return
+def _socket_name(cache_dir: Path) -> str:
+    """Return a short name for the control socket, as one cache directory has one daemon."""
+    return blake2b(str(cache_dir.resolve()).encode(), digest_size=8).hexdigest()

@@ -8,6 +8,7 @@ import json
 import stat
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyfuse3
@@ -30,12 +31,13 @@ class ControlDirectory:
 
     def __init__(
         self,
-        socket_path: str,
+        socket_path: Callable[[], Path],
         statistics: Callable[[], dict[str, Any]],
         hints: HintFiles,
         uid: int,
         gid: int,
     ) -> None:
+        """socket_path: returns where the socket is now."""
         self.hints = hints
         self._socket_path = socket_path
         self._statistics = statistics
@@ -108,5 +110,5 @@ class ControlDirectory:
 
     def _content(self, inode: int) -> bytes:
         if _FILES[inode] == "socket":
-            return f"{self._socket_path}\n".encode()
+            return f"{self._socket_path()}\n".encode()
         return json.dumps(self._statistics(), indent=1).encode() + b"\n"

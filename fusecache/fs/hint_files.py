@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import pyfuse3
 
-from fusecache.engine.prefetch.hint_service import HintService, job_of
+from fusecache.engine.prefetch.hint_service import job_of
+from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hints import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
 
@@ -33,12 +34,13 @@ MOST_NAMES = 4096
 class _Open:
     """An open file. content: at open, for readers; written: by this handle, None if it was discarded as too large.
 
-    pid: the thread that opened it. too_large: this message alone exceeds the limit, rather than all messages together.
-    is_new: something was written since the last close.
+    user, pid: the user and the thread that opened it. too_large: this message alone exceeds the limit, rather than all
+    messages together. is_new: something was written since the last close.
     """
 
     name: str
     content: bytes
+    user: int
     pid: int
     written: bytearray | None = field(default_factory=bytearray)
     too_large: bool = False
@@ -48,8 +50,9 @@ class _Open:
 class HintFiles:
     """Answers the kernel's requests about the hints directory and its files."""
 
-    def __init__(self, hint_service: HintService, uid: int, gid: int) -> None:
-        self._hint_service = hint_service
+    def __init__(self, hints: OwnedHints, uid: int, gid: int) -> None:
+        self._hints = hints
+        self._hint_service = hints.service
         self._uid, self._gid = uid, gid
         # Inode number of each name looked up, least recently used first.
         self._numbers: OrderedDict[str, int] = OrderedDict()
@@ -77,7 +80,7 @@ class HintFiles:
         return [(name, self._number(name)) for name in self._shown()]
 
     def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
-        """Return what stat shows. Every user of the mount may write hints: they are only advice."""
+        """Return what stat shows. Every user of the mount may write hints of own jobs: they are only advice."""
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(inode)
         is_directory = inode == DIRECTORY
@@ -90,18 +93,18 @@ class HintFiles:
         entry.attr_timeout = 0
         return entry
 
-    def create(self, name: str, pid: int) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+    def create(self, name: str, user: int, pid: int) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Create and open a file. Raises HintError if the name is not that of a hint file."""
         job_of(name)
         number = self._number(name)
-        return self.open(number, pid), self.attributes(number)
+        return self.open(number, user, pid), self.attributes(number)
 
-    def open(self, inode: int, pid: int) -> pyfuse3.FileInfo:
-        """Open a file, to write a message or to read the current state. pid: the calling thread."""
+    def open(self, inode: int, user: int, pid: int) -> pyfuse3.FileInfo:
+        """Open a file, to write a message or to read the current state. user, pid: of the calling thread."""
         name = self._name(inode)
         handle = self._next_handle
         self._next_handle += 1
-        self._open[handle] = _Open(name, self._content(name), pid)
+        self._open[handle] = _Open(name, self._content(name), user, pid)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
@@ -138,17 +141,17 @@ class HintFiles:
             raise HintError(
                 f"{file.name}: the message is longer than {LONGEST_MESSAGE_BYTES} bytes; use more windows"
             )
-        await self._hint_service.receive(file.name, file.written, file.pid)
+        await self._hints.receive(file.name, file.written, user=file.user, pid=file.pid)
 
     def release(self, handle: int) -> None:
         """Close a file."""
         self._drop(self._open.pop(handle))
 
-    def unlink(self, name: str) -> None:
-        """Withdraw all hints of the job that the file belongs to."""
+    def unlink(self, name: str, user: int) -> None:
+        """Withdraw all hints of the job that the file belongs to. Raises NotPermitted if it is another user's."""
         if name not in self._shown():
             raise pyfuse3.FUSEError(errno.ENOENT)
-        self._hint_service.forget(job_of(name)[0])
+        self._hints.forget(name, user=user)
 
     # ---- private
 

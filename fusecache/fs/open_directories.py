@@ -10,6 +10,7 @@ import pyfuse3
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, Node
 from fusecache.fs.entries import EntryBuilder
+from fusecache.model.names import CONTROL_NAME
 
 # Large replies, but bounded work between two checkpoints.
 _ENTRIES_AT_ONCE = 512
@@ -42,7 +43,7 @@ class OpenDirectories:
         while await self._fill(handle):
             while handle.queue:
                 shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
-                if shown is not None:
+                if shown is not None and not self._is_control(handle.node, shown.name):
                     name = pyfuse3.FileNameT(os.fsencode(shown.name))
                     entry = self._entries.of_shown(handle.node, shown)
                     if not pyfuse3.readdir_reply(token, name, entry, handle.position + 1 + _DOTS):
@@ -51,6 +52,10 @@ class OpenDirectories:
                         shown.lookups += 1
                 handle.queue.popleft()
                 handle.position += 1
+
+    def _is_control(self, directory: Node, name: str) -> bool:
+        """Return whether an object has the control directory's name: the kernel would take it for that directory."""
+        return name == CONTROL_NAME and directory is self._fs.tree.root
 
     def release(self, number: int) -> None:
         """Close a directory, if it is open."""

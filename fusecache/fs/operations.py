@@ -212,7 +212,7 @@ class Operations(pyfuse3.Operations):
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove a file."""
         if parent_inode == hint_files.DIRECTORY:
-            self._control.hints.unlink(os.fsdecode(name))
+            self._control.hints.unlink(os.fsdecode(name), ctx.uid)
             return
         self._check_writable(parent_inode)
         await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
@@ -304,7 +304,7 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Create and open a file."""
         if parent_inode == hint_files.DIRECTORY:
-            return self._control.hints.create(os.fsdecode(name), ctx.pid)
+            return self._control.hints.create(os.fsdecode(name), ctx.uid, ctx.pid)
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
         node = await self._fs.namespace_ops.create(
@@ -318,7 +318,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         """Open a file. ESTALE makes the kernel look the name up again, if another client replaced the object."""
         if self._control.hints.owns(inode):
-            return self._control.hints.open(inode, ctx.pid)
+            return self._control.hints.open(inode, ctx.uid, ctx.pid)
         if self._control.owns(inode):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise pyfuse3.FUSEError(errno.EACCES)

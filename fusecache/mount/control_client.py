@@ -11,12 +11,13 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fusecache.model.errors import MountError
-from fusecache.mount.mount_table import real_name, real_path, root_of
+from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of
+from fusecache.mount.runtime_folder import check_socket_folder
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
@@ -28,10 +29,20 @@ LONGEST_REQUEST_BYTES = 1 << 20  # the daemon accepts no longer request
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A live mount: its root directory and its daemon's socket."""
+    """A live mount: its root directory and its daemon's socket. owner: the daemon's user id; None if unknown.
+
+    is_named: the user named the socket, with FUSECACHE_SOCKET.
+    """
 
     root: Path
     socket_path: Path
+    owner: int | None = None
+    is_named: bool = False
+
+    @property
+    def trusted_users(self) -> frozenset[int]:
+        """The users whose answers count: root, and the daemon's user."""
+        return frozenset({0, os.geteuid() if self.owner is None else self.owner})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,9 @@ def find_mount(
     denied = dead = None
     known = root_of(resolved)
     # If the mount table has the mount, look at its root only: each directory below it would cost a request.
+    entry = None if known is None else _entry_at(known)
+    if entry is not None and entry.root:
+        return _find_bound(entry, resolved, environment)
     for root in (resolved, *resolved.parents) if known is None else (Path(known),):
         try:
             text = (root / CONTROL_FILE).read_text(encoding="utf-8").strip()
@@ -92,12 +106,9 @@ def find_mount(
             continue
         except UnicodeDecodeError:
             continue
-        socket_path = Path(text)
-        # A container may see the mount but not the daemon's directory: then FUSECACHE_SOCKET names the socket.
-        if not socket_path.exists() and environment.get(SOCKET_VARIABLE):
-            socket_path = Path(environment[SOCKET_VARIABLE])
         inner = resolved.relative_to(root).as_posix()
-        return Mount(root, socket_path), "" if inner == "." else inner
+        mount = Mount(root, Path(text), None if entry is None else entry.owner)
+        return _named_by_variable(mount, environment), "" if inner == "." else inner
     if dead is not None:
         raise MountError(
             f"{dead}: the daemon of this mount has exited; clean up with: fusecache unmount {dead}"
@@ -110,6 +121,40 @@ def find_mount(
     raise MountError(f"{path} is not in a fusecache mount")
 
 
+def _named_by_variable(mount: Mount, environment: Mapping[str, str]) -> Mount:
+    """Return the mount with the socket that FUSECACHE_SOCKET names, if its own is not to be seen.
+
+    A container may see the mount but not the daemon's directory.
+    """
+    named = environment.get(SOCKET_VARIABLE)
+    if not named or os.path.exists(mount.socket_path):
+        return mount
+    return replace(mount, socket_path=Path(named), is_named=True)
+
+
+def _entry_at(mountpoint: str) -> TableEntry | None:
+    """Return the top fusecache mount at a mountpoint, None if it has just gone."""
+    return next((entry for entry in reversed(our_entries()) if entry.point == mountpoint), None)
+
+
+def _find_bound(bound: TableEntry, path: Path, environment: Mapping[str, str]) -> tuple[Mount, str]:
+    """Return the mount and the path inside it, for a path in a folder of a mount that is bound elsewhere.
+
+    Such a folder has no control directory: `.fusecache` in it would come from the bucket.
+    """
+    inner = (PurePosixPath(bound.root) / path.relative_to(bound.point)).as_posix()
+    if environment.get(SOCKET_VARIABLE):
+        socket_path = Path(environment[SOCKET_VARIABLE])
+        return Mount(Path(bound.point), socket_path, bound.owner, is_named=True), inner
+    for entry in our_entries():
+        if entry.device == bound.device and not entry.root:
+            return find_mount(entry.point, environment)[0], inner
+    raise MountError(
+        f"{bound.point} shows only the folder {bound.root} of a fusecache mount; "
+        f"set {SOCKET_VARIABLE} to the daemon's socket, or name a path in the whole mount"
+    )
+
+
 def _cache_control_lookup(path: str | os.PathLike[str]) -> None:
     """Make the kernel cache the control file of the path's mount, for the next minute.
 
@@ -117,14 +162,17 @@ def _cache_control_lookup(path: str | os.PathLike[str]) -> None:
     bucket.
     """
     mountpoint = root_of(path)
-    if mountpoint is not None:
+    entry = None if mountpoint is None else _entry_at(mountpoint)
+    if mountpoint is not None and entry is not None and not entry.root:
         with suppress(OSError):
             (Path(mountpoint) / CONTROL_FILE).stat()
 
 
 @contextmanager
 def connect(mount: Mount) -> Iterator[socket.socket]:
-    """Open the control connection. Raises MountError if no daemon listens."""
+    """Open the control connection. Raises MountError if no daemon listens, or another user's process does."""
+    if not mount.is_named:
+        check_socket_folder(mount.socket_path, mount.trusted_users)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(SILENCE_SECONDS)
         try:
@@ -133,14 +181,26 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
             raise MountError(
                 f"{mount.root}: cannot reach the daemon at {mount.socket_path}: {exc.strerror or exc}"
             ) from exc
+        _, user, _ = _peer_of(connection)
+        if user not in mount.trusted_users:
+            raise MountError(
+                f"{mount.root}: a process of user {user} answers at {mount.socket_path}, not the daemon: "
+                "its answers do not count"
+            )
         yield connection
+
+
+def _peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group of the process that listens (unix(7), SO_PEERCRED)."""
+    facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, group = struct.unpack("3i", facts)
+    return process, user, group
 
 
 def daemon_pid(mount: Mount) -> int | None:
     """Return the daemon's process id, or None if it is in another pid namespace."""
     with connect(mount) as connection:
-        facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid: int = struct.unpack("3i", facts)[0]
+        pid, _, _ = _peer_of(connection)
     return pid if pid > 0 else None
 
 

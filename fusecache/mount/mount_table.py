@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.model.errors import MountError
@@ -25,6 +26,38 @@ def mounted_types(table: bytes) -> dict[str, str]:
     """Return the file system type at each mountpoint of a mountinfo table. If mounts are stacked, the top one wins."""
     lines = (line.partition(b" - ") for line in table.splitlines())
     return {_mount_point(fields): rest.split(b" ")[0].decode() for fields, _, rest in lines}
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A fusecache mount as the kernel has it. point: where it is mounted; device: the same for all its bind mounts.
+
+    root: the directory of the mount that shows at `point`, "" for all of it. owner: the user id of its daemon; None if
+    the kernel does not say.
+    """
+
+    point: str
+    device: str
+    root: str
+    owner: int | None
+
+
+def our_entries(mount_table: Path = TABLE) -> list[TableEntry]:
+    """Return all fusecache mounts, bind mounts included, the top one last."""
+    lines = (line.partition(b" - ") for line in mount_table.read_bytes().splitlines())
+    return [
+        _entry(fields.split(b" "), rest) for fields, _, rest in lines if rest.startswith(OUR_TYPE.encode())
+    ]
+
+
+def _entry(fields: list[bytes], rest: bytes) -> TableEntry:
+    owner = re.search(rb"[ ,]user_id=(\d+)", rest)
+    return TableEntry(
+        _unescaped(fields[4]),
+        fields[2].decode(),
+        _unescaped(fields[3]).strip("/"),
+        None if owner is None else int(owner[1]),
+    )
 
 
 def our_mountpoints(mount_table: Path = TABLE) -> list[str]:
@@ -130,6 +163,8 @@ def _target_of(path: str) -> str | None:
 
 def _mount_point(fields: bytes) -> str:
     """Return the mountpoint of a mountinfo line: its fifth field, unescaped."""
-    return os.fsdecode(
-        re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), fields.split(b" ")[4])
-    )
+    return _unescaped(fields.split(b" ")[4])
+
+
+def _unescaped(field: bytes) -> str:
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))

@@ -12,7 +12,9 @@ from fusecache.model.hints import FOLDER
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
 # The errno for texts in the socket's answer. Writing the hint file instead reports its errno directly.
-_REJECTIONS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM}
+_REJECTIONS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM, "try again later": errno.EPERM}
+# The inode number of a mount's root (linux/fuse.h).
+_FUSE_ROOT_ID = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
     for root in (path, *path.parents):
         if os.path.ismount(root):
             try:
+                # A folder of a mount that is bound elsewhere: its `.fusecache` would come from the bucket.
+                if root.stat().st_ino != _FUSE_ROOT_ID:
+                    return None
                 if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
                     return None
             except OSError:  # another kind of mount, or its daemon is gone

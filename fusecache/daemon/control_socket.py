@@ -1,0 +1,82 @@
+"""The unix socket that a daemon listens on: in a folder of its user, made again if it is gone.
+
+A logout removes /run/user/UID, and programs that clean up remove old files; the daemon goes on in both cases.
+"""
+
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from fusecache.model.errors import MountError
+from fusecache.mount.runtime_folder import runtime_folder
+
+_BACKLOG = 64
+# A socket younger than this may belong to a daemon that has not called listen() yet.
+STALE_SECONDS = 10.0
+
+
+class ControlSocket:
+    """The listening socket of one daemon. `path` is where it is now, or where it will be."""
+
+    def __init__(self, name: str, *, shared: bool) -> None:
+        """name: unique for the cache directory, short: an address has 108 bytes at most. Raises MountError."""
+        self._name = name
+        self.shared = shared
+        self.path = self._choose_path()
+        self._inode = 0
+
+    def listen(self) -> socket.socket:
+        """Bind a new socket and listen. Raises MountError if no folder or socket can be made."""
+        self.path = self._choose_path()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                self.path.unlink()
+            listener.bind(os.fspath(self.path))
+            # What another user may ask for is decided for each command.
+            self.path.chmod(0o666 if self.shared else 0o600)
+            self._inode = self.path.lstat().st_ino
+            listener.listen(_BACKLOG)
+        except OSError as exc:
+            listener.close()
+            raise MountError(f"no control socket at {self.path}: {exc.strerror or exc}") from exc
+        return listener
+
+    def is_there(self) -> bool:
+        """Return whether the path still leads to the socket."""
+        try:
+            return self.path.lstat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove the socket, unless it is gone or another daemon's."""
+        if self.is_there():
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _choose_path(self) -> Path:
+        folder = runtime_folder(os.environ, shared=self.shared)
+        for path in folder.glob("*.sock"):
+            _remove_if_stale(path)
+        return folder / f"{self._name}.sock"
+
+
+def _remove_if_stale(path: Path) -> None:
+    """Remove a unix socket that refuses connections: its daemon was killed.
+
+    A socket that is bound but does not listen yet refuses too, so sockets younger than STALE_SECONDS stay.
+    """
+    try:
+        if time.time() - path.lstat().st_mtime < STALE_SECONDS:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(0)  # a full backlog of a busy daemon raises BlockingIOError, not a refusal
+            probe.connect(os.fspath(path))
+    except ConnectionRefusedError:
+        with suppress(OSError):
+            path.unlink()
+    except OSError:
+        return
