@@ -25,6 +25,7 @@ from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.sd_notify import notify
+from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
@@ -57,6 +58,8 @@ MAX_TASKS = 4096
 MIN_TASKS = 64
 # With Python's default of 5 ms, a thread that copies a body blocks the event loop, and so every reader, that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
+# Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
+PRIVATE_UMASK = 0o077
 # Interval of the status line for systemd, and of the check whether the bucket refuses the credentials.
 STATUS_SECONDS = 5.0
 # Shortest time between two reloads of refused credentials.
@@ -73,6 +76,8 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     ready: called once the mount answers, with a message for the user who mounts ("": none).
     Raises FusecacheError if the daemon cannot start.
     """
+    os.umask(PRIVATE_UMASK)
+    forbid_core_dumps()
     begin_log(options.log_level.upper())
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:

@@ -6,6 +6,7 @@ The first two are system calls that Python's library lacks, made through ctypes.
 import ctypes
 import errno
 import os
+import resource
 from pathlib import Path
 
 # linux/falloc.h
@@ -15,6 +16,8 @@ _PUNCH_HOLE = 0x02
 _POPULATE_WRITE = 23
 # While the kernel populates one such piece, no other thread can map a file.
 _POPULATE_BYTES = 1 << 21
+# linux/prctl.h
+_PR_SET_DUMPABLE = 4
 _VM = Path("/proc/sys/vm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +46,15 @@ def populate(memory: memoryview) -> None:
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in range(0, memory.nbytes, _POPULATE_BYTES):
         _libc.madvise(address + start, min(_POPULATE_BYTES, memory.nbytes - start), _POPULATE_WRITE)
+
+
+def forbid_core_dumps() -> None:
+    """Keep this process's memory, keys included, out of core dumps, and from other processes of the same user.
+
+    RLIMIT_CORE covers children as well; it does not hold for a core_pattern that is a program, so prctl(2) is needed.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def sync_folder(path: Path) -> None:

@@ -9,6 +9,8 @@ import json
 import os
 import shlex
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +20,9 @@ from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.format_text import count_text, size_text
 
 FORMAT_VERSION = 1
+# What lies in a cache directory (docs/on-disk.md).
+_FOLDERS = frozenset({"journal", "staging", "orphans", "suspect", "cache", "names"})
+_OWN_NAMES = _FOLDERS | {"fusecache.json", "fusecache.new", "fusecache.log", "lock", "empty", "lost+found"}
 _LONGEST_LOCK_BYTES = 8192  # a pid, and a path of at most 4096 bytes
 
 
@@ -40,6 +45,8 @@ class StateDirectory:
             # Readable by the owner only: it holds object names and written data.
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_own_mounts(directory)
+            if identity is not None:
+                _make_private(directory)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise LocalDiskError(
@@ -142,6 +149,24 @@ def _pending_text(directory: Path) -> str:
         f". It holds {count_text(len(sizes), 'file')}, {size_text(sum(sizes))}, not in the bucket yet: "
         f"mount that bucket with it again to upload them"
     )
+
+
+def _make_private(directory: Path) -> None:
+    """Take away other users' access to what the daemon keeps there, whoever made the directory.
+
+    A directory that holds anything else too, such as a disk's root, keeps its mode; only the daemon's folders change.
+    """
+    names = set(os.listdir(directory))
+    private = [directory / name for name in names & _FOLDERS]
+    if names <= _OWN_NAMES:
+        private.append(directory)
+    for path in private:
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode) and mode & 0o077:
+            with suppress(
+                PermissionError
+            ):  # of another user: what this daemon makes in it is private by its umask
+                path.chmod(0o700)
 
 
 def _refuse_own_mounts(directory: Path) -> None:
