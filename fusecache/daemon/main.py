@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -24,6 +24,7 @@ from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
+from fusecache.daemon.risks import risk_texts
 from fusecache.daemon.sd_notify import notify
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.state_directory import StateDirectory
@@ -101,13 +102,21 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint),
         unwrap_single_error(),
     ):
-        return trio.run(_Daemon(options, remote, ready).run)
+        return trio.run(_Daemon(options, remote, ready, risk_texts(options, endpoint)).run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
 
 class _Daemon:
-    def __init__(self, options: MountOptions, remote: ReadWriteSplit, ready: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: MountOptions,
+        remote: ReadWriteSplit,
+        ready: Callable[[str], None],
+        risks: Sequence[str],
+    ) -> None:
+        """risks: warnings about the mount, for the log and the user."""
         self._options = options
+        self._risks = risks
         self._remote = remote
         self._ready = ready
         self._stop = trio.Event()
@@ -223,8 +232,9 @@ class _Daemon:
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
-        if short:
-            log.warning("%s", short)
+        warnings = [text for text in (short, *self._risks) if text]
+        for text in warnings:
+            log.warning("%s", text)
         recovered = filesystem.replayed
         found = found_text(
             self._options.mountpoint,
@@ -232,7 +242,7 @@ class _Daemon:
             orphans=recovered.orphans,
             suspects=recovered.suspects,
         )
-        self._ready("; ".join(filter(None, (found, short))))
+        self._ready("; ".join(filter(None, (found, *warnings))))
 
     async def _report(self, filesystem: FileSystem) -> None:
         while True:

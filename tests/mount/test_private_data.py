@@ -1,10 +1,13 @@
 """What a daemon keeps on the node: other users cannot read its cache, and no core dump holds its keys."""
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.mounts import Mount, run_python
+import pytest
+
+from tests.support.mounts import Mount, run, run_python
 
 
 def open_to_others(folder: Path) -> list[str]:
@@ -53,3 +56,15 @@ def test_core_dump_programs_get_nothing() -> None:
         "before = is_dumpable(); forbid_core_dumps(); print(before, is_dumpable())"
     )
     assert run_python(program).stdout == "1 0\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+def test_cache_in_memory_is_said_at_the_mount(mount: Callable[..., Mount], tmp_path: Path) -> None:
+    (cache := tmp_path / "memory").mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=8G", "none", cache)
+    try:
+        one = mount(cache=cache / "cache")
+        assert f"the cache directory {cache}/cache is in memory (tmpfs)" in one.log()
+        one.unmount()
+    finally:
+        run("umount", cache)
