@@ -25,6 +25,8 @@ CACHE = Path("/var/lib/fusecache/demo")
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
 MIB = 1 << 20
+# Of systemd-analyze, in tenths of its score: 5.0.
+MOST_EXPOSURE = 50
 
 Check = Callable[[ServerProcess], None]
 
@@ -89,6 +91,28 @@ def unit_has_no_complaints(_: ServerProcess) -> None:
         check=False,
     )
     expect(ended.returncode == 0 and not ended.stderr.strip(), ended.stderr.strip())
+
+
+def the_unit_is_confined(_: ServerProcess) -> None:
+    words = ["systemd-analyze", "security", "--no-pager", f"--threshold={MOST_EXPOSURE}", UNIT]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    expect(ended.returncode == 0, ended.stdout[-300:] + ended.stderr)
+
+
+def the_daemon_leaves_no_core_dump(_: ServerProcess) -> None:
+    limits = Path(f"/proc/{shown('MainPID')}/limits").read_text().splitlines()
+    (line,) = [each for each in limits if each.startswith("Max core file size")]
+    expect(line.split()[4:6] == ["0", "0"], line)
+
+
+def another_user_reaches_neither_socket_nor_cache(_: ServerProcess) -> None:
+    path = (MOUNT / ".fusecache" / "socket").read_text().strip()
+    program = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    for words in ([sys.executable, "-c", program, path], ["ls", CACHE]):
+        refused = subprocess.run(
+            words, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
+        )
+        expect("ermission" in refused.stderr, f"user 65534 got through: {words} {refused.stderr}")
 
 
 def the_example_is_a_config(_: ServerProcess) -> None:
@@ -188,8 +212,11 @@ def uninstalling_leaves_what_is_not_its_own(_: ServerProcess) -> None:
 
 CHECKS: list[Check] = [
     unit_has_no_complaints,
+    the_unit_is_confined,
     the_example_is_a_config,
     active_means_the_mount_answers,
+    the_daemon_leaves_no_core_dump,
+    another_user_reaches_neither_socket_nor_cache,
     a_written_file_is_read_back_and_reaches_the_bucket,
     a_killed_daemon_comes_back_with_the_file,
     a_daemon_killed_with_uploads_pending_uploads_them_afterwards,
