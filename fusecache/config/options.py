@@ -175,7 +175,11 @@ class MountOptions:
         parse_size, "memory for the buffers of reads in flight", unit="bytes", default=256 * MIB
     )
     read_only: bool = _option(as_flag, "mount read-only: every change fails with EROFS", default=False)
-    allow_other: bool = _option(as_flag, "let other users access the mount", default=False)
+    allow_other: bool = _option(
+        as_flag,
+        "let other users access the mount; over its control socket they may only ask, wait and send hints",
+        default=False,
+    )
     uid: int | None = _option(
         as_whole, "user id that owns the files", default=None, default_text="the mountpoint's owner"
     )

@@ -152,7 +152,7 @@ def _pending_text(directory: Path) -> str:
 
 
 def _make_private(directory: Path) -> None:
-    """Take away other users' access to what the daemon keeps there, whoever made the directory.
+    """Take away other users' access to the daemon's files there, also if another program made the directory.
 
     A directory that holds anything else too, such as a disk's root, keeps its mode; only the daemon's folders change.
     """

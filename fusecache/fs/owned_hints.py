@@ -1,4 +1,4 @@
-"""Hints with owners: the user who first sends a plan of a job owns it. Nobody else may replace, move or withdraw it.
+"""Hints with owners: the user who first sends a plan of a job owns it. Other users cannot replace, move or withdraw it.
 
 Root and the owners of the mount may, for every job. Invariant: at most one row for each job that has a plan.
 """

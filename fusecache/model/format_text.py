@@ -7,7 +7,7 @@ from collections.abc import Iterable
 def printable(text: str) -> str:
     r"""Return text with every control, format and other invisible character escaped, as \x1b or \u202e; one line.
 
-    Keys are chosen by whoever writes to the bucket: raw, they could forge lines or drive a terminal.
+    Writers of the bucket choose its keys. Raw, these could forge lines or drive a terminal.
     """
     if text.isprintable():
         return text

@@ -40,7 +40,7 @@ def runtime_folder(environment: Mapping[str, str], *, shared: bool) -> Path:
 def _candidates(environment: Mapping[str, str], *, shared: bool) -> Iterator[Path]:
     suffix = "-shared" if shared else ""
     runtime = environment.get("XDG_RUNTIME_DIR")
-    # sudo may pass another user's. Nobody else can reach a socket in it.
+    # sudo may pass another user's. Other users cannot reach a socket in it.
     if runtime and not shared and is_private(Path(runtime)):
         yield Path(runtime) / "fusecache"
     if os.geteuid() == 0:
