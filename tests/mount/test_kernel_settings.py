@@ -88,7 +88,7 @@ def test_another_user_than_root_mounts_reads_and_writes_and_is_told_what_was_ref
     if python is None:
         pytest.skip("no Python of this version that other users may run")
     bucket.put("file", b"content")
-    for folder in (tmp_path / "mnt", tmp_path / "cache"):
+    for folder in (tmp_path / "mnt", tmp_path / "cache", tmp_path / "tmp"):
         folder.mkdir()
         os.chown(folder, NOBODY, NOBODY)
     packages = ":".join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
@@ -100,6 +100,7 @@ def test_another_user_than_root_mounts_reads_and_writes_and_is_told_what_was_ref
         **bucket.service.environment(),
         "HOME": str(tmp_path),
         "XDG_RUNTIME_DIR": "",
+        "TMPDIR": str(tmp_path / "tmp"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     done = subprocess.run(
