@@ -67,4 +67,4 @@ def test_cache_in_memory_is_said_at_the_mount(mount: Callable[..., Mount], tmp_p
         assert f"the cache directory {cache}/cache is in memory (tmpfs)" in one.log()
         one.unmount()
     finally:
-        run("umount", cache)
+        run("umount", "--lazy", cache)  # a failed test leaves a daemon in it
