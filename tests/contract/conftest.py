@@ -14,13 +14,12 @@ import pytest
 
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
-from fusecache.remote.http.tls import tls_context
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import FileSlice, Store
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
 from tests.support.memory_store import MemoryStore
-from tests.support.peer import MakePeer, Peer, Script
+from tests.support.peer import MakePeer, Peer, Script, openssl_trust
 
 # One attempt: what a single answer does, without botocore's pause before the second. More patient than a busy machine
 # stands still.
@@ -195,14 +194,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSL
     return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture(params=["plain", "openssl", "ssl"])
 def peer(request: pytest.FixtureRequest, certificate: tuple[Path, ssl.SSLContext]) -> Iterator[MakePeer]:
-    """Make peers: plain, and over TLS."""
+    """Make peers: plain, and with the TLS of either library."""
     peers: list[Peer] = []
     context, tls = None, None
     if request.param != "plain":
         path, context = certificate
-        tls = tls_context(cafile=str(path), capath=None)
+        tls = openssl_trust(path)
+        if request.param == "ssl":
+            tls = ssl.create_default_context(cafile=path)
 
     def make(script: Script) -> Peer:
         peers.append(Peer(script, context, tls))

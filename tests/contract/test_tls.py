@@ -1,4 +1,4 @@
-"""TLS of the data path: whom it trusts, what it says of those it does not, and that it ends in time."""
+"""TLS of reads by OpenSSL: whom it trusts, what it says of those it does not, and that it ends in time."""
 
 import socket
 import ssl
@@ -17,7 +17,8 @@ import pytest
 from fusecache.model.errors import ObjectMissing, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.http import connection_pool
-from fusecache.remote.http.tls import TlsSocket, tls_context
+from fusecache.remote.http.tls import TlsContext, library
+from fusecache.remote.s3 import client as s3_client
 from fusecache.remote.store import FileSlice
 from tests.contract.conftest import ONCE, s3_store
 from tests.s3server import Fault, FaultAction, S3Server
@@ -31,9 +32,10 @@ def certificate(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     return make_certificate(tmp_path)
 
 
-def connect(certificate: Path, client: socket.socket, host: str) -> TlsSocket:
-    """Shake hands as a client that trusts one certificate."""
-    return TlsSocket(client, tls_context(cafile=str(certificate), capath=None), host)
+def trusting(certificate: Path) -> TlsContext:
+    openssl = library()
+    assert openssl is not None, "the tests' machine has OpenSSL as a shared library"
+    return TlsContext(openssl, cafile=str(certificate), capath=None)
 
 
 def set_patience(client: socket.socket, seconds: int) -> None:
@@ -116,8 +118,7 @@ def test_what_is_here_is_received_and_nothing_is_waited_for(certificate: tuple[P
     with listener, ThreadPoolExecutor(1) as pool, socket.create_connection(listener.getsockname()) as client:
         accepting = pool.submit(lambda: context.wrap_socket(listener.accept()[0], server_side=True))
         set_patience(client, 10)
-        secure = connect(path, client, "localhost")
-        with accepting.result() as peer:
+        with closing(trusting(path).connect(client, "localhost")) as secure, accepting.result() as peer:
             view = memoryview(bytearray(9000))
             peer.sendall(b"abc")
             assert secure.recv_some_into(view) == 3
@@ -134,6 +135,18 @@ def test_what_is_here_is_received_and_nothing_is_waited_for(certificate: tuple[P
             assert view == DATA[:9000]
             peer.shutdown(socket.SHUT_WR)
             assert secure.recv_some_into(view) == 0
+
+
+def test_reads_go_on_where_the_library_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server(tls=True) as server:
+        object_id = ObjectId("a", server.control.put("a", DATA))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        monkeypatch.setattr(s3_client, "library", lambda: None)
+        store = s3_store(server, ONCE)
+        for _ in range(2):
+            buffer = bytearray(len(DATA))
+            store.get_into(object_id, Extent(0, len(DATA)), memoryview(buffer), lambda count: None)
+            assert buffer == DATA
 
 
 def test_a_body_that_is_cut_is_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +169,10 @@ def test_a_certificate_for_another_host_is_refused(certificate: tuple[Path, ssl.
     path, context = certificate
     for host in ("bucket.example.org", "127.0.0.2", "::1"):
         with accepted(context) as client, pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
-            connect(path, client, host)
+            trusting(path).connect(client, host)
     for host in ("localhost", "127.0.0.1"):
         with accepted(context) as client:
-            connect(path, client, host)
+            trusting(path).connect(client, host).close()
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(
@@ -168,12 +181,12 @@ def test_a_certificate_of_an_unknown_authority_is_refused(
     _, context = certificate
     other, _ = make_certificate(tmp_path / "other")
     with accepted(context) as client, pytest.raises(ssl.SSLCertVerificationError, match="self-signed"):
-        connect(other, client, "localhost")
+        trusting(other).connect(client, "localhost")
 
 
 def test_a_peer_that_never_shakes_hands_is_given_up(certificate: tuple[Path, ssl.SSLContext]) -> None:
     with accepted(None) as client, pytest.raises(TimeoutError):
-        connect(certificate[0], client, "localhost")
+        trusting(certificate[0]).connect(client, "localhost")
 
 
 def test_a_peer_that_speaks_no_tls_is_named(certificate: tuple[Path, ssl.SSLContext]) -> None:
@@ -183,7 +196,7 @@ def test_a_peer_that_speaks_no_tls_is_named(certificate: tuple[Path, ssl.SSLCont
         with connection:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             with pytest.raises(ssl.SSLError, match="handshake failed"):
-                connect(certificate[0], client, "localhost")
+                trusting(certificate[0]).connect(client, "localhost")
 
 
 def test_an_old_protocol_is_refused(certificate: tuple[Path, ssl.SSLContext]) -> None:
@@ -192,10 +205,10 @@ def test_an_old_protocol_is_refused(certificate: tuple[Path, ssl.SSLContext]) ->
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
     with accepted(context) as client, pytest.raises(OSError, match="handshake failed"):
-        connect(path, client, "localhost")
+        trusting(path).connect(client, "localhost")
 
 
 def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").touch()
     with pytest.raises(ssl.SSLError, match=r"empty\.pem"):
-        tls_context(cafile=str(tmp_path / "empty.pem"), capath=None)
+        trusting(tmp_path / "empty.pem")

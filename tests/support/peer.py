@@ -6,12 +6,14 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from fusecache.remote.endpoints import Transport
 from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp
+from fusecache.remote.http.tls import TlsContext, library
 
 Script = list[list[bytes]]
-Trust = ssl.SSLContext | None
+Trust = TlsContext | ssl.SSLContext | None
 
 HANG_UP = b""
 # What follows it is sent a moment later.
@@ -84,6 +86,12 @@ def _is_whole(request: bytes) -> bool:
     head, blank, body = request.partition(b"\r\n\r\n")
     length = re.search(rb"\r\ncontent-length: (\d+)", head)
     return bool(blank) and len(body) >= (int(length[1]) if length else 0)
+
+
+def openssl_trust(certificate: Path) -> TlsContext:
+    openssl = library()
+    assert openssl is not None, "the tests' machine has OpenSSL as a shared library"
+    return TlsContext(openssl, cafile=str(certificate), capath=None)
 
 
 MakePeer = Callable[[Script], Peer]

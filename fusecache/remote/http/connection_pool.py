@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fusecache.remote.http.tls import TlsSocket
+from fusecache.remote.http.tls import TlsContext, TlsSocket
 
 # Routers and NATs drop idle connections after some minutes without notifying either end.
 IDLE_SECONDS = 60.0
@@ -44,11 +44,11 @@ class StaleConnection(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The server to connect to. tls: trusts the CAs; None for plain HTTP. Timeouts in seconds."""
+    """The server to connect to. tls: the trusted CAs; None for plain HTTP. Timeouts in seconds."""
 
     host: str
     port: int
-    tls: ssl.SSLContext | None
+    tls: TlsContext | ssl.SSLContext | None
     connect_timeout: float
     read_timeout: float
 
@@ -91,7 +91,8 @@ class Connection:
             self._interrupted = True
             if self._socket is not None:
                 with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                    # Not SSLSocket.shutdown: after it the reader would take encrypted bytes for the body.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def exchange(self, request: bytes, body: "FileRange | None" = None) -> tuple[bytes, bytes]:
         """Send a request; return the response's head, without its final blank line, and the bytes received after it.
@@ -135,10 +136,10 @@ class Connection:
             (self._tls or sock).sendall(request)
             if body is None:
                 return
-            if self._tls is None:
+            if self._tls is None and not isinstance(sock, ssl.SSLSocket):
                 _send_pages(sock, body)
             else:
-                _send_pieces(self._tls, body)
+                _send_pieces(self._tls or sock, body)
         except (BrokenPipeError, ConnectionResetError):
             # The peer may have rejected the request without reading it all, and sent a response with the reason.
             if not self.has_answer():
@@ -155,9 +156,9 @@ class Connection:
         return self._receive(buffer, whole=False)
 
     def receive_all_into(self, buffer: memoryview) -> int:
-        """Receive until the buffer is full, or for MAX_RECEIVE_WAIT_SECONDS. 0 at the end."""
+        """Receive until the buffer is full, or for MAX_RECEIVE_WAIT_SECONDS; with `ssl`, some bytes. 0 at the end."""
         # One call per piece: each return to Python costs several thread switches.
-        return self._receive(buffer, whole=True)
+        return self._receive(buffer, whole=not isinstance(self._socket, ssl.SSLSocket))
 
     def _receive(self, buffer: memoryview, *, whole: bool) -> int:
         assert self._socket is not None
@@ -176,13 +177,15 @@ class Connection:
         """Close the connection. A second call does nothing."""
         with self._lock:
             sock, self._socket = self._socket, None
-        self._tls = None
+        if self._tls is not None:
+            self._tls.close()
+            self._tls = None
         if sock is not None:
             sock.close()
 
     def is_quiet(self) -> bool:
         """Return whether nothing has come since the last response: neither bytes nor the end."""
-        if self._socket is None:
+        if self._socket is None or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
             return False
         if self._tls is not None and self._tls.has_pending():
             return False
@@ -204,10 +207,12 @@ class Connection:
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                if peer.tls is not None:
+                if isinstance(peer.tls, ssl.SSLContext):
+                    sock = self._wrapped(sock, peer.tls)
+                elif peer.tls is not None:
                     _set_timeouts(sock, peer.connect_timeout, peer.connect_timeout)
-                    self._tls = TlsSocket(sock, peer.tls, peer.host)
-                _set_timeouts(sock, min(peer.read_timeout, MAX_RECEIVE_WAIT_SECONDS), peer.read_timeout)
+                    self._tls = peer.tls.connect(sock, peer.host)
+                _set_timeout(sock, peer.read_timeout)
                 return sock
             except OSError as exc:
                 failure = exc
@@ -215,6 +220,13 @@ class Connection:
                 if self._interrupted:
                     break
         raise failure or ConnectionError(f"no address of {peer.host}")
+
+    def _wrapped(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+        with self._lock:  # no `interrupt` while the plain socket hands its descriptor over
+            secure = tls.wrap_socket(sock, server_hostname=self._peer.host, do_handshake_on_connect=False)
+            self._socket = secure
+        secure.do_handshake()
+        return secure
 
     def _watch(self, sock: socket.socket) -> None:
         """Make a new socket visible to `interrupt`."""
@@ -294,7 +306,7 @@ def _next_send_bytes(last: int, seconds: float) -> int:
     return max(last // 2, SMALLEST_SEND_BYTES) if seconds > SLOW_SEND_SECONDS else last
 
 
-def _send_pieces(sock: TlsSocket, body: FileRange) -> None:
+def _send_pieces(sock: "TlsSocket | socket.socket", body: FileRange) -> None:
     """Send a body through a buffer. Not through mmap: if the file were truncated, SIGBUS would kill the process."""
     offset, stop, deadline = body.offset, body.offset + body.size, time.monotonic() + body.seconds
     buffer = bytearray(min(PIECE_BYTES, body.size))
@@ -310,8 +322,15 @@ def _send_pieces(sock: TlsSocket, body: FileRange) -> None:
             raise TimeoutError(f"timed out: {stop - offset} bytes of the body are left")
 
 
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
+    """Bound each call. Except for `ssl`, in the kernel: Python's own timeouts do not work with MSG_WAITALL."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(seconds)
+        return
+    _set_timeouts(sock, min(seconds, MAX_RECEIVE_WAIT_SECONDS), seconds)
+
+
 def _set_timeouts(sock: socket.socket, receive_seconds: float, send_seconds: float) -> None:
-    """Bound each call, in the kernel: Python's own timeouts do not work with MSG_WAITALL."""
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(receive_seconds))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_seconds))

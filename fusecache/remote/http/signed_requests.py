@@ -26,6 +26,7 @@ from fusecache.remote.http.connection_pool import (
     Peer,
     StaleConnection,
 )
+from fusecache.remote.http.tls import TlsContext
 from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
 from fusecache.remote.protocol.user_metadata import METADATA_PREFIX
@@ -122,7 +123,9 @@ class SignedHttp:
     tls: holds the trusted certificates; None for plain HTTP.
     """
 
-    def __init__(self, template: RequestTemplate, tls: ssl.SSLContext | None, transport: Transport) -> None:
+    def __init__(
+        self, template: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
+    ) -> None:
         self._template = template
         self.read_timeout = transport.read_timeout_seconds
         self._signer = Signer(template.host_header, template.region)

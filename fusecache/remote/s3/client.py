@@ -26,7 +26,7 @@ from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.put import DirectPuts
 from fusecache.remote.http.ranged_get import DirectGets
 from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp, request_template
-from fusecache.remote.http.tls import tls_context
+from fusecache.remote.http.tls import TlsContext, library
 from fusecache.remote.protocol.headers import (
     capture_headers,
     refuse_head_bucket,
@@ -212,9 +212,15 @@ def _header(request: Any, name: str) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _tls_context(session: botocore.session.Session) -> ssl.SSLContext:
+def _tls_context(session: botocore.session.Session) -> TlsContext | ssl.SSLContext:
     """Return a TLS context with botocore's trusted CAs: AWS_CA_BUNDLE or `ca_bundle`, else botocore's own."""
     named: str | None = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
     path = named or str(botocore.httpsession.get_cert_path(True))  # noqa: FBT003 (botocore's signature)
     cafile, capath = (None, path) if os.path.isdir(path) else (path, None)
-    return tls_context(cafile=cafile, capath=capath)
+    openssl = library()
+    if openssl is not None:
+        return TlsContext(openssl, cafile=cafile, capath=capath)
+    context: ssl.SSLContext = botocore.httpsession.create_urllib3_context()
+    context.check_hostname = True  # urllib3 does this check itself
+    context.load_verify_locations(cafile=cafile, capath=capath)
+    return context
