@@ -272,6 +272,11 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _bucket_texts(status)
+    for name, task in status.get("failed_tasks", {}).items():
+        yield (
+            f"the daemon's task {name} failed {count_text(task['failures'], 'time')} and was restarted: "
+            f"{task['last_error']}; please report it with the traceback in the log"
+        )
     yield from _problem_lines(status)
 
 
@@ -303,6 +308,7 @@ def _refused_text(status: Mapping[str, Any]) -> str:
     return (
         f"the bucket refuses the credentials{since}: the mount shows cached names and sizes, writes continue on this "
         f"disk, no data is lost; {renewal_text(source)}"
+        + (f". The last reload failed: {status['keys_error']}" if status.get("keys_error") else "")
     )
 
 

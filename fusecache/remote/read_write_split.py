@@ -16,6 +16,7 @@ from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,
     CredentialsMissing,
+    FusecacheError,
     ObjectChanged,
     ObjectMissing,
     ReadOnly,
@@ -75,6 +76,11 @@ class Denial:
         elif not isinstance(error, Unavailable):
             self._since = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the credentials are refused."""
+        return self._since is not None
+
     def seconds(self) -> float:
         """Return the duration; 0 if the credentials are not refused."""
         since = self._since
@@ -97,10 +103,22 @@ class ReadWriteSplit:
         self.writes_denied = Denial()
 
     def reload(self) -> None:
-        """Reload the credentials of every store from their source."""
+        """Reload the refused credentials from their source; if none are refused, those of every store.
+
+        One failure does not stop the others: it is raised at the end, and that store keeps its credentials.
+        """
+        refused = [*(self._readers if self.reads_denied.is_on else ())]
+        if self.writes_denied.is_on and self._writer is not None:
+            refused.append(self._writer)
+        failures: list[FusecacheError] = []
         for store in self._stores():
-            if isinstance(store, SupportsReload):
-                store.reload()
+            if isinstance(store, SupportsReload) and (store in refused or not refused):
+                try:
+                    store.reload()
+                except FusecacheError as exc:
+                    failures.append(exc)
+        if failures:
+            raise failures[0]
 
     def close(self) -> None:
         """Close the idle connections of every store."""

@@ -20,7 +20,7 @@ import botocore.session
 import botocore.utils
 from botocore.config import Config
 
-from fusecache.model.errors import ConfigError
+from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.model.format_text import nearest_text
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.put import DirectPuts
@@ -35,6 +35,8 @@ from fusecache.remote.protocol.headers import (
 )
 from fusecache.remote.protocol.list_response import parse_listing
 from fusecache.remote.protocol.signing import SigningKeys
+from fusecache.remote.s3.credentials import KeptCredentials, failure_text
+from fusecache.remote.s3.errors import CREDENTIALS_HELP
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -97,6 +99,13 @@ class ClientAccess:
         if self._direct_http is not None:
             self._direct_http.http.close()
 
+    def check_keys(self) -> None:
+        """Raise CredentialsMissing unless the source of the keys has some now."""
+        try:
+            self.keys()
+        except botocore.exceptions.NoCredentialsError as exc:
+            raise CredentialsMissing(f"{exc}; {CREDENTIALS_HELP}") from exc
+
     def keys(self) -> SigningKeys:
         """Return the current credentials; refreshable ones are renewed first if needed."""
         credentials = self.session.get_credentials()
@@ -126,7 +135,7 @@ def open_access(
 ) -> ClientAccess:
     """Create a client and its credentials. Makes no request to the bucket.
 
-    Raises ConfigError for a profile or endpoint that botocore rejects.
+    Raises ConfigError for a profile or endpoint that botocore rejects, CredentialsMissing if their source fails.
     """
     core = botocore.session.get_session()
     try:
@@ -137,6 +146,7 @@ def open_access(
             aws_secret_access_key=credentials.secret_key if credentials else None,
             aws_session_token=credentials.session_token if credentials else None,
         )
+        _keep_keys(core, profile)
         client = session.client(
             "s3",
             endpoint_url=endpoint.url,
@@ -166,6 +176,20 @@ def open_access(
 
 
 # ---- private
+
+
+def _keep_keys(session: botocore.session.Session, profile: str | None) -> None:
+    """Find the session's keys, and keep them in use while their source fails. Raises CredentialsMissing."""
+    name = f"profile {profile}" if profile else "the AWS chain"
+    try:
+        found = session.get_credentials()
+    except botocore.exceptions.ProfileNotFound:
+        raise
+    except Exception as exc:  # whatever a source meets: a file, a program's output, an answer of STS
+        raise CredentialsMissing(failure_text(name, exc)) from exc
+    if found is not None:
+        # botocore has no public way to set credentials that renew themselves.
+        session._credentials = KeptCredentials(found, f"{name} ({found.method})")  # type: ignore[attr-defined]
 
 
 def _config(transport: Transport, region: str) -> Config:

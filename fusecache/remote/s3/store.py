@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fusecache.model.errors import ObjectChanged, ObjectMissing, Unavailable, UploadLost
+from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, Unavailable, UploadLost
 from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.file_body import SliceBody
@@ -87,9 +87,18 @@ class S3Store:
         self._access.close()
 
     def reload(self) -> None:
-        """Reload the credentials from their source; requests in flight keep the old ones."""
+        """Reload the credentials from their source; requests in flight keep the old ones.
+
+        Raises ConfigError or CredentialsMissing if the source has none; then all requests keep the old ones.
+        """
         with self._reloading:
-            before, self._access = self._access, self._new_access()
+            access = self._new_access()
+            try:
+                access.check_keys()
+            except FusecacheError:
+                access.close()
+                raise
+            before, self._access = self._access, access
             before.close()
 
     def list_page(
