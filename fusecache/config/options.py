@@ -160,6 +160,13 @@ class MountOptions:
         default=None,
         default_text="same as --profile",
     )
+    credentials_file: Path | None = _option(  # noqa: RUF009  # a field
+        as_path,
+        "file with the keys, read again when it changes: an AWS credentials file, whose sections are the profiles, or "
+        "lines AWS_ACCESS_KEY_ID=…; only its owner may have access (chmod 600)",
+        default=None,
+        default_text="the AWS chain",
+    )
     cache_dir: Path = _option(  # noqa: RUF009  # a field
         as_path,
         "directory for cached data and for files that wait for upload",
@@ -230,7 +237,9 @@ class MountOptions:
 
 
 # Options that a status does not list: it shows them elsewhere, or only the owner of the mount may know them.
-_NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile"})
+_NOT_SHOWN = frozenset(
+    {"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile", "credentials_file"}
+)
 
 _WRITEBACK = {item.name: item for item in dataclasses.fields(WritebackOptions)}
 # Every option by name.

@@ -6,6 +6,7 @@ Not here: the choice of the endpoint (`remote.endpoints`), and the reload of cre
 import configparser
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from fusecache.config.options import MountOptions
 from fusecache.model.errors import AccessDenied, MountError, Unavailable
@@ -17,7 +18,17 @@ from fusecache.remote.s3.store import S3Store
 def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount."""
     transport = Transport(max_connections=max_connections)
-    reader = S3Store(options.bucket, endpoint, profile=options.profile, transport=transport)
+
+    def open_store(profile: str | None) -> S3Store:
+        return S3Store(
+            options.bucket,
+            endpoint,
+            profile=profile,
+            credentials_file=options.credentials_file,
+            transport=transport,
+        )
+
+    reader = open_store(options.profile)
     try:
         reader.list_page(options.prefix, limit=1)
     except Unavailable as exc:
@@ -30,7 +41,7 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
         return ReadWriteSplit([reader], None)
     writer = reader
     if options.write_profile is not None:
-        writer = S3Store(options.bucket, endpoint, profile=options.write_profile, transport=transport)
+        writer = open_store(options.write_profile)
     try:
         writer.probe_write(options.prefix)
     except AccessDenied as exc:
@@ -41,8 +52,12 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
     return ReadWriteSplit([reader], writer)
 
 
-def keys_from(profile: str | None, environ: Mapping[str, str]) -> str:
+def keys_from(
+    profile: str | None, environ: Mapping[str, str], *, credentials_file: Path | None = None
+) -> str:
     """Return the source of the credentials: `environment`, the path of a file, or "" for another link of the chain."""
+    if credentials_file is not None:
+        return str(credentials_file)
     if profile is None and "AWS_ACCESS_KEY_ID" in environ:
         return "environment"
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))

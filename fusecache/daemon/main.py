@@ -354,9 +354,13 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         fsync_is_remote=options.writeback.fsync == "remote",
         local_only=options.writeback.local_only,
         pin=options.pin,
-        keys_from=keys_from(options.write_profile or options.profile, os.environ),
+        keys_from=_keys_from(options, options.write_profile or options.profile),
         writes_by_other_keys=options.write_profile is not None,
     )
+
+
+def _keys_from(options: MountOptions, profile: str | None) -> str:
+    return keys_from(profile, os.environ, credentials_file=options.credentials_file)
 
 
 def _initial_facts(options: MountOptions) -> dict[str, Any]:
@@ -367,8 +371,8 @@ def _initial_facts(options: MountOptions) -> dict[str, Any]:
         "source": options.source,
         "mountpoint": str(options.mountpoint),
         "read_only": options.read_only,
-        "keys_from": keys_from(options.profile, os.environ),
-        "write_keys_from": keys_from(options.write_profile or options.profile, os.environ),
+        "keys_from": _keys_from(options, options.profile),
+        "write_keys_from": _keys_from(options, options.write_profile or options.profile),
         **shown_options(options),
         "kernel": {"applied": [], "refused": []},
     }

@@ -73,7 +73,7 @@ def renewal_text(keys_from: str) -> str:
     if keys_from == "environment":
         return (
             "the keys come from the daemon's environment: run `fusecache unmount --force`, then mount with new keys, "
-            "which uploads the pending files"
+            "which uploads the pending files; with `credentials_file` keys are renewed without that"
         )
     place = f"in {keys_from}" if keys_from else "where the daemon reads them"
     return f"renew the keys {place}; the daemon reads them again every 30 s"

@@ -111,3 +111,35 @@ def test_a_failed_reload_keeps_the_mount(
     assert daemon.log().count(FAILED) == 1, daemon.log()
     assert "Traceback" not in daemon.log()
     assert daemon.status()["keys_error"] == ""
+
+
+def test_a_changed_credentials_file_needs_no_restart(
+    server: ServerProcess, keyed: Callable[..., KeyedDaemon], tmp_path: Path
+) -> None:
+    """Keys that were replaced in the file are taken, though pending files wait for them."""
+    grant(server, "one")
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("AWS_ACCESS_KEY_ID=one\nAWS_SECRET_ACCESS_KEY=oneoneoneoneoneoneoneoneoneone\n")
+    daemon = keyed("--credentials-file", str(keys))
+    daemon.mount()
+    assert (daemon.status()["keys_from"], daemon.status()["write_keys_from"]) == (str(keys), str(keys))
+    assert os.listdir(daemon.path) == []
+    server.control.revoke("one")
+    (daemon.path / "file").write_bytes(b"1")
+    server.control.wait_requests(1, "PutObject", "file")
+    assert str(keys) in daemon.command("status", daemon.path / "file").stdout
+    grant(server, "two")
+    keys.write_text("AWS_ACCESS_KEY_ID=two\nAWS_SECRET_ACCESS_KEY=twotwotwotwotwotwotwotwotwotwo\n")
+    assert daemon.sync() == 0
+    assert server.control.read("file") == b"1"
+
+
+def test_a_mount_refuses_an_open_credentials_file(
+    server: ServerProcess, keyed: Callable[..., KeyedDaemon], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o644)
+    daemon = keyed("--credentials-file", str(keys))
+    with pytest.raises(AssertionError, match=f"chmod 600 {keys}"):
+        daemon.mount()

@@ -36,7 +36,7 @@ class FailedTask:
 
 
 class Supervisor:
-    """Runs background tasks, and restarts those that fail."""
+    """Runs background tasks, and restarts each after a failure."""
 
     def __init__(self) -> None:
         self._failed: dict[str, FailedTask] = {}

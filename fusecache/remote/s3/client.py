@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -35,7 +36,7 @@ from fusecache.remote.protocol.headers import (
 )
 from fusecache.remote.protocol.list_response import parse_listing
 from fusecache.remote.protocol.signing import SigningKeys
-from fusecache.remote.s3.credentials import KeptCredentials, failure_text
+from fusecache.remote.s3.credentials import FileCredentials, KeptCredentials, failure_text
 from fusecache.remote.s3.errors import CREDENTIALS_HELP
 
 if TYPE_CHECKING:
@@ -132,8 +133,11 @@ def open_access(
     credentials: Credentials | None,
     profile: str | None,
     count_read: Callable[[int], None],
+    credentials_file: Path | None = None,
 ) -> ClientAccess:
     """Create a client and its credentials. Makes no request to the bucket.
+
+    credentials_file: replaces the AWS chain; `profile` is then a section of it.
 
     Raises ConfigError for a profile or endpoint that botocore rejects, CredentialsMissing if their source fails.
     """
@@ -141,12 +145,15 @@ def open_access(
     try:
         session = boto3.Session(
             botocore_session=core,
-            profile_name=profile,
+            profile_name=None if credentials_file else profile,
             aws_access_key_id=credentials.access_key if credentials else None,
             aws_secret_access_key=credentials.secret_key if credentials else None,
             aws_session_token=credentials.session_token if credentials else None,
         )
-        _keep_keys(core, profile)
+        if credentials_file is None:
+            _keep_keys(core, profile)
+        else:
+            _keep_file_keys(core, FileCredentials(credentials_file, profile))
         client = session.client(
             "s3",
             endpoint_url=endpoint.url,
@@ -190,6 +197,14 @@ def _keep_keys(session: botocore.session.Session, profile: str | None) -> None:
     if found is not None:
         # botocore has no public way to set credentials that renew themselves.
         session._credentials = KeptCredentials(found, f"{name} ({found.method})")  # type: ignore[attr-defined]
+
+
+def _keep_file_keys(session: botocore.session.Session, source: FileCredentials) -> None:
+    """Make a file the source of the session's keys. Raises ConfigError if it has none."""
+    source.get_frozen_credentials()
+    kept = KeptCredentials(source, str(source.path))
+    kept.get_frozen_credentials()
+    session._credentials = kept  # type: ignore[attr-defined]  # as above
 
 
 def _config(transport: Transport, region: str) -> Config:

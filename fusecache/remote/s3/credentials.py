@@ -5,20 +5,30 @@ sources renew keys that expire, and may fail with any exception.
 """
 
 import logging
+import os
+import re
+import stat
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import botocore.exceptions
 from botocore.credentials import ReadOnlyCredentials
 
-from fusecache.model.errors import CredentialsMissing
+from fusecache.model.errors import ConfigError, CredentialsMissing
 
 log = logging.getLogger(__name__)
 
 # Pause before a failed source is asked again. It doubles with each failure, up to LONGEST_PAUSE_SECONDS.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+# Longer files hold no keys.
+_FILE_BYTES_MAX = 1 << 20
+_SECTION = re.compile(r"\[(?:profile\s+)?([^\]]+)\]")
+_SETTING = re.compile(r"(?:export\s+)?([A-Za-z_]+)\s*=\s*(.*)")
 
 
 class KeySource(Protocol):
@@ -27,6 +37,86 @@ class KeySource(Protocol):
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return the keys that are valid now."""
         ...
+
+
+@dataclass(eq=False, slots=True)
+class FileCredentials:
+    """The keys in a `credentials_file`, read again when the file changes. Thread-safe.
+
+    The file is an AWS credentials file, or lines NAME=value as systemd's EnvironmentFile has them. profile: the
+    section of the file; None is `default`, or a file without sections.
+    """
+
+    path: Path
+    profile: str | None = None
+    method: str = "credentials_file"
+    _state: tuple[int, ...] = ()
+    _keys: ReadOnlyCredentials | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """Return the keys. Raises ConfigError if the file has none, or if other users may read it."""
+        with self._lock:
+            try:
+                if self._keys is None or _file_state(os.stat(self.path)) != self._state:
+                    self._read()
+            except OSError as exc:
+                raise ConfigError(f"credentials_file = {self.path}: {exc.strerror}") from exc
+            assert self._keys is not None
+            return self._keys
+
+    def _read(self) -> None:
+        with open(self.path, "rb") as file:
+            facts = os.fstat(file.fileno())
+            if stat.S_IMODE(facts.st_mode) & 0o077:
+                raise ConfigError(
+                    f"credentials_file = {self.path}: other users may access the keys in it; run "
+                    f"`chmod 600 {self.path}`"
+                )
+            text = file.read(_FILE_BYTES_MAX).decode("utf-8", "replace")
+        found = _settings_of(text, self.profile or "default", needs_section=self.profile is not None)
+        if found is None:
+            raise ConfigError(
+                f"credentials_file = {self.path}: it has no section [{self.profile or 'default'}]; add it, or name "
+                "another one with `profile` or `write_profile`"
+            )
+        for name in ("aws_access_key_id", "aws_secret_access_key"):
+            if not found.get(name):
+                raise ConfigError(
+                    f"credentials_file = {self.path}: it has no {name}; write `{name} = …`, or `{name.upper()}=…`"
+                )
+        self._keys = ReadOnlyCredentials(
+            found["aws_access_key_id"],
+            found["aws_secret_access_key"],
+            found.get("aws_session_token") or None,
+        )
+        self._state = _file_state(facts)
+
+
+def _file_state(facts: os.stat_result) -> tuple[int, ...]:
+    """Return what changes whenever a file is written or replaced."""
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode
+
+
+def _settings_of(text: str, section: str, *, needs_section: bool) -> dict[str, str] | None:
+    """Return the settings of a section by name in lower case; None if the file has sections, but not this one.
+
+    Lines before the first section belong to every one that is not asked for by name.
+    """
+    found: dict[str, str] = {}
+    is_ours, has_ours, has_any = not needs_section, False, False
+    for line in map(str.strip, text.splitlines()):
+        if title := _SECTION.fullmatch(line):
+            has_any, is_ours = True, title[1].strip() == section
+            has_ours = has_ours or is_ours
+        elif is_ours and (setting := _SETTING.fullmatch(line)):
+            value = setting[2].strip()
+            if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+                value = value[1:-1]
+            found[setting[1].lower()] = value
+    if not has_ours and (needs_section or (has_any and not found)):
+        return None
+    return found
 
 
 class KeptCredentials:
@@ -49,6 +139,10 @@ class KeptCredentials:
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the source: botocore looks at `method` and others."""
         return getattr(self._source, name)
+
+    def get_deferred_property(self, name: str) -> Callable[[], Any]:
+        """Return a function that returns a field of the keys, as botocore's own credentials do."""
+        return lambda: getattr(self.get_frozen_credentials(), name)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return the keys. Raises CredentialsMissing if the source fails and never gave any."""

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, Unavailable, UploadLost
@@ -55,7 +56,7 @@ READ_PIECE_BYTES = 256 * KIB
 class S3Store:
     """A `Store` on a bucket. Thread-safe; one client, one connection pool.
 
-    credentials: None uses the AWS chain (environment, files, profile, instance role).
+    credentials: None uses the AWS chain (environment, files, profile, instance role), or the credentials_file.
     The constructor raises ConfigError for a profile or endpoint that botocore rejects, and makes no request.
     """
 
@@ -66,12 +67,14 @@ class S3Store:
         *,
         credentials: Credentials | None = None,
         profile: str | None = None,
+        credentials_file: Path | None = None,
         transport: Transport | None = None,
     ) -> None:
         self._bucket = bucket
         self._endpoint = endpoint
         self._credentials = credentials
         self._profile = profile
+        self._credentials_file = credentials_file
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._request_names = RequestNames(bucket, self._counter)
@@ -294,6 +297,7 @@ class S3Store:
             credentials=self._credentials,
             profile=self._profile,
             count_read=self._count_read,
+            credentials_file=self._credentials_file,
         )
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:

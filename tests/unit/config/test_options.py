@@ -102,6 +102,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "region": "auto",
         "profile": "reader",
         "write_profile": "writer",
+        "credentials_file": "/etc/keys",
         "cache_dir": "/var/tmp/c",
         "cache_size": "50GiB",
         "memory": "128MiB",
