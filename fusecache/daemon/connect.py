@@ -49,7 +49,7 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
             f"{options.source}: the credentials allow reads but not writes ({exc}); "
             f"mount with --read-only, or use credentials that allow writes"
         ) from exc
-    return ReadWriteSplit([reader], writer)
+    return ReadWriteSplit([reader], writer, prefix=options.prefix)
 
 
 def keys_from(

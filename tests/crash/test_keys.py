@@ -3,18 +3,20 @@
 import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.s3server import Account, ServerProcess
+from tests.s3server import Account, Fault, FaultAction, ServerProcess
 from tests.support.daemons import Daemon, wait_until
 
 # A daemon that looks at its keys ten times a second.
 IMPATIENT = (
     "import sys, fusecache.daemon.credentials as credentials; credentials.CHECK_SECONDS = 0.1;"
+    "import fusecache.remote.refused_keys as keys; keys.KEY_REFUSED_SECONDS = 2.0; keys.PROOF_SECONDS = 0.5;"
     "credentials.FIRST_RETRY_SECONDS = 0.1; credentials.RELOAD_SECONDS = 0.5;"
     "from fusecache.cli.main import main; sys.exit(main())"
 )
@@ -143,3 +145,31 @@ def test_a_mount_refuses_an_open_credentials_file(
     daemon = keyed("--credentials-file", str(keys))
     with pytest.raises(AssertionError, match=f"chmod 600 {keys}"):
         daemon.mount()
+
+
+@pytest.mark.parametrize("size", [1, 70 << 20], ids=["whole", "parts"])
+def test_one_refused_file_holds_nothing_else(
+    server: ServerProcess, keyed: Callable[..., KeyedDaemon], tmp_path: Path, size: int
+) -> None:
+    """It is rejected, removals elsewhere go on, and the daemon's end does not wait for it."""
+    server.control.put("old", b"0")
+    daemon = keyed(AWS_ACCESS_KEY_ID=server.access_key, AWS_SECRET_ACCESS_KEY=server.secret_key)
+    daemon.mount()
+    server.control.faults(
+        *(
+            Fault(FaultAction.ANSWER, method=method, key="stray/*", status=403, code="AccessDenied")
+            for method in ("PUT", "POST")
+        )
+    )
+    (daemon.path / "stray").mkdir()
+    (daemon.path / "stray" / "file").write_bytes(b"1" * size)
+    (daemon.path / "old").unlink()
+    wait_until(lambda: "old" not in server.control.objects(), "the removal", seconds=60)
+    wait_until(lambda: daemon.status()["rejected_files"] == 2, "the rejection", seconds=60)
+    assert daemon.status()["state"] == "ok"
+    assert daemon.status()["pending_files"] == 0
+    said = daemon.command("recover", daemon.path).stdout
+    assert "stray/file" in said
+    assert "may write other keys, but not this one" in said
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
