@@ -25,6 +25,7 @@ from typing import Any
 from fusecache.config.values import (
     Duration,
     as_flag,
+    as_header,
     as_names,
     as_octal,
     as_path,
@@ -167,6 +168,29 @@ class MountOptions:
         default=None,
         default_text="the AWS chain",
     )
+    unsigned: bool = _option(
+        as_flag, "send requests without keys, for a public bucket; needs read_only", default=False
+    )
+    requester_pays: bool = _option(
+        as_flag, "pay for the requests to a bucket whose owner does not (x-amz-request-payer)", default=False
+    )
+    sse: str | None = _option(
+        one_of("AES256", "aws:kms", "customer"),
+        "server-side encryption of new objects; customer: with a key of yours (SSE-C), for reads too",
+        default=None,
+        default_text="the bucket's default",
+        metavar="AES256|aws:kms|customer",
+    )
+    sse_key: str | None = _option(
+        as_header,
+        "for sse aws:kms, the id or ARN of the KMS key; for sse customer, the path of a file with your 32 bytes, "
+        "as they are or in base64 (chmod 600)",
+        default=None,
+        default_text="for aws:kms, the account's key",
+    )
+    storage_class: str | None = _option(
+        as_header, "storage class of new objects", default=None, default_text="the bucket's default"
+    )
     cache_dir: Path = _option(  # noqa: RUF009  # a field
         as_path,
         "directory for cached data and for files that wait for upload",
@@ -238,7 +262,16 @@ class MountOptions:
 
 # Options that a status does not list: it shows them elsewhere, or only the owner of the mount may know them.
 _NOT_SHOWN = frozenset(
-    {"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile", "credentials_file"}
+    {
+        "source",
+        "mountpoint",
+        "read_only",
+        "endpoint_url",
+        "profile",
+        "write_profile",
+        "credentials_file",
+        "sse_key",
+    }
 )
 
 _WRITEBACK = {item.name: item for item in dataclasses.fields(WritebackOptions)}

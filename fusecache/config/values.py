@@ -34,6 +34,13 @@ def as_text(value: object) -> str:
     return value
 
 
+def as_header(value: object) -> str:
+    """Return a string that is valid in a header as it is: visible ASCII."""
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]+", value):
+        raise ValueError("visible ASCII characters")
+    return value
+
+
 def as_source(value: object) -> str:
     """Return a bucket and prefix as s3://BUCKET[/PREFIX]."""
     if not isinstance(value, str) or not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", value):

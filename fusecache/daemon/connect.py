@@ -3,21 +3,28 @@
 Not here: the choice of the endpoint (`remote.endpoints`), and the reload of credentials while the daemon runs (`main`).
 """
 
+import base64
+import binascii
 import configparser
 import os
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from fusecache.config.options import MountOptions
-from fusecache.model.errors import AccessDenied, MountError, Unavailable
+from fusecache.model.errors import AccessDenied, ConfigError, MountError, Unavailable
 from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport
 from fusecache.remote.read_write_split import ReadWriteSplit
+from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store
 
 
 def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount."""
     transport = Transport(max_connections=max_connections)
+
+    settings = request_settings(options)
 
     def open_store(profile: str | None) -> S3Store:
         return S3Store(
@@ -26,6 +33,7 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
             profile=profile,
             credentials_file=options.credentials_file,
             transport=transport,
+            settings=settings,
         )
 
     reader = open_store(options.profile)
@@ -50,6 +58,54 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
             f"mount with --read-only, or use credentials that allow writes"
         ) from exc
     return ReadWriteSplit([reader], writer, prefix=options.prefix)
+
+
+def request_settings(options: MountOptions) -> RequestSettings:
+    """Return what every request to the bucket carries by option. Raises ConfigError for options that contradict."""
+    if options.unsigned and not options.read_only:
+        raise ConfigError(
+            "unsigned = true: a mount without keys cannot write; add read_only = true (--read-only)"
+        )
+    if options.sse_key is not None and options.sse not in ("aws:kms", "customer"):
+        raise ConfigError(
+            "sse_key: only sse = aws:kms and sse = customer take a key; choose one of them, or remove it"
+        )
+    if options.sse != "customer":
+        sse, kms_key_id, customer_key = options.sse or "", options.sse_key or "", b""
+    elif options.sse_key is None:
+        raise ConfigError("sse = customer: name the file with your key as sse_key")
+    else:
+        sse, kms_key_id, customer_key = "", "", _customer_key(Path(options.sse_key).expanduser())
+    return RequestSettings(
+        sse=sse,
+        kms_key_id=kms_key_id,
+        customer_key=customer_key,
+        storage_class=options.storage_class or "",
+        requester_pays=options.requester_pays,
+        is_unsigned=options.unsigned,
+    )
+
+
+def _customer_key(path: Path) -> bytes:
+    """Read a key of SSE-C: 32 bytes, as they are or in base64. Raises ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            is_open = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
+            data = file.read(1024)
+    except OSError as exc:
+        raise ConfigError(f"sse_key = {path}: {exc.strerror}") from exc
+    if is_open:
+        raise ConfigError(f"sse_key = {path}: other users may access this key; run `chmod 600 {path}`")
+    if len(data) == CUSTOMER_KEY_BYTES:
+        return data
+    with suppress(binascii.Error):
+        decoded = base64.b64decode(data.strip(), validate=True)
+        if len(decoded) == CUSTOMER_KEY_BYTES:
+            return decoded
+    raise ConfigError(
+        f"sse_key = {path}: it does not hold a key of {CUSTOMER_KEY_BYTES} bytes, as they are or in base64; make one "
+        f"with `openssl rand {CUSTOMER_KEY_BYTES}`"
+    )
 
 
 def keys_from(

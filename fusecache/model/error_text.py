@@ -8,6 +8,7 @@ from fusecache.model.errors import (
     FusecacheError,
     LocalDiskError,
     NoSpace,
+    ObjectArchived,
     ObjectChanged,
     ReadOnly,
     Refused,
@@ -37,6 +38,7 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
         "no action needed if the bucket comes back: requests are retried until it answers",
     ),
     (ObjectChanged, "conflict", "compare both versions; `fusecache recover` lists the local one"),
+    (ObjectArchived, "archived", "restore the object from its archive, then try again"),
     (TooLarge, "too-large", "split the file"),
     (
         Refused,

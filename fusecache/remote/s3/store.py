@@ -26,7 +26,12 @@ from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.http.put import PutRequest, part_query
 from fusecache.remote.http.ranged_get import GetRequest
-from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, RedirectedRequest, is_plain
+from fusecache.remote.http.signed_requests import (
+    NO_SETTINGS,
+    SLOWEST_BYTES_PER_SECOND,
+    RedirectedRequest,
+    is_plain,
+)
 from fusecache.remote.protocol.headers import (
     bare_etag,
     condition_arguments,
@@ -36,6 +41,7 @@ from fusecache.remote.protocol.headers import (
 )
 from fusecache.remote.protocol.responses import GetResponse, check_get_response
 from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata, metadata_headers
+from fusecache.remote.request_settings import RequestSettings
 from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
 from fusecache.remote.s3.copy import CopyRequests
 from fusecache.remote.s3.errors import RequestNames
@@ -69,12 +75,14 @@ class S3Store:
         profile: str | None = None,
         credentials_file: Path | None = None,
         transport: Transport | None = None,
+        settings: RequestSettings = NO_SETTINGS,
     ) -> None:
         self._bucket = bucket
         self._endpoint = endpoint
         self._credentials = credentials
         self._profile = profile
         self._credentials_file = credentials_file
+        self._settings = settings
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._request_names = RequestNames(bucket, self._counter)
@@ -298,6 +306,7 @@ class S3Store:
             profile=self._profile,
             count_read=self._count_read,
             credentials_file=self._credentials_file,
+            settings=self._settings,
         )
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
