@@ -31,6 +31,8 @@ STATUS_KEYS = {
     "write_keys_from": "where the keys for writing come from",
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
     "failed_tasks": "background tasks that failed unexpectedly and were restarted: failures and last error by name",
+    "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, `unknown`; "
+    "empty if the mount is read-only",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",

@@ -272,6 +272,8 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _bucket_texts(status)
+    if status.get("conditional_writes") in ("refused", "ignored"):
+        yield "the store does not honour If-Match: a write may replace another client's version unnoticed"
     for name, task in status.get("failed_tasks", {}).items():
         yield (
             f"the daemon's task {name} failed {count_text(task['failures'], 'time')} and was restarted: "

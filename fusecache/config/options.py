@@ -116,7 +116,7 @@ class WritebackOptions:
     conflict: str = _option(
         one_of("keep-both", "last-wins"),
         "if another client changed the same file first: keep-both stores your version under a new name, last-wins "
-        "replaces theirs",
+        "replaces theirs (the only choice where the store does not honour If-Match)",
         default="keep-both",
         metavar="keep-both|last-wins",
     )

@@ -6,6 +6,7 @@ Not here: the choice of the endpoint (`remote.endpoints`), and the reload of cre
 import base64
 import binascii
 import configparser
+import logging
 import os
 import stat
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store
+from fusecache.remote.store import ConditionalWrites
+
+log = logging.getLogger(__name__)
 
 
 def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
@@ -57,7 +61,28 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
             f"{options.source}: the credentials allow reads but not writes ({exc}); "
             f"mount with --read-only, or use credentials that allow writes"
         ) from exc
-    return ReadWriteSplit([reader], writer, prefix=options.prefix)
+    remote = ReadWriteSplit([reader], writer, prefix=options.prefix)
+    remote.conditional_writes = _check_conditions(options, writer)
+    return remote
+
+
+def _check_conditions(options: MountOptions, writer: S3Store) -> ConditionalWrites:
+    """Find out whether the store honours preconditions of writes. Raises MountError if the mount relies on them."""
+    found = writer.probe_conditions(options.prefix)
+    if found not in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
+        return found
+    verb = "refuses" if found is ConditionalWrites.REFUSED else "ignores"
+    if options.writeback.conflict != "last-wins":
+        raise MountError(
+            f"{options.source}: the store {verb} If-Match, so a write could replace another client's version "
+            "unnoticed; accept that with --conflict last-wins, or mount with --read-only"
+        )
+    log.warning(
+        "the store %s If-Match: writes may replace another client's version unnoticed conflict=last-wins",
+        verb,
+    )
+    writer.send_no_conditions()
+    return found
 
 
 def request_settings(options: MountOptions) -> RequestSettings:

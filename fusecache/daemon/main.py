@@ -136,6 +136,7 @@ class _Daemon:
         ownership = _ownership(options)
         filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership), KernelCaches())
         self._facts |= _initial_facts(options)
+        self._facts["conditional_writes"] = "" if options.read_only else self._remote.conditional_writes.value
         renewal = CredentialRenewal(
             self._remote,
             has_pending_writes=lambda: len(filesystem.queue) > 0,

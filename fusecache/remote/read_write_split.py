@@ -27,7 +27,7 @@ from fusecache.model.errors import (
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.refused_keys import RefusedKeys
 from fusecache.remote.statistics import StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store
+from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage, Store
 
 T = TypeVar("T")
 
@@ -103,6 +103,8 @@ class ReadWriteSplit:
         self._prefix = prefix
         self._refused_keys = RefusedKeys(self._probe_writer)
         self._preferred = 0  # no lock: after a race between threads, a read only tries a failing reader first
+        # What the writer's store does with preconditions, once known.
+        self.conditional_writes = ConditionalWrites.UNKNOWN
         self.reads_denied = Denial()
         self.writes_denied = Denial()
 

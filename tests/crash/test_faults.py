@@ -95,6 +95,7 @@ def test_replacing_the_metadata_of_a_checkpoint_never_deletes_it(
 
 
 def test_a_key_is_written_at_most_once_a_second(server: ServerProcess, daemon: Daemon) -> None:
+    server.control.clear_log()
     for number in range(4):
         (daemon.path / "log").write_bytes(b"%d" % number)
         (daemon.path / f"other-{number}").write_bytes(b"-")
@@ -112,6 +113,7 @@ def test_a_file_rewritten_before_its_turn_is_sent_once(
 ) -> None:
     daemon = make_daemon(*NEVER_SETTLES)
     daemon.mount()
+    server.control.clear_log()
     for number in range(5):
         (daemon.path / "file").write_bytes(b"%d" % number)
     drain(daemon)

@@ -36,8 +36,8 @@ UNREACHABLE_SECONDS = 60.0
 ANSWER_SECONDS = 40.0
 # A bucket without an answer for this long counts as unresponsive: serve stale.
 SILENT_SECONDS = 10.0
-# Deadline while the keys are refused, or the bucket is missing. A new key's permissions take up to a minute to propagate, but a LOOKUP holds the
-# directory's lock. Once the keys have been refused for longer, calls fail at once.
+# Deadline while the keys are refused, or the bucket is missing. A new key's permissions take up to a minute to
+# propagate, but a LOOKUP holds the directory's lock. Once the keys have been refused for longer, calls fail at once.
 DENIED_SECONDS = 10.0
 # Refused keys are tested at most once in this time, however many requests wait.
 CREDENTIALS_RETRY_SECONDS = 1.0

@@ -11,6 +11,8 @@ Invariants:
 3. A connection whose body was not read to its end is closed, not reused.
 """
 
+import base64
+import hashlib
 import threading
 import time
 import uuid
@@ -19,6 +21,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import botocore.exceptions
 
 from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, Unavailable, UploadLost
 from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
@@ -46,7 +50,7 @@ from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
 from fusecache.remote.s3.copy import CopyRequests
 from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
+from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -57,6 +61,9 @@ if TYPE_CHECKING:
 
 # Piece size for bodies read through botocore: urllib3 makes a bytes object of each, which should fit the L2 cache.
 READ_PIECE_BYTES = 256 * KIB
+# How the names of objects that probe the store begin.
+PROBE_NAME = ".fusecache-probe-"
+_EMPTY_MD5 = base64.b64encode(hashlib.md5(b"", usedforsecurity=False).digest()).decode("ascii")
 
 
 class S3Store:
@@ -83,6 +90,7 @@ class S3Store:
         self._profile = profile
         self._credentials_file = credentials_file
         self._settings = settings
+        self._sends_conditions = True
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._request_names = RequestNames(bucket, self._counter)
@@ -175,6 +183,7 @@ class S3Store:
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
         """Store a whole object; return its ETag."""
+        condition = condition if self._sends_conditions else None
         try:
             return self._put(key, body, metadata, condition_arguments(condition))
         except ObjectChanged:
@@ -228,6 +237,7 @@ class S3Store:
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Publish parts 1..n; return the object's ETag."""
+        condition = condition if self._sends_conditions else None
         with self._request_names.named("COMPLETE UPLOAD", key, "completes"):
             answer = self._client.complete_multipart_upload(
                 Bucket=self._bucket,
@@ -289,8 +299,38 @@ class S3Store:
 
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed; leave nothing behind."""
-        key = f"{prefix}.fusecache-probe-{uuid.uuid4().hex}"
+        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
         self.abort_multipart(key, self.create_multipart(key, metadata={}))
+
+    def probe_conditions(self, prefix: str) -> ConditionalWrites:
+        """Find out what the store does with If-Match, by one write that must fail; leave nothing behind."""
+        if self._endpoint.is_r2:
+            return ConditionalWrites.KEPT  # documented
+        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
+        # Of an object that does not exist: no ETag matches.
+        condition = condition_arguments(Condition("0" * 32))
+        try:
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=key,
+                Body=b"",
+                ContentLength=0,
+                ContentMD5=_EMPTY_MD5,
+                **condition,
+            )
+        except botocore.exceptions.ClientError as exc:
+            status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if status in (404, 409, 412):
+                return ConditionalWrites.KEPT
+            return ConditionalWrites.REFUSED if status == 501 else ConditionalWrites.UNKNOWN
+        except botocore.exceptions.BotoCoreError:
+            return ConditionalWrites.UNKNOWN
+        self.delete(key)
+        return ConditionalWrites.IGNORED
+
+    def send_no_conditions(self) -> None:
+        """From now on send writes without their conditions, for a store that does not honour them."""
+        self._sends_conditions = False
 
     # ---- private
 
