@@ -87,27 +87,27 @@ def _check_conditions(options: MountOptions, writer: S3Store) -> ConditionalWrit
 
 def request_settings(options: MountOptions) -> RequestSettings:
     """Return what every request to the bucket carries by option. Raises ConfigError for options that contradict."""
-    if options.unsigned and not options.read_only:
+    if options.requests.unsigned and not options.read_only:
         raise ConfigError(
             "unsigned = true: a mount without keys cannot write; add read_only = true (--read-only)"
         )
-    if options.sse_key is not None and options.sse not in ("aws:kms", "customer"):
+    if options.requests.sse_key is not None and options.requests.sse not in ("aws:kms", "customer"):
         raise ConfigError(
             "sse_key: only sse = aws:kms and sse = customer take a key; choose one of them, or remove it"
         )
-    if options.sse != "customer":
-        sse, kms_key_id, customer_key = options.sse or "", options.sse_key or "", b""
-    elif options.sse_key is None:
+    if options.requests.sse != "customer":
+        sse, kms_key_id, customer_key = options.requests.sse or "", options.requests.sse_key or "", b""
+    elif options.requests.sse_key is None:
         raise ConfigError("sse = customer: name the file with your key as sse_key")
     else:
-        sse, kms_key_id, customer_key = "", "", _customer_key(Path(options.sse_key).expanduser())
+        sse, kms_key_id, customer_key = "", "", _customer_key(Path(options.requests.sse_key).expanduser())
     return RequestSettings(
         sse=sse,
         kms_key_id=kms_key_id,
         customer_key=customer_key,
-        storage_class=options.storage_class or "",
-        requester_pays=options.requester_pays,
-        is_unsigned=options.unsigned,
+        storage_class=options.requests.storage_class or "",
+        requester_pays=options.requests.requester_pays,
+        is_unsigned=options.requests.unsigned,
     )
 
 

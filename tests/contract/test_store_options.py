@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.options import MountOptions
+from fusecache.config.options import MountOptions, load_options
 from fusecache.daemon.connect import request_settings
 from fusecache.model.errors import AccessDenied, ConfigError, Refused, RemoteError
 from fusecache.model.objects import Extent, ObjectId
@@ -160,8 +160,10 @@ def test_an_archived_object_names_its_storage_class(
 
 
 def options(tmp_path: Path, **chosen: object) -> MountOptions:
-    fields = {"source": "s3://b", "mountpoint": tmp_path, "cache_dir": tmp_path, "cache_size": 1}
-    return MountOptions(**{**fields, **chosen})  # type: ignore[arg-type]
+    """Return the options of a mount with these."""
+    return load_options(
+        {"source": "s3://b", "mountpoint": str(tmp_path / "m"), "cache_size": "1GiB", **chosen}, {}
+    )
 
 
 @pytest.mark.parametrize(

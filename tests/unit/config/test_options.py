@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fusecache.config.option_groups import ORDER_LAST
 from fusecache.config.options import (
     FIELDS,
     FLAG_VALUES_TEXT,
-    ORDER_LAST,
     MountOptions,
     add_flags,
     default_cache_dir,
@@ -55,7 +55,11 @@ def load(
 
 def _values(options: MountOptions) -> dict[str, Any]:
     """Every option's value by its name."""
-    return {**dataclasses.asdict(options), **dataclasses.asdict(options.writeback)}
+    return {
+        **dataclasses.asdict(options),
+        **dataclasses.asdict(options.writeback),
+        **dataclasses.asdict(options.requests),
+    }
 
 
 MOUNT = ("s3://bucket/some/prefix", "/mnt/data")
