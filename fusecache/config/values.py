@@ -159,13 +159,14 @@ def as_octal(value: object) -> int:
 
 
 def one_of(*words: str) -> Callable[[object], str]:
-    """Return a parser that accepts only one of `words`."""
+    """Return a parser that accepts only one of `words`, in capitals or not; it returns the word as given here."""
+    by_lower = {word.lower(): word for word in words}
 
     def parse(value: object) -> str:
         word = str(value).lower()
-        if word not in words:
+        if word not in by_lower:
             raise ValueError("one of " + ", ".join(words))
-        return word
+        return by_lower[word]
 
     return parse
 
