@@ -29,6 +29,10 @@ STATUS_KEYS = {
     "read_only": "whether the mount refuses writes",
     "keys_from": "where the keys for reading come from",
     "write_keys_from": "where the keys for writing come from",
+    "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
+    "failed_tasks": "background tasks that failed unexpectedly and were restarted: failures and last error by name",
+    "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, `unknown`; "
+    "empty if the mount is read-only",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
@@ -119,7 +123,15 @@ STATUS_KEYS = {
 # Those that the daemon adds to the engine's.
 DAEMON_KEYS = frozenset(list(STATUS_KEYS)[: list(STATUS_KEYS).index("uptime_seconds")])
 # Keys whose values are taken as a whole: their own keys are names, causes or paths.
-_WHOLE = ("options", "options_changed", "kernel", "cache.bytes_by_cause", "cache.wait_seconds", "shortages")
+_WHOLE = (
+    "failed_tasks",
+    "options",
+    "options_changed",
+    "kernel",
+    "cache.bytes_by_cause",
+    "cache.wait_seconds",
+    "shortages",
+)
 
 
 def page() -> str:

@@ -280,6 +280,13 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _bucket_texts(status)
+    if status.get("conditional_writes") in ("refused", "ignored"):
+        yield "the store does not honour If-Match: a write may replace another client's version unnoticed"
+    for name, task in status.get("failed_tasks", {}).items():
+        yield (
+            f"the daemon's task {name} failed {count_text(task['failures'], 'time')} and was restarted: "
+            f"{task['last_error']}; please report it with the traceback in the log"
+        )
     yield from _problem_lines(status)
 
 
@@ -311,6 +318,7 @@ def _refused_text(status: Mapping[str, Any]) -> str:
     return (
         f"the bucket refuses the credentials{since}: the mount shows cached names and sizes, writes continue on this "
         f"disk, no data is lost; {renewal_text(source)}"
+        + (f". The last reload failed: {status['keys_error']}" if status.get("keys_error") else "")
     )
 
 

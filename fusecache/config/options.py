@@ -18,10 +18,11 @@ import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusecache.config.option_groups import RequestOptions, WritebackOptions, option
 from fusecache.config.values import (
     Duration,
     as_flag,
@@ -53,173 +54,102 @@ DEFAULT_CACHE_SHARE = 0.8
 # Placeholder of a flag's value in --help, by unit. Without a unit it derives from the option's name.
 _METAVARS = {"bytes": "SIZE", "seconds": "DURATION", "octal": "BITS", "list": "NAME,..."}
 
-# Names that programs write to before they rename the file. Published only if no rename comes within 60 s.
-# From tempfile, torch and safetensors; tmp_obj_* from git; .NAME.XXXXXX from rsync.
-TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*", ".*.??????")
-# Commit markers: files that trainers and dataset writers write last, to say that all other files are complete.
-ORDER_LAST = (
-    ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
-    "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
-)  # fmt: skip
-
-
-def _option(
-    parse: Callable[[object], Any],
-    help_text: str,
-    *,
-    unit: str = "",
-    default_text: str = "",
-    metavar: str = "",
-    **keywords: Any,
-) -> Any:
-    metadata = {
-        "parse": parse,
-        "help": help_text,
-        "unit": unit,
-        "default_text": default_text,
-        "metavar": metavar,
-    }
-    return field(metadata=metadata, **keywords)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WritebackOptions:
-    """When and how files are uploaded: a group of `MountOptions`."""
-
-    settle_seconds: float = _option(
-        Duration(0, 3600),
-        "delay between the close of a file and the start of its upload",
-        unit="seconds",
-        default=1.0,
-    )
-    temp_names: tuple[str, ...] = _option(
-        as_names,
-        "names that programs write to before they rename: uploaded only if no rename comes within 60 s; your list "
-        "replaces this one",
-        unit="list",
-        default=TEMP_NAMES,
-    )
-    order_last: tuple[str, ...] = _option(
-        as_names,
-        "commit markers: uploaded only after all older changes in their directory; your list replaces this one",
-        unit="list",
-        default=ORDER_LAST,
-    )
-    delete_delay: float = _option(
-        Duration(0, 86400 * 7),
-        "delay of deletions in the bucket, for programs that delete the old file before they write the new one; an "
-        "unmount applies them at once",
-        unit="seconds",
-        default=0.0,
-    )
-    conflict: str = _option(
-        one_of("keep-both", "last-wins"),
-        "if another client changed the same file first: keep-both stores your version under a new name, last-wins "
-        "replaces theirs",
-        default="keep-both",
-        metavar="keep-both|last-wins",
-    )
-    fsync: str = _option(
-        one_of("ordered", "remote"),
-        "what fsync waits for: ordered, this node's disk; remote, the bucket (for jobs on several nodes)",
-        default="ordered",
-        metavar="ordered|remote",
-    )
-    local_only: tuple[str, ...] = _option(
-        as_names,
-        "names (globs, or prefixes ending in /) whose files are never uploaded",
-        unit="list",
-        default=(),
-    )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
     """All options of a mount. `load_options` makes it, checks it and fills in the defaults."""
 
-    source: str = _option(as_source, "the bucket or prefix to mount, s3://BUCKET[/PREFIX]")
-    mountpoint: Path = _option(as_path, "an existing empty directory to mount on")  # noqa: RUF009  # a field
-    endpoint_url: str | None = _option(
+    source: str = option(as_source, "the bucket or prefix to mount, s3://BUCKET[/PREFIX]")
+    mountpoint: Path = option(as_path, "an existing empty directory to mount on")  # noqa: RUF009  # a field
+    endpoint_url: str | None = option(
         as_url,
         "URL of the S3 endpoint",
         default=None,
         default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS",
     )
-    endpoint_is_r2: bool = _option(
+    endpoint_is_r2: bool = option(
         as_flag, "treat the endpoint as Cloudflare R2 although its host name is not R2's", default=False
     )
-    region: str | None = _option(
+    region: str | None = option(
         as_text, "region of the bucket", default=None, default_text="auto for R2, else from the AWS chain"
     )
-    profile: str | None = _option(
+    profile: str | None = option(
         as_text, "profile in ~/.aws with the credentials", default=None, default_text="the AWS chain"
     )
-    write_profile: str | None = _option(
+    write_profile: str | None = option(
         as_text,
         "profile in ~/.aws for write requests, if they need other credentials",
         default=None,
         default_text="same as --profile",
     )
-    cache_dir: Path = _option(  # noqa: RUF009  # a field
+    credentials_file: Path | None = option(  # noqa: RUF009  # a field
+        as_path,
+        "file with the keys, read again when it changes: an AWS credentials file, whose sections are the profiles, or "
+        "lines AWS_ACCESS_KEY_ID=…; only its owner may have access (chmod 600)",
+        default=None,
+        default_text="the AWS chain",
+    )
+    cache_dir: Path = option(  # noqa: RUF009  # a field
         as_path,
         "directory for cached data and for files that wait for upload",
         default_text="~/.cache/fusecache/…, for root /var/cache/fusecache/…",
     )
-    cache_size: int = _option(
+    cache_size: int = option(
         as_size_or_share,
         "disk space for cached data and files that wait for upload: 500GiB, or a share of the free space like 80%",
         unit="bytes",
         default_text="80% of the free space",
     )
-    memory: int = _option(
+    memory: int = option(
         parse_size, "memory for the buffers of reads in flight", unit="bytes", default=256 * MIB
     )
-    read_only: bool = _option(as_flag, "mount read-only: every change fails with EROFS", default=False)
-    allow_other: bool = _option(
+    read_only: bool = option(as_flag, "mount read-only: every change fails with EROFS", default=False)
+    allow_other: bool = option(
         as_flag,
         "let other users access the mount; over its control socket they may only ask, wait and send hints",
         default=False,
     )
-    uid: int | None = _option(
+    uid: int | None = option(
         as_whole, "user id that owns the files", default=None, default_text="the mountpoint's owner"
     )
-    gid: int | None = _option(
+    gid: int | None = option(
         as_whole, "group id of the files", default=None, default_text="the mountpoint's group"
     )
-    umask: int = _option(
+    umask: int = option(
         as_octal, "permission bits to remove from files and directories", unit="octal", default=0o022
     )
-    log_level: str = _option(
+    log_level: str = option(
         one_of("debug", "info", "warning", "error"),
         "lowest level of the messages to log",
         default="info",
         metavar="debug|info|warning|error",
     )
-    attribute_seconds: float = _option(
+    attribute_seconds: float = option(
         Duration(0, 3600),
         "how long cached names and sizes stay valid before the daemon asks the bucket again (TTL)",
         unit="seconds",
         default=1.0,
     )
-    immutable: tuple[str, ...] = _option(
+    immutable: tuple[str, ...] = option(
         as_names,
         "names (globs, or prefixes ending in /) whose objects never change: the daemon looks them up once",
         unit="list",
         default=(),
     )
-    posix_metadata: bool = _option(
+    posix_metadata: bool = option(
         as_flag,
         "show the mode, time and (as root) owner that other nodes, rclone or s3fs stored with objects; costs one HEAD "
         "per object",
         default=False,
     )
-    pin: tuple[str, ...] = _option(
+    pin: tuple[str, ...] = option(
         as_names,
         "names (globs, or prefixes ending in /) whose cached data reads never evict, such as the newest checkpoint",
         unit="list",
         default=(),
     )
     writeback: WritebackOptions
+    requests: RequestOptions
 
     @property
     def bucket(self) -> str:
@@ -234,13 +164,32 @@ class MountOptions:
 
 
 # Options that a status does not list: it shows them elsewhere, or only the owner of the mount may know them.
-_NOT_SHOWN = frozenset({"source", "mountpoint", "read_only", "endpoint_url", "profile", "write_profile"})
+_NOT_SHOWN = frozenset(
+    {
+        "source",
+        "mountpoint",
+        "read_only",
+        "endpoint_url",
+        "profile",
+        "write_profile",
+        "credentials_file",
+        "sse_key",
+    }
+)
 
-_WRITEBACK = {item.name: item for item in dataclasses.fields(WritebackOptions)}
+# The groups by their field of `MountOptions`.
+_GROUPS: dict[str, type[WritebackOptions] | type[RequestOptions]] = {
+    "writeback": WritebackOptions,
+    "requests": RequestOptions,
+}
+_GROUP_OF = {item.name: group for group, kind in _GROUPS.items() for item in dataclasses.fields(kind)}
 # Every option by name.
 FIELDS = {
-    item.name: item for item in dataclasses.fields(MountOptions) if item.name != "writeback"
-} | _WRITEBACK
+    item.name: item
+    for kind in (MountOptions, *_GROUPS.values())
+    for item in dataclasses.fields(kind)
+    if item.name not in _GROUPS
+}
 
 FLAG_VALUES_TEXT = (
     "SIZE: bytes, or like 500MiB, 50GiB, 500G. DURATION: seconds, or like 500ms, 90s, 10m, 2h, 1d. "
@@ -286,7 +235,10 @@ def shown_options(options: MountOptions) -> dict[str, Any]:
 
     A value that the daemon determines at start, such as the cache size, counts as a default.
     """
-    values = {name: getattr(options.writeback if name in _WRITEBACK else options, name) for name in FIELDS}
+    values = {
+        name: getattr(getattr(options, _GROUP_OF[name]) if name in _GROUP_OF else options, name)
+        for name in FIELDS
+    }
     found = {name: _plain(name, value) for name, value in values.items() if name not in _NOT_SHOWN}
     found["read_only"] = options.read_only
     changed = {
@@ -350,8 +302,13 @@ def load_options(
         )
     chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
     values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
-    writeback = WritebackOptions(**{name: values.pop(name) for name in _WRITEBACK if name in values})
-    options = MountOptions(**values, writeback=writeback)
+    groups: dict[str, Any] = {
+        group: kind(
+            **{name: values.pop(name) for name, of in _GROUP_OF.items() if of == group and name in values}
+        )
+        for group, kind in _GROUPS.items()
+    }
+    options = MountOptions(**values, **groups)
     _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
     return options
 

@@ -34,6 +34,13 @@ def as_text(value: object) -> str:
     return value
 
 
+def as_header(value: object) -> str:
+    """Return a string that is valid in a header as it is: visible ASCII."""
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]+", value):
+        raise ValueError("visible ASCII characters")
+    return value
+
+
 def as_source(value: object) -> str:
     """Return a bucket and prefix as s3://BUCKET[/PREFIX]."""
     if not isinstance(value, str) or not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", value):
@@ -152,13 +159,14 @@ def as_octal(value: object) -> int:
 
 
 def one_of(*words: str) -> Callable[[object], str]:
-    """Return a parser that accepts only one of `words`."""
+    """Return a parser that accepts only one of `words`, in capitals or not; it returns the word as given here."""
+    by_lower = {word.lower(): word for word in words}
 
     def parse(value: object) -> str:
         word = str(value).lower()
-        if word not in words:
+        if word not in by_lower:
             raise ValueError("one of " + ", ".join(words))
-        return word
+        return by_lower[word]
 
     return parse
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import connect, keys_from
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
+from fusecache.daemon.credentials import CredentialRenewal
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
@@ -33,6 +35,7 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
@@ -61,14 +64,8 @@ MIN_TASKS = 64
 SWITCH_INTERVAL_SECONDS = 0.0005
 # Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
 PRIVATE_UMASK = 0o077
-# Interval of the status line for systemd, and of the check whether the bucket refuses the credentials.
+# Interval of the status line for systemd.
 STATUS_SECONDS = 5.0
-# Shortest time between two reloads of refused credentials.
-CREDENTIALS_SECONDS = 30.0
-# A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
-DENIED_SECONDS = 10.0
-# The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
-AUTH_FAILED_SECONDS = 90.0
 
 
 def run(options: MountOptions, ready: Callable[[str], None]) -> int:
@@ -126,6 +123,8 @@ class _Daemon:
         self._signals = 0
         self._signal = trio.Event()
         self._facts: dict[str, Any] = {}
+        self._supervisor = Supervisor()
+        self._has_failed = False
 
     async def run(self) -> int:
         """Assemble the mount, serve it until its end, and return the exit status."""
@@ -136,11 +135,18 @@ class _Daemon:
         ownership = _ownership(options)
         filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership), KernelCaches())
         self._facts |= _initial_facts(options)
-        server, operations = self._endpoints(filesystem, ownership)
+        self._facts["conditional_writes"] = "" if options.read_only else self._remote.conditional_writes.value
+        renewal = CredentialRenewal(
+            self._remote,
+            has_pending_writes=lambda: len(filesystem.queue) > 0,
+            try_again=filesystem.try_again,
+        )
+        server, operations = self._endpoints(filesystem, ownership, renewal)
         async with filesystem.running():
             try:
                 async with trio.open_nursery() as nursery:
                     await self._start(nursery, filesystem, server, operations)
+                    nursery.start_soon(self._supervisor.run, "credentials", renewal.run, name="credentials")
                     await self._stop.wait()
                     await self._shut_down(filesystem, offload)
                     nursery.cancel_scope.cancel()
@@ -151,7 +157,9 @@ class _Daemon:
 
     # ---- the phases of a run
 
-    def _endpoints(self, filesystem: FileSystem, ownership: Ownership) -> tuple[ControlServer, Operations]:
+    def _endpoints(
+        self, filesystem: FileSystem, ownership: Ownership, renewal: CredentialRenewal
+    ) -> tuple[ControlServer, Operations]:
         """Return the two ways into the file system: the control socket and the FUSE operations."""
         options = self._options
         control_socket = ControlSocket(_socket_name(options.cache_dir), shared=options.allow_other)
@@ -161,7 +169,7 @@ class _Daemon:
             filesystem,
             control_socket,
             hints,
-            lambda: {**self._facts, "state": self._state(filesystem)},
+            lambda: {**self._facts, **renewal.facts(), "failed_tasks": self._supervisor.statistics()},
             owners=owners,
             on_abandon=self._abandon,
             on_carry_on=self._resume,
@@ -176,13 +184,13 @@ class _Daemon:
         self, nursery: trio.Nursery, filesystem: FileSystem, server: ControlServer, operations: Operations
     ) -> None:
         """Mount, start the tasks, and report that the mount is ready."""
-        await nursery.start(self._watch_signals, name="signals")
-        await nursery.start(server.run, name="control")
+        supervisor = self._supervisor
+        await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
+        await nursery.start(supervisor.run_service, "control", server.run, name="control")
         self._mount(operations)
         nursery.start_soon(self._serve, name="fuse")
         await self._announce(filesystem)
-        nursery.start_soon(self._report, filesystem, name="status")
-        nursery.start_soon(self._renew_credentials, filesystem, name="credentials")
+        nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem), name="status")
 
     async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
         """Answer waiting calls, drain the queue, and abandon the requests that no caller needs any more."""
@@ -212,7 +220,12 @@ class _Daemon:
 
     async def _serve(self) -> None:
         """Serve the kernel's requests until the mount is gone, then request the shutdown."""
-        await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+        try:
+            await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+        except* Exception as group:  # noqa: BLE001  # recorded, and ends the mount in good order
+            # The session cannot start again: requests in handlers would never be answered. Pending files are uploaded.
+            self._supervisor.record("fuse", group)
+            self._has_failed = True
         self._stop.set()
 
     async def _announce(self, filesystem: FileSystem) -> None:
@@ -251,34 +264,6 @@ class _Daemon:
                 self._is_announced = notify(READY=1, MAINPID=os.getpid())
             notify(STATUS=filesystem.status.line(filesystem.pending()))
 
-    async def _renew_credentials(self, filesystem: FileSystem) -> None:
-        """Reload the credentials from their source while the bucket refuses them: the user may have renewed them."""
-        reloaded = float("-inf")
-        while True:
-            await trio.sleep(STATUS_SECONDS)
-            denied_seconds = self._denied_seconds(filesystem)
-            if denied_seconds and trio.current_time() >= reloaded + CREDENTIALS_SECONDS:
-                reloaded = trio.current_time()
-                await trio.to_thread.run_sync(self._remote.reload)
-                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
-                await filesystem.try_again()
-                denied_seconds = self._denied_seconds(filesystem)
-                if denied_seconds >= DENIED_SECONDS:
-                    log.warning(
-                        "credentials refused and reloaded denied_seconds=%.0f; "
-                        "see `fusecache status` for how to renew them",
-                        denied_seconds,
-                    )
-
-    def _state(self, filesystem: FileSystem) -> str:
-        """Return the mount's state in one word."""
-        return "auth-failed" if self._denied_seconds(filesystem) >= AUTH_FAILED_SECONDS else "ok"
-
-    def _denied_seconds(self, filesystem: FileSystem) -> float:
-        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
-        writes = self._remote.writes_denied.seconds() if len(filesystem.queue) else 0.0
-        return max(self._remote.reads_denied.seconds(), writes)
-
     def _abandon(self) -> None:
         """Make the shutdown leave pending uploads to the next mount."""
         self._abandoned = True
@@ -299,12 +284,14 @@ class _Daemon:
         async def report() -> None:
             while True:
                 pending = filesystem.pending()
-                log.info("draining files=%d bytes=%d", pending.files, pending.bytes)
+                failure = filesystem.publisher.failure
+                reason = f" waiting_for={failure}" if failure is not None else ""
+                log.info("draining files=%d bytes=%d%s", pending.files, pending.bytes, reason)
                 notify(STATUS=f"draining: {filesystem.status.line(pending)}")
                 await trio.sleep(1)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(report, name="drain-report")
+            nursery.start_soon(self._supervisor.run, "drain-report", report, name="drain-report")
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
                 # A loop, because programs can still close files: the mount answers until the end.
@@ -313,10 +300,13 @@ class _Daemon:
             nursery.cancel_scope.cancel()
 
     def _report_pending(self, filesystem: FileSystem) -> int:
-        """Return the exit status: 0 if the bucket has everything or the drain was abandoned, else 1."""
+        """Return the exit status: 0 if the bucket has everything or the drain was abandoned, else 1.
+
+        Also 1 after a failure of the FUSE session, so that a service manager starts the daemon again.
+        """
         left = filesystem.pending()
         if not left.files:
-            return 0
+            return int(self._has_failed)
         log.warning(
             "stopped with pending uploads files=%d bytes=%d cache_dir=%s; the next mount resumes them",
             left.files, left.bytes, self._options.cache_dir,
@@ -370,9 +360,13 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         fsync_is_remote=options.writeback.fsync == "remote",
         local_only=options.writeback.local_only,
         pin=options.pin,
-        keys_from=keys_from(options.write_profile or options.profile, os.environ),
+        keys_from=_keys_from(options, options.write_profile or options.profile),
         writes_by_other_keys=options.write_profile is not None,
     )
+
+
+def _keys_from(options: MountOptions, profile: str | None) -> str:
+    return keys_from(profile, os.environ, credentials_file=options.credentials_file)
 
 
 def _initial_facts(options: MountOptions) -> dict[str, Any]:
@@ -383,8 +377,8 @@ def _initial_facts(options: MountOptions) -> dict[str, Any]:
         "source": options.source,
         "mountpoint": str(options.mountpoint),
         "read_only": options.read_only,
-        "keys_from": keys_from(options.profile, os.environ),
-        "write_keys_from": keys_from(options.write_profile or options.profile, os.environ),
+        "keys_from": _keys_from(options, options.profile),
+        "write_keys_from": _keys_from(options, options.write_profile or options.profile),
         **shown_options(options),
         "kernel": {"applied": [], "refused": []},
     }

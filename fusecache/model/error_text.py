@@ -8,6 +8,7 @@ from fusecache.model.errors import (
     FusecacheError,
     LocalDiskError,
     NoSpace,
+    ObjectArchived,
     ObjectChanged,
     ReadOnly,
     Refused,
@@ -37,6 +38,7 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
         "no action needed if the bucket comes back: requests are retried until it answers",
     ),
     (ObjectChanged, "conflict", "compare both versions; `fusecache recover` lists the local one"),
+    (ObjectArchived, "archived", "restore the object from its archive, then try again"),
     (TooLarge, "too-large", "split the file"),
     (
         Refused,
@@ -73,7 +75,7 @@ def renewal_text(keys_from: str) -> str:
     if keys_from == "environment":
         return (
             "the keys come from the daemon's environment: run `fusecache unmount --force`, then mount with new keys, "
-            "which uploads the pending files"
+            "which uploads the pending files; with `credentials_file` keys are renewed without that"
         )
     place = f"in {keys_from}" if keys_from else "where the daemon reads them"
     return f"renew the keys {place}; the daemon reads them again every 30 s"

@@ -76,6 +76,10 @@ class Refused(RemoteError):
     """A permanent error: the bucket will never accept this request (EntityTooLarge, 411, a lock policy, …)."""
 
 
+class ObjectArchived(RemoteError):
+    """The object lies in an archive (403 InvalidObjectState): it must be restored before it can be read."""
+
+
 class PartsRefused(Refused):
     """The bucket cannot assemble the object from these parts (InvalidPart, …). Uploading them again may help."""
 

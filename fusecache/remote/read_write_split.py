@@ -16,6 +16,7 @@ from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,
     CredentialsMissing,
+    FusecacheError,
     ObjectChanged,
     ObjectMissing,
     ReadOnly,
@@ -24,8 +25,9 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
+from fusecache.remote.refused_keys import RefusedKeys
 from fusecache.remote.statistics import StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store
+from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage, Store
 
 T = TypeVar("T")
 
@@ -75,6 +77,11 @@ class Denial:
         elif not isinstance(error, Unavailable):
             self._since = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the credentials are refused."""
+        return self._since is not None
+
     def seconds(self) -> float:
         """Return the duration; 0 if the credentials are not refused."""
         since = self._since
@@ -87,20 +94,37 @@ class ReadWriteSplit:
     Without a writer, every writing call raises ReadOnly.
     """
 
-    def __init__(self, readers: Sequence[Store], writer: Store | None) -> None:
+    def __init__(self, readers: Sequence[Store], writer: Store | None, *, prefix: str = "") -> None:
+        """prefix: of the mount, below which the writer's credentials must allow writes."""
         if not readers:
             raise ValueError("a remote needs at least one reader")
         self._readers = tuple(readers)
         self._writer = writer
+        self._prefix = prefix
+        self._refused_keys = RefusedKeys(self._probe_writer)
         self._preferred = 0  # no lock: after a race between threads, a read only tries a failing reader first
+        # What the writer's store does with preconditions, once known.
+        self.conditional_writes = ConditionalWrites.UNKNOWN
         self.reads_denied = Denial()
         self.writes_denied = Denial()
 
     def reload(self) -> None:
-        """Reload the credentials of every store from their source."""
+        """Reload the refused credentials from their source; if none are refused, those of every store.
+
+        One failure does not stop the others: it is raised at the end, and that store keeps its credentials.
+        """
+        refused = [*(self._readers if self.reads_denied.is_on else ())]
+        if self.writes_denied.is_on and self._writer is not None:
+            refused.append(self._writer)
+        failures: list[FusecacheError] = []
         for store in self._stores():
-            if isinstance(store, SupportsReload):
-                store.reload()
+            if isinstance(store, SupportsReload) and (store in refused or not refused):
+                try:
+                    store.reload()
+                except FusecacheError as exc:
+                    failures.append(exc)
+        if failures:
+            raise failures[0]
 
     def close(self) -> None:
         """Close the idle connections of every store."""
@@ -175,27 +199,29 @@ class ReadWriteSplit:
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
         """Store a whole object through the writer."""
-        return self._ask_writer(lambda store: store.put(key, body, metadata=metadata, condition=condition))
+        return self._ask_writer(
+            key, lambda store: store.put(key, body, metadata=metadata, condition=condition)
+        )
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload through the writer."""
-        return self._ask_writer(lambda store: store.create_multipart(key, metadata=metadata))
+        return self._ask_writer(key, lambda store: store.create_multipart(key, metadata=metadata))
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
         """Store a part through the writer."""
-        return self._ask_writer(lambda store: store.upload_part(key, upload_id, number, body))
+        return self._ask_writer(key, lambda store: store.upload_part(key, upload_id, number, body))
 
     def complete_multipart(
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Complete a multipart upload through the writer."""
         return self._ask_writer(
-            lambda store: store.complete_multipart(key, upload_id, part_etags, condition=condition)
+            key, lambda store: store.complete_multipart(key, upload_id, part_etags, condition=condition)
         )
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Abort a multipart upload through the writer."""
-        self._ask_writer(lambda store: store.abort_multipart(key, upload_id))
+        self._ask_writer(key, lambda store: store.abort_multipart(key, upload_id))
 
     def copy(
         self,
@@ -206,24 +232,36 @@ class ReadWriteSplit:
         metadata: Mapping[str, str] | None = None,
     ) -> str:
         """Copy inside the bucket through the writer."""
-        return self._ask_writer(lambda store: store.copy(source, key, condition=condition, metadata=metadata))
+        return self._ask_writer(
+            key, lambda store: store.copy(source, key, condition=condition, metadata=metadata)
+        )
 
     def delete(self, key: str) -> None:
         """Delete an object through the writer."""
-        self._ask_writer(lambda store: store.delete(key))
+        self._ask_writer(key, lambda store: store.delete(key))
 
     def probe_write(self, prefix: str) -> None:
         """Check that the writer may write."""
-        self._ask_writer(lambda store: store.probe_write(prefix))
+        self._ask_writer("", lambda store: store.probe_write(prefix))
 
-    def _ask_writer(self, ask: Callable[[Store], T]) -> T:
+    def _probe_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.probe_write(self._prefix)
+
+    def _ask_writer(self, key: str, ask: Callable[[Store], T]) -> T:
+        """Send a write. key: of the object; "" if a refusal is never one of this key alone."""
         if self._writer is None:
             raise ReadOnly("this mount is read-only; mount without --read-only to write")
         try:
             answer = ask(self._writer)
+        except AccessDenied as exc:
+            error, allows_others = self._refused_keys.judge(key, exc) if key else (exc, False)
+            self.writes_denied.record(None if allows_others else exc)
+            raise error from exc
         except RemoteError as exc:
             self.writes_denied.record(exc)
             raise
+        self._refused_keys.on_accepted(key)
         self.writes_denied.record(None)
         if self._writer in self._readers:
             self.reads_denied.record(None)  # reads use the same credentials

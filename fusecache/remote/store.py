@@ -9,6 +9,7 @@ Invariants:
 3. Never HeadBucket, ListBuckets or CreateBucket: object-scoped tokens do not allow them.
 """
 
+import enum
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,15 @@ from typing import Protocol
 
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.statistics import StoreStatistics
+
+
+class ConditionalWrites(enum.Enum):
+    """What a store does with If-Match of a write."""
+
+    KEPT = "kept"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ def test_replacing_the_metadata_of_a_checkpoint_never_deletes_it(
 
 
 def test_a_key_is_written_at_most_once_a_second(server: ServerProcess, daemon: Daemon) -> None:
+    server.control.clear_log()
     for number in range(4):
         (daemon.path / "log").write_bytes(b"%d" % number)
         (daemon.path / f"other-{number}").write_bytes(b"-")
@@ -112,6 +113,7 @@ def test_a_file_rewritten_before_its_turn_is_sent_once(
 ) -> None:
     daemon = make_daemon(*NEVER_SETTLES)
     daemon.mount()
+    server.control.clear_log()
     for number in range(5):
         (daemon.path / "file").write_bytes(b"%d" % number)
     drain(daemon)
@@ -252,8 +254,9 @@ def test_keys_that_were_replaced_are_read_again(
 # A daemon with little patience: what it does each few seconds comes at once, what it says after 90 s after 2.
 AUTH_FAILED_SECONDS = 2.0
 IMPATIENT = (
-    "import sys, fusecache.daemon.main as daemon; daemon.STATUS_SECONDS = 0.1; daemon.CREDENTIALS_SECONDS = 0.5;"
-    f"daemon.AUTH_FAILED_SECONDS = {AUTH_FAILED_SECONDS}; from fusecache.cli.main import main; sys.exit(main())"
+    "import sys, fusecache.daemon.credentials as credentials; credentials.CHECK_SECONDS = 0.1;"
+    "credentials.RELOAD_SECONDS = 0.5;"
+    f"credentials.AUTH_FAILED_SECONDS = {AUTH_FAILED_SECONDS}; from fusecache.cli.main import main; sys.exit(main())"
 )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fusecache.config.options import ORDER_LAST, TEMP_NAMES
+from fusecache.config.option_groups import ORDER_LAST, TEMP_NAMES
 from fusecache.policy.name_patterns import matches_any
 from tests.history.past import NOTHING, RENAMES, Cause, Entry, Link, Past, Value
 

@@ -79,6 +79,7 @@ def test_a_remote_fsync_returns_when_the_bucket_has_the_open_file(mount, bucket)
 def test_who_waits_in_a_remote_fsync_holds_nobody_up_and_can_be_killed(mount, bucket, expect_log):
     bucket.put("other", b"there")
     one: Mount = mount("--fsync", "remote")
+    bucket.control.clear_log()
     bucket.control.faults(HOLD)
     with program(WRITE_AND_SYNC, one.path / "file") as process:
         assert said(process) == "syncing"
@@ -100,6 +101,7 @@ def test_who_waits_in_a_remote_fsync_holds_nobody_up_and_can_be_killed(mount, bu
 def test_a_mount_that_ends_answers_who_waits_in_a_remote_fsync(mount, bucket, expect_log):
     expect_log("request failed call=fsync error=.*mount ends")
     one: Mount = mount("--fsync", "remote")
+    bucket.control.clear_log()
     bucket.control.faults(HOLD)
     errors: list[OSError] = []
 
@@ -144,6 +146,7 @@ def test_while_the_bucket_takes_nothing_writers_slow_down_then_are_refused_and_r
 ):
     bucket.put("other", pattern(3 * MIB))
     one: Mount = mount("--cache-size", "200MiB")  # 140 MiB for what is written, 92 before closes wait
+    bucket.control.clear_log()
     bucket.control.faults(HOLD)
     kept = {f"file-{number}": pattern(30 * MIB) for number in range(3)}
     for name, data in kept.items():

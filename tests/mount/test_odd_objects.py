@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,3 +121,16 @@ def test_keys_that_no_path_names_are_hidden_and_do_no_harm(mount: Callable[..., 
     assert os.listdir(made.path / "slash") == []
     assert sorted(os.listdir(made.path.parent)) == outside
     assert made.is_alive()
+
+
+def test_an_archived_object_fails_at_once(mount, bucket: Bucket, expect_log):
+    """The log names the object, its storage class, and the way out."""
+    expect_log(r"/old: archived in storage class GLACIER; restore it")
+    bucket.client.put_object(
+        Bucket=bucket.service.bucket, Key=f"{bucket.prefix}old", Body=b"bytes", StorageClass="GLACIER"
+    )
+    one: Mount = mount()
+    began = time.monotonic()
+    with pytest.raises(OSError, match="Input/output error"):
+        (one.path / "old").read_bytes()
+    assert time.monotonic() - began < 3

@@ -13,6 +13,7 @@ STATUS = {
     "InvalidDigest": 400,
     "InvalidPart": 400,
     "InvalidPartOrder": 400,
+    "InvalidObjectState": 403,
     "InvalidRange": 416,
     "InvalidRequest": 400,
     "InvalidURI": 400,
@@ -38,7 +39,7 @@ STATUS = {
 
 
 class S3Error(Exception):
-    """An answer that is an error: its code, HTTP status and message; `headers` go with it."""
+    """An answer that is an error: its code, HTTP status and message; `headers` go with it, `details` into its XML."""
 
     def __init__(
         self,
@@ -47,12 +48,14 @@ class S3Error(Exception):
         *,
         status: int | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        details: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message or code
         self.status = STATUS.get(code, 500) if status is None else status
         self.headers = headers
+        self.details = details
 
 
 class ConnectionEnded(Exception):

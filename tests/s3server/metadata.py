@@ -1,5 +1,7 @@
 """User metadata: x-amz-meta-* headers in and out."""
 
+import base64
+import hashlib
 from email.errors import HeaderParseError
 from email.header import Header, decode_header, make_header
 from urllib.parse import unquote
@@ -9,6 +11,15 @@ from tests.s3server.rules import Rules
 from tests.s3server.wire import Request
 
 _PREFIX = "x-amz-meta-"
+# Of these, each request that makes an object has its own; a copy takes none from its source.
+SETTINGS = (
+    "x-amz-storage-class",
+    "x-amz-server-side-encryption",
+    "x-amz-server-side-encryption-aws-kms-key-id",
+    "x-amz-server-side-encryption-customer-algorithm",
+    "x-amz-server-side-encryption-customer-key-md5",
+)
+CUSTOMER_KEY = "x-amz-server-side-encryption-customer-key"
 _STORED = (
     "content-type",
     "content-encoding",
@@ -16,6 +27,7 @@ _STORED = (
     "content-disposition",
     "cache-control",
     "expires",
+    *SETTINGS,
 )
 
 
@@ -35,6 +47,24 @@ def request_metadata(request: Request, rules: Rules) -> dict[str, str]:
 def request_headers(request: Request) -> dict[str, str]:
     """Return the headers that are stored with an object."""
     return {name: value for name in _STORED if (value := request.header(name)) is not None}
+
+
+def check_customer_key(stored: dict[str, str], request: Request, prefix: str = "") -> None:
+    """Check that a request has the key that an object is encrypted with. prefix: `x-amz-copy-source` for a source.
+
+    Raises S3Error InvalidRequest, AccessDenied.
+    """
+    name = CUSTOMER_KEY.replace("x-amz", prefix or "x-amz", 1)
+    key, digest = request.header(name) or "", request.header(f"{name}-md5")
+    if key and base64.b64encode(hashlib.md5(base64.b64decode(key)).digest()).decode() != digest:
+        raise S3Error(
+            "InvalidArgument", "The calculated MD5 hash of the key did not match the hash provided."
+        )
+    needed = stored.get(f"{CUSTOMER_KEY}-md5")
+    if digest is None and needed is not None:
+        raise S3Error("InvalidRequest", "The object was stored using a form of Server Side Encryption.")
+    if digest != needed:
+        raise S3Error("AccessDenied", "Access Denied")
 
 
 def metadata_headers(metadata: dict[str, str]) -> list[tuple[str, str]]:

@@ -11,12 +11,14 @@ from urllib.parse import quote
 
 from tests.s3server.bodies import OpenBody
 from tests.s3server.errors import S3Error
-from tests.s3server.metadata import metadata_headers
+from tests.s3server.metadata import check_customer_key, metadata_headers
 from tests.s3server.objects import CONDITION_FAILED, Condition, ObjectRecord
 from tests.s3server.s3xml import document, element, text
 from tests.s3server.state import Exchange
 from tests.s3server.wire import Answer, BytesBody
 
+# Objects of these storage classes must be restored before they can be read.
+ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
@@ -158,7 +160,12 @@ def get_object(exchange: Exchange) -> Answer:
     """GetObject and HeadObject: conditions first, then the range."""
     record, body = exchange.bucket.open(exchange.key)
     try:
+        check_customer_key(record.headers, exchange.request)
         _check_read_conditions(exchange, record)
+        if exchange.request.method == "GET" and record.headers.get("x-amz-storage-class") in ARCHIVES:
+            storage_class = ("StorageClass", record.headers["x-amz-storage-class"])
+            message = "The operation is not valid for the object's storage class"
+            raise S3Error("InvalidObjectState", message, details=(storage_class,))
         return _object_answer(exchange, record, body)
     except S3Error:
         body.close()
@@ -232,7 +239,7 @@ def _object_row(record: ObjectRecord, encode: Callable[[str], str]) -> str:
         text("LastModified", iso_time(record.last_modified)),
         text("ETag", f'"{record.etag}"'),
         text("Size", record.size),
-        text("StorageClass", "STANDARD"),
+        text("StorageClass", record.headers.get("x-amz-storage-class", "STANDARD")),
     )
 
 

@@ -31,6 +31,12 @@ class Rules:
     failed_condition_discards_parts: bool = True
     upload_lifetime_seconds: float = 7 * DAY_SECONDS
     max_clock_skew_seconds: float = 900.0
+    requester_pays: bool = False
+    """Requests that do not agree to pay are refused."""
+    anonymous_reads: bool = False
+    """Objects can be read and listed without a signature."""
+    conditional_writes: str = "kept"
+    """`kept`; `refused`: 501 to If-Match and If-None-Match of a write; `ignored`: such a write always succeeds."""
 
 
 class RulesChange(TypedDict, total=False):
@@ -50,6 +56,9 @@ class RulesChange(TypedDict, total=False):
     failed_condition_discards_parts: bool
     upload_lifetime_seconds: float
     max_clock_skew_seconds: float
+    requester_pays: bool
+    anonymous_reads: bool
+    conditional_writes: str
 
 
 @dataclass(frozen=True, slots=True)

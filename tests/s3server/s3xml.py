@@ -26,10 +26,13 @@ def document(name: str, children: Iterable[str]) -> bytes:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{NAMESPACE}">{body}</{name}>'.encode()
 
 
-def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
+def error_document(
+    code: str, message: str, resource: str, request_id: str, details: Iterable[tuple[str, str]] = ()
+) -> bytes:
     """Return the body of an error answer."""
     body = text("Code", code) + text("Message", message)
     body += text("Resource", resource) + text("RequestId", request_id)
+    body += "".join(text(name, value) for name, value in details)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{body}</Error>'.encode()
 
 

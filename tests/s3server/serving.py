@@ -15,6 +15,7 @@ from tests.s3server.bodies import OpenBody
 from tests.s3server.errors import ConnectionEnded, S3Error
 from tests.s3server.faults import Fault, FaultAction
 from tests.s3server.manners import bad_manners
+from tests.s3server.metadata import SETTINGS
 from tests.s3server.request_log import LogEntry
 from tests.s3server.s3xml import error_document
 from tests.s3server.signature import check_signature
@@ -62,10 +63,13 @@ LOGGED_HEADERS = frozenset(
         "x-amz-copy-source-if-match",
         "x-amz-copy-source-range",
         "x-amz-metadata-directive",
+        *SETTINGS,
+        "x-amz-request-payer",
         "cf-copy-destination-if-match",
         "cf-copy-destination-if-none-match",
     ]
 )
+ANONYMOUS = frozenset({"ListObjectsV2", "HeadObject", "GetObject"})
 # A refused body up to this size is received for nobody, and the connection goes on; a greater one ends it.
 DISCARD_BYTES = 64 << 20
 # What a request did stays done, but its answer is lost.
@@ -239,6 +243,12 @@ def _authorise(request: Request, state: State, target: Target) -> Account:
         raise S3Error("Unauthorized", "Unauthorized")
     if (request.header("x-amz-content-sha256") or "").startswith("STREAMING-"):
         raise S3Error("Unauthorized", "Unauthorized")
+    if state.rules.requester_pays and request.header("x-amz-request-payer") != "requester":
+        raise S3Error("AccessDenied", "Access Denied")
+    if state.rules.anonymous_reads and request.header("authorization") is None:
+        if target.operation not in ANONYMOUS:
+            raise S3Error("AccessDenied", "Access Denied")
+        return Account("", "", writable=False, bucket_calls=False)
     account = check_signature(
         request,
         state.accounts,
@@ -257,7 +267,7 @@ def _error_answer(error: S3Error, request: Request, entry: LogEntry) -> Answer:
     entry.code = error.code
     if error.status == 304:
         return Answer(304, list(error.headers))
-    body = error_document(error.code, error.message, request.path, _request_id(entry))
+    body = error_document(error.code, error.message, request.path, _request_id(entry), error.details)
     headers = [("Content-Type", "application/xml"), *error.headers]
     return Answer(error.status, headers, length=len(body), body=BytesBody(body))
 

@@ -9,7 +9,13 @@ from urllib.parse import quote
 
 from tests.s3server.bodies import FileSegment, Segments, slice_segments
 from tests.s3server.errors import S3Error
-from tests.s3server.metadata import parse_tags, request_headers, request_metadata
+from tests.s3server.metadata import (
+    SETTINGS,
+    check_customer_key,
+    parse_tags,
+    request_headers,
+    request_metadata,
+)
 from tests.s3server.objects import CONDITION_FAILED, Bucket, Condition, ObjectRecord, discarding
 from tests.s3server.reads import iso_time, xml_answer
 from tests.s3server.s3xml import child_text, element, parse, text
@@ -55,7 +61,10 @@ def copy_object(exchange: Exchange) -> Answer:
     if source.size > exchange.rules.max_copy_bytes:
         raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum allowable size")
     _check_source_conditions(exchange, source)
-    record = replace(source, key=exchange.key)
+    check_customer_key(source.headers, exchange.request, "x-amz-copy-source")
+    settings = {name: value for name in SETTINGS if (value := exchange.header(name)) is not None}
+    kept = {name: value for name, value in source.headers.items() if name not in SETTINGS}
+    record = replace(source, key=exchange.key, headers={**kept, **settings})
     if exchange.header("x-amz-metadata-directive") == "REPLACE":
         metadata = request_metadata(exchange.request, exchange.rules)
         record = replace(record, metadata=metadata, headers=request_headers(exchange.request))
@@ -122,6 +131,7 @@ def upload_part(exchange: Exchange) -> Answer:
     number = _part_number(exchange)
     _check_length(exchange)
     upload_id, bucket = exchange.query("uploadId"), exchange.bucket
+    check_customer_key(exchange.uploads.find(upload_id, exchange.key).headers, exchange.request)
     exchange.uploads.begin_part(upload_id, exchange.key, number)
     size, etag, segments = _receive_body(exchange, bucket)
     part = Part(number, size, etag, segments, bucket.clock.now())
@@ -136,6 +146,7 @@ def upload_part_copy(exchange: Exchange) -> Answer:
     upload_id, bucket = exchange.query("uploadId"), exchange.bucket
     exchange.uploads.find(upload_id, exchange.key)
     source_bucket, source = _copy_source(exchange)
+    check_customer_key(source.headers, exchange.request, "x-amz-copy-source")
     start, count = 0, source.size
     header = exchange.header("x-amz-copy-source-range")
     if header is not None:
@@ -183,6 +194,14 @@ def abort_upload(exchange: Exchange) -> Answer:
 
 
 def _condition(exchange: Exchange) -> Condition:
+    kind = exchange.rules.conditional_writes
+    names = ("if-match", "if-none-match")
+    if kind == "refused" and any(exchange.header(name) is not None for name in names):
+        raise S3Error(
+            "NotImplemented", "A header you provided implies functionality that is not implemented."
+        )
+    if kind == "ignored":
+        return Condition()
     return Condition(match=exchange.header("if-match"), none_match=exchange.header("if-none-match"))
 
 

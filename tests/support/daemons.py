@@ -1,5 +1,6 @@
 """A daemon in a process of its own, so that it can be killed for real, and what programs do with its mount."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.s3server import ServerProcess
 
@@ -92,6 +94,11 @@ class Daemon:
     def is_running(self) -> bool:
         """Return whether the daemon has not ended."""
         return self._process is not None and self._process.poll() is None
+
+    def status(self) -> dict[str, Any]:
+        """Return what the daemon says of itself."""
+        found: dict[str, Any] = json.loads((self.path / ".fusecache" / "stats.json").read_text())
+        return found
 
     def sync(self, path: str = "", timeout: float = 60) -> int:
         """Return the exit status of `fusecache sync`."""

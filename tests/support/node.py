@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from fusecache.config.options import ORDER_LAST, TEMP_NAMES
+from fusecache.config.option_groups import ORDER_LAST, TEMP_NAMES
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Ownership

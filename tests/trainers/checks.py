@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from fusecache.config.options import TEMP_NAMES
+from fusecache.config.option_groups import TEMP_NAMES
 from tests.support.s3_buckets import PUBLISHING, WRITES, Bucket
 
 

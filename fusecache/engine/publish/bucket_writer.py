@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusecache.model.errors import LocalDiskError, ObjectChanged, ObjectMissing, Refused, UploadLost
+from fusecache.model.errors import (
+    AccessDenied,
+    LocalDiskError,
+    ObjectChanged,
+    ObjectMissing,
+    Refused,
+    UploadLost,
+)
 from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -86,7 +93,12 @@ class BucketWriter:
         except (ObjectChanged, UploadLost, Refused) as exc:
             # An upload is also unknown after it was completed. A request that is refused now may have succeeded
             # in an earlier attempt.
-            there = self._head(record.key)
+            try:
+                there = self._head(record.key)
+            except AccessDenied:
+                if isinstance(exc, Refused):
+                    raise exc from None  # this key may be neither written nor read
+                raise
             if there is None:
                 raise
             is_ours = _uuid(there) == record.uuid

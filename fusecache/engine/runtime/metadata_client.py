@@ -15,6 +15,7 @@ import trio
 from fusecache.engine.runtime.offload import Offload
 from fusecache.model.errors import (
     AccessDenied,
+    BucketMissing,
     CredentialsMissing,
     FusecacheError,
     ObjectChanged,
@@ -35,8 +36,8 @@ UNREACHABLE_SECONDS = 60.0
 ANSWER_SECONDS = 40.0
 # A bucket without an answer for this long counts as unresponsive: serve stale.
 SILENT_SECONDS = 10.0
-# Deadline while the keys are refused. A new key's permissions take up to a minute to propagate, but a LOOKUP holds the
-# directory's lock. Once the keys have been refused for longer, calls fail at once.
+# Deadline while the keys are refused, or the bucket is missing. A new key's permissions take up to a minute to
+# propagate, but a LOOKUP holds the directory's lock. Once the keys have been refused for longer, calls fail at once.
 DENIED_SECONDS = 10.0
 # Refused keys are tested at most once in this time, however many requests wait.
 CREDENTIALS_RETRY_SECONDS = 1.0
@@ -205,11 +206,15 @@ class MetadataClient:
                 missing += 1
                 if missing > MISSING_RETRIES:
                     raise
-            except (Unavailable, AccessDenied, CredentialsMissing) as exc:
+            except (Unavailable, AccessDenied, CredentialsMissing, BucketMissing) as exc:
                 attempt += 1
                 deadline = began + UNREACHABLE_SECONDS
                 if isinstance(exc, Unavailable):
                     self._on_unresponsive()
+                elif isinstance(exc, BucketMissing):
+                    # It says nothing about any name: serve stale.
+                    self._on_unresponsive()
+                    deadline = min(began, trio.current_time() - self.unresponsive_seconds) + DENIED_SECONDS
                 else:
                     await self._check_credentials()
                     deadline = min(began, trio.current_time() - self.refused_seconds) + DENIED_SECONDS

@@ -44,7 +44,7 @@ class DirectPuts:
     def __init__(self, http: SignedHttp) -> None:
         self._http = http
 
-    def put(self, put: PutRequest, stream: SliceBody, keys: SigningKeys) -> str:
+    def put(self, put: PutRequest, stream: SliceBody, keys: SigningKeys | None) -> str:
         """Store an object or a part; return its ETag.
 
         Raises RedirectedRequest, LocalDiskError, and the error of the response. After Unavailable the object may be
@@ -73,7 +73,7 @@ class DirectPuts:
             raise Unavailable(f"{put.what}: the response has no ETag")
         return etag
 
-    def delete(self, what: str, key: str, keys: SigningKeys) -> None:
+    def delete(self, what: str, key: str, keys: SigningKeys | None) -> None:
         """Delete an object. Raises RedirectedRequest, and the error of the response."""
         request = self._http.request("DELETE", key, {}, keys)
         self._http.lend(what, partial(self._ask, what, request, None))

@@ -46,7 +46,7 @@ class DirectGets:
         self._http = http
         self._count_bytes = count_bytes
 
-    def fill(self, get: GetRequest, keys: SigningKeys) -> None:
+    def fill(self, get: GetRequest, keys: SigningKeys | None) -> None:
         """Fill the target, as `Store.get_into` specifies. Raises RedirectedRequest before any byte of the body."""
         asked = {
             "if-match": quoted_etag(get.object_id.etag),

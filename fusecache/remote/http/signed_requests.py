@@ -30,6 +30,7 @@ from fusecache.remote.http.tls import TlsContext
 from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
 from fusecache.remote.protocol.user_metadata import METADATA_PREFIX
+from fusecache.remote.request_settings import HEADER_NAMES, RequestSettings
 
 T = TypeVar("T")
 
@@ -52,12 +53,21 @@ KNOWN_SIGNED = frozenset(
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-security-token",
+        *HEADER_NAMES,
     ]
 )
 _AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=[^/,]+/\d{{8}}/(?P<region>[^/,]+)/s3/aws4_request, "
     r"SignedHeaders=(?P<signed>[^,]+), Signature=[0-9a-f]{64}"
 )
+NO_SETTINGS = RequestSettings()
+# Names in the S3 API, by method and whether there is a query.
+_OPERATIONS = {
+    ("GET", False): "GetObject",
+    ("PUT", False): "PutObject",
+    ("PUT", True): "UploadPart",
+    ("DELETE", False): "DeleteObject",
+}
 _VISIBLE = re.compile(r"[!-~]*")
 
 
@@ -74,14 +84,16 @@ class RequestTemplate:
     user_agent: str
 
 
-def request_template(url: str, key: str, authorization: str, user_agent: str) -> RequestTemplate | None:
+def request_template(
+    url: str, key: str, authorization: str, user_agent: str, *, is_unsigned: bool = False
+) -> RequestTemplate | None:
     """Return the template of an object request that botocore sent; None if this module cannot make such requests."""
     match = _AUTHORIZATION.fullmatch(authorization)
     parts = urlsplit(url)
     path = quoted_key(key)
     signed = match["signed"].split(";") if match is not None else []
     if (
-        match is None
+        (match is None and not is_unsigned)
         or not {name for name in signed if not name.startswith(METADATA_PREFIX)} <= KNOWN_SIGNED
         or parts.scheme not in ("http", "https")
         or parts.query
@@ -98,7 +110,7 @@ def request_template(url: str, key: str, authorization: str, user_agent: str) ->
         port=port,
         host_header=host if port == default else f"{host}:{port}",
         base_path=parts.path[: -len(path)],
-        region=match["region"],
+        region=match["region"] if match is not None else "",
         user_agent=user_agent,
     )
 
@@ -124,9 +136,14 @@ class SignedHttp:
     """
 
     def __init__(
-        self, template: RequestTemplate, tls: TlsContext | ssl.SSLContext | None, transport: Transport
+        self,
+        template: RequestTemplate,
+        tls: TlsContext | ssl.SSLContext | None,
+        transport: Transport,
+        settings: RequestSettings = NO_SETTINGS,
     ) -> None:
         self._template = template
+        self._settings = settings
         self.read_timeout = transport.read_timeout_seconds
         self._signer = Signer(template.host_header, template.region)
         peer = Peer(template.host, template.port, tls, transport.connect_timeout_seconds, self.read_timeout)
@@ -137,17 +154,24 @@ class SignedHttp:
         method: str,
         key: str,
         headers: Mapping[str, str],
-        keys: SigningKeys,
+        keys: SigningKeys | None,
         *,
         query: str = "",
         payload: str = EMPTY_SHA256,
     ) -> bytes:
-        """Return a request's head. key: not empty. headers, query, payload: as for `Signer.headers`."""
+        """Return a request's head. key: not empty. headers, query, payload: as for `Signer.headers`.
+
+        keys: None sends the request unsigned.
+        """
         assert key, "a request for the bucket itself"
         path = self._template.base_path + quoted_key(key)
-        signed = self._signer.headers(
-            path, headers, keys, time.time(), method=method, query=query, payload=payload
-        )
+        headers = {**headers, **self._settings.headers(_OPERATIONS[method, bool(query)])}
+        if keys is None:
+            signed = {**headers, "host": self._template.host_header}
+        else:
+            signed = self._signer.headers(
+                path, headers, keys, time.time(), method=method, query=query, payload=payload
+            )
         lines = "".join([f"{name}: {value}\r\n" for name, value in signed.items()])
         # Not signed: a proxy may rewrite these two.
         lines += f"accept-encoding: identity\r\nuser-agent: {self._template.user_agent}\r\n"
@@ -237,6 +261,7 @@ def error_of(
         status=answer.status,
         message=message if code else answer.reason,
         retry_after_seconds=retry_after_seconds(answer.getheader("retry-after")),
+        storage_class=_element("StorageClass", text),
     )
 
 

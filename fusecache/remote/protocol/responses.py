@@ -10,6 +10,7 @@ from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,
     NotAsSent,
+    ObjectArchived,
     ObjectChanged,
     ObjectMissing,
     PartsRefused,
@@ -76,13 +77,23 @@ REMEDIES: dict[type[RemoteError], str] = {
 
 
 def error_of_response(
-    request: str, *, code: str, status: int, message: str, retry_after_seconds: float | None = None
+    request: str,
+    *,
+    code: str,
+    status: int,
+    message: str,
+    retry_after_seconds: float | None = None,
+    storage_class: str = "",
 ) -> RemoteError:
     """Return the model's error for an error response.
 
     request: its name in the message, for example `GET s3://bucket/key`. code: S3's error code, or the status as text
-    if the response had no body (HEAD). status: the HTTP status.
+    if the response had no body (HEAD). status: the HTTP status. storage_class: of an archived object.
     """
+    if code == "InvalidObjectState":
+        return ObjectArchived(
+            f"{request}: archived in storage class {storage_class or 'unknown'}; restore it first"
+        )
     kind = ERROR_BY_CODE.get(code) or ERROR_BY_STATUS.get(status)
     if kind is None:
         kind = Refused if 300 <= status < 500 else Unavailable

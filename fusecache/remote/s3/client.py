@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -18,14 +20,15 @@ import botocore.handlers
 import botocore.httpsession
 import botocore.session
 import botocore.utils
+from botocore import UNSIGNED
 from botocore.config import Config
 
-from fusecache.model.errors import ConfigError
+from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.model.format_text import nearest_text
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.put import DirectPuts
 from fusecache.remote.http.ranged_get import DirectGets
-from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp, request_template
+from fusecache.remote.http.signed_requests import NO_SETTINGS, RequestTemplate, SignedHttp, request_template
 from fusecache.remote.http.tls import TlsContext, library
 from fusecache.remote.protocol.headers import (
     capture_headers,
@@ -35,6 +38,9 @@ from fusecache.remote.protocol.headers import (
 )
 from fusecache.remote.protocol.list_response import parse_listing
 from fusecache.remote.protocol.signing import SigningKeys
+from fusecache.remote.request_settings import RequestSettings
+from fusecache.remote.s3.credentials import FileCredentials, KeptCredentials, failure_text
+from fusecache.remote.s3.errors import CREDENTIALS_HELP
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -63,6 +69,7 @@ class ClientAccess:
     client: "S3Client"
     transport: Transport
     count_read: Callable[[int], None]
+    settings: RequestSettings = NO_SETTINGS
     _direct_http: DirectHttp | None = None
     _is_set_up: bool = False
     _last_sent: threading.local = field(default_factory=threading.local)
@@ -82,9 +89,8 @@ class ClientAccess:
         self._is_set_up = True
         template = self._template_of_last_request(key)
         if template is not None:
-            http = SignedHttp(
-                template, _tls_context(self.session) if template.scheme == "https" else None, self.transport
-            )
+            tls = _tls_context(self.session) if template.scheme == "https" else None
+            http = SignedHttp(template, tls, self.transport, self.settings)
             self._direct_http = DirectHttp(http, DirectGets(http, self.count_read), DirectPuts(http))
 
     def drop_direct_http(self) -> None:
@@ -97,8 +103,17 @@ class ClientAccess:
         if self._direct_http is not None:
             self._direct_http.http.close()
 
-    def keys(self) -> SigningKeys:
-        """Return the current credentials; refreshable ones are renewed first if needed."""
+    def check_keys(self) -> None:
+        """Raise CredentialsMissing unless the source of the keys has some now."""
+        try:
+            self.keys()
+        except botocore.exceptions.NoCredentialsError as exc:
+            raise CredentialsMissing(f"{exc}; {CREDENTIALS_HELP}") from exc
+
+    def keys(self) -> SigningKeys | None:
+        """Return the current credentials, None for unsigned requests; refreshable ones are renewed first if needed."""
+        if self.settings.is_unsigned:
+            return None
         credentials = self.session.get_credentials()
         if credentials is None:
             raise botocore.exceptions.NoCredentialsError
@@ -113,7 +128,8 @@ class ClientAccess:
         url, authorization = request.url.partition("?")[0], _header(request, "Authorization")
         if botocore.utils.get_environ_proxies(url):
             return None
-        return request_template(url, key, authorization, _header(request, "User-Agent"))
+        agent = _header(request, "User-Agent")
+        return request_template(url, key, authorization, agent, is_unsigned=self.settings.is_unsigned)
 
 
 def open_access(
@@ -123,24 +139,36 @@ def open_access(
     credentials: Credentials | None,
     profile: str | None,
     count_read: Callable[[int], None],
+    credentials_file: Path | None = None,
+    settings: RequestSettings = NO_SETTINGS,
 ) -> ClientAccess:
     """Create a client and its credentials. Makes no request to the bucket.
 
-    Raises ConfigError for a profile or endpoint that botocore rejects.
+    credentials_file: replaces the AWS chain; `profile` is then a section of it.
+
+    Raises ConfigError for a profile or endpoint that botocore rejects, CredentialsMissing if their source fails.
     """
     core = botocore.session.get_session()
     try:
         session = boto3.Session(
             botocore_session=core,
-            profile_name=profile,
+            profile_name=None if credentials_file else profile,
             aws_access_key_id=credentials.access_key if credentials else None,
             aws_secret_access_key=credentials.secret_key if credentials else None,
             aws_session_token=credentials.session_token if credentials else None,
         )
+        if credentials_file is not None:
+            _keep_file_keys(core, FileCredentials(credentials_file, profile))
+        elif not settings.is_unsigned:
+            _keep_keys(core, profile)
         client = session.client(
             "s3",
             endpoint_url=endpoint.url,
-            config=_config(transport, endpoint.region or session.region_name or "us-east-1"),
+            config=_config(
+                transport,
+                endpoint.region or session.region_name or "us-east-1",
+                UNSIGNED if settings.is_unsigned else "s3v4",
+            ),
         )
     except botocore.exceptions.ProfileNotFound as exc:
         known = core.available_profiles
@@ -156,10 +184,11 @@ def open_access(
     events.register("before-parameter-build.s3.CopyObject", capture_headers)
     events.register("before-call.s3.CopyObject", restore_headers)
     _read_pages_once(events)
+    events.register("before-call.s3", partial(_add_headers, settings))
     events.register("before-call.s3.HeadBucket", refuse_head_bucket)  # type: ignore[arg-type]  # returns a response
     # After signing: a proxy may rewrite this header.
     events.register("before-send.s3", request_identity_encoding)
-    access = ClientAccess(core, client, transport, count_read)
+    access = ClientAccess(core, client, transport, count_read, settings)
     for operation in TEMPLATE_OPERATIONS:
         events.register(f"before-send.s3.{operation}", access.on_signed_request)
     return access
@@ -168,11 +197,33 @@ def open_access(
 # ---- private
 
 
-def _config(transport: Transport, region: str) -> Config:
+def _keep_keys(session: botocore.session.Session, profile: str | None) -> None:
+    """Find the session's keys, and keep them in use while their source fails. Raises CredentialsMissing."""
+    name = f"profile {profile}" if profile else "the AWS chain"
+    try:
+        found = session.get_credentials()
+    except botocore.exceptions.ProfileNotFound:
+        raise
+    except Exception as exc:  # whatever a source meets: a file, a program's output, an answer of STS
+        raise CredentialsMissing(failure_text(name, exc)) from exc
+    if found is not None:
+        # botocore has no public way to set credentials that renew themselves.
+        session._credentials = KeptCredentials(found, f"{name} ({found.method})")  # type: ignore[attr-defined]
+
+
+def _keep_file_keys(session: botocore.session.Session, source: FileCredentials) -> None:
+    """Make a file the source of the session's keys. Raises ConfigError if it has none."""
+    source.get_frozen_credentials()
+    kept = KeptCredentials(source, str(source.path))
+    kept.get_frozen_credentials()
+    session._credentials = kept  # type: ignore[attr-defined]  # as above
+
+
+def _config(transport: Transport, region: str, signature: Any) -> Config:
     # With default checksums botocore sends aws-chunked bodies with a trailer, which R2 rejects as Unauthorized.
     return Config(
         region_name=region,
-        signature_version="s3v4",
+        signature_version=signature,
         s3={"addressing_style": "path"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -205,6 +256,11 @@ def _parse_page(
         with suppress(ValueError):
             customized_response_dict[PAGE] = parse_listing(response_dict["body"])
             response_dict["body"] = b""
+
+
+def _add_headers(settings: RequestSettings, model: Any, params: dict[str, Any], **_: object) -> None:
+    """Add the headers of the settings before the request is signed."""
+    params["headers"].update(settings.headers(model.name))
 
 
 def _header(request: Any, name: str) -> str:

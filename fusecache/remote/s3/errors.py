@@ -37,6 +37,7 @@ class RequestNames:
                 status=facts.get("HTTPStatusCode", 0),
                 message=error.get("Message", ""),
                 retry_after_seconds=retry_after_seconds(facts.get("HTTPHeaders", {}).get("retry-after")),
+                storage_class=str(error.get("StorageClass") or exc.response.get("StorageClass") or ""),
             ) from exc
         except (
             botocore.exceptions.BotoCoreError,

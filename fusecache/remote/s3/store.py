@@ -11,21 +11,31 @@ Invariants:
 3. A connection whose body was not read to its end is closed, not reused.
 """
 
+import base64
+import hashlib
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusecache.model.errors import ObjectChanged, ObjectMissing, Unavailable, UploadLost
+import botocore.exceptions
+
+from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, Unavailable, UploadLost
 from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.http.put import PutRequest, part_query
 from fusecache.remote.http.ranged_get import GetRequest
-from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, RedirectedRequest, is_plain
+from fusecache.remote.http.signed_requests import (
+    NO_SETTINGS,
+    SLOWEST_BYTES_PER_SECOND,
+    RedirectedRequest,
+    is_plain,
+)
 from fusecache.remote.protocol.headers import (
     bare_etag,
     condition_arguments,
@@ -35,11 +45,12 @@ from fusecache.remote.protocol.headers import (
 )
 from fusecache.remote.protocol.responses import GetResponse, check_get_response
 from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata, metadata_headers
+from fusecache.remote.request_settings import RequestSettings
 from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
 from fusecache.remote.s3.copy import CopyRequests
 from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
+from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -50,12 +61,15 @@ if TYPE_CHECKING:
 
 # Piece size for bodies read through botocore: urllib3 makes a bytes object of each, which should fit the L2 cache.
 READ_PIECE_BYTES = 256 * KIB
+# How the names of objects that probe the store begin.
+PROBE_NAME = ".fusecache-probe-"
+_EMPTY_MD5 = base64.b64encode(hashlib.md5(b"", usedforsecurity=False).digest()).decode("ascii")
 
 
 class S3Store:
     """A `Store` on a bucket. Thread-safe; one client, one connection pool.
 
-    credentials: None uses the AWS chain (environment, files, profile, instance role).
+    credentials: None uses the AWS chain (environment, files, profile, instance role), or the credentials_file.
     The constructor raises ConfigError for a profile or endpoint that botocore rejects, and makes no request.
     """
 
@@ -66,12 +80,17 @@ class S3Store:
         *,
         credentials: Credentials | None = None,
         profile: str | None = None,
+        credentials_file: Path | None = None,
         transport: Transport | None = None,
+        settings: RequestSettings = NO_SETTINGS,
     ) -> None:
         self._bucket = bucket
         self._endpoint = endpoint
         self._credentials = credentials
         self._profile = profile
+        self._credentials_file = credentials_file
+        self._settings = settings
+        self._sends_conditions = True
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._request_names = RequestNames(bucket, self._counter)
@@ -87,9 +106,18 @@ class S3Store:
         self._access.close()
 
     def reload(self) -> None:
-        """Reload the credentials from their source; requests in flight keep the old ones."""
+        """Reload the credentials from their source; requests in flight keep the old ones.
+
+        Raises ConfigError or CredentialsMissing if the source has none; then all requests keep the old ones.
+        """
         with self._reloading:
-            before, self._access = self._access, self._new_access()
+            access = self._new_access()
+            try:
+                access.check_keys()
+            except FusecacheError:
+                access.close()
+                raise
+            before, self._access = self._access, access
             before.close()
 
     def list_page(
@@ -155,6 +183,7 @@ class S3Store:
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
         """Store a whole object; return its ETag."""
+        condition = condition if self._sends_conditions else None
         try:
             return self._put(key, body, metadata, condition_arguments(condition))
         except ObjectChanged:
@@ -208,6 +237,7 @@ class S3Store:
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Publish parts 1..n; return the object's ETag."""
+        condition = condition if self._sends_conditions else None
         with self._request_names.named("COMPLETE UPLOAD", key, "completes"):
             answer = self._client.complete_multipart_upload(
                 Bucket=self._bucket,
@@ -269,8 +299,38 @@ class S3Store:
 
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed; leave nothing behind."""
-        key = f"{prefix}.fusecache-probe-{uuid.uuid4().hex}"
+        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
         self.abort_multipart(key, self.create_multipart(key, metadata={}))
+
+    def probe_conditions(self, prefix: str) -> ConditionalWrites:
+        """Find out what the store does with If-Match, by one write that must fail; leave nothing behind."""
+        if self._endpoint.is_r2:
+            return ConditionalWrites.KEPT  # documented
+        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
+        # Of an object that does not exist: no ETag matches.
+        condition = condition_arguments(Condition("0" * 32))
+        try:
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=key,
+                Body=b"",
+                ContentLength=0,
+                ContentMD5=_EMPTY_MD5,
+                **condition,
+            )
+        except botocore.exceptions.ClientError as exc:
+            status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if status in (404, 409, 412):
+                return ConditionalWrites.KEPT
+            return ConditionalWrites.REFUSED if status == 501 else ConditionalWrites.UNKNOWN
+        except botocore.exceptions.BotoCoreError:
+            return ConditionalWrites.UNKNOWN
+        self.delete(key)
+        return ConditionalWrites.IGNORED
+
+    def send_no_conditions(self) -> None:
+        """From now on send writes without their conditions, for a store that does not honour them."""
+        self._sends_conditions = False
 
     # ---- private
 
@@ -285,6 +345,8 @@ class S3Store:
             credentials=self._credentials,
             profile=self._profile,
             count_read=self._count_read,
+            credentials_file=self._credentials_file,
+            settings=self._settings,
         )
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:

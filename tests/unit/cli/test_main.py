@@ -319,7 +319,8 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
         ("", "renew the keys where the daemon reads them; the daemon reads them again every 30 s"),
         (
             "environment",
-            "`fusecache unmount --force`, then mount with new keys, which uploads the pending files",
+            "`fusecache unmount --force`, then mount with new keys, which uploads the pending files; with "
+            "`credentials_file` keys are renewed without that",
         ),
     ],
 )

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fusecache.config.option_groups import ORDER_LAST
 from fusecache.config.options import (
     FIELDS,
     FLAG_VALUES_TEXT,
-    ORDER_LAST,
     MountOptions,
     add_flags,
     default_cache_dir,
@@ -55,7 +55,11 @@ def load(
 
 def _values(options: MountOptions) -> dict[str, Any]:
     """Every option's value by its name."""
-    return {**dataclasses.asdict(options), **dataclasses.asdict(options.writeback)}
+    return {
+        **dataclasses.asdict(options),
+        **dataclasses.asdict(options.writeback),
+        **dataclasses.asdict(options.requests),
+    }
 
 
 MOUNT = ("s3://bucket/some/prefix", "/mnt/data")
@@ -102,6 +106,12 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "region": "auto",
         "profile": "reader",
         "write_profile": "writer",
+        "credentials_file": "/etc/keys",
+        "unsigned": "true",
+        "requester_pays": "true",
+        "sse": "aws:kms",
+        "sse_key": "arn:aws:kms:eu-west-1:123456789012:key/1",
+        "storage_class": "STANDARD_IA",
         "cache_dir": "/var/tmp/c",
         "cache_size": "50GiB",
         "memory": "128MiB",

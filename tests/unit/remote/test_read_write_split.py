@@ -181,7 +181,9 @@ def test_refused_keys_are_noted_until_something_is_granted(
     ):
         call()
         assert denial.seconds() == 0
+        clock[0] += 45
         store.script(Fault(DENIED, method), Fault(DOWN, method), Fault(DENIED, method))
+        store.script(Fault(DENIED, "probe_write", times=2))
         for _ in range(3):
             with pytest.raises(RemoteError):
                 call()

@@ -1,0 +1,116 @@
+"""Groups of the options of a mount, and how an option is declared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusecache.config.values import Duration, as_flag, as_header, as_names, one_of
+
+# Names that programs write to before they rename the file. Published only if no rename comes within 60 s.
+# From tempfile, torch and safetensors; tmp_obj_* from git; .NAME.XXXXXX from rsync.
+TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*", ".*.??????")
+# Commit markers: files that trainers and dataset writers write last, to say that all other files are complete.
+ORDER_LAST = (
+    ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
+    "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
+)  # fmt: skip
+
+
+def option(
+    parse: Callable[[object], Any],
+    help_text: str,
+    *,
+    unit: str = "",
+    default_text: str = "",
+    metavar: str = "",
+    **keywords: Any,
+) -> Any:
+    """Return the field of an option: how its text is parsed, its help, and how its default is shown."""
+    metadata = {
+        "parse": parse,
+        "help": help_text,
+        "unit": unit,
+        "default_text": default_text,
+        "metavar": metavar,
+    }
+    return field(metadata=metadata, **keywords)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritebackOptions:
+    """When and how files are uploaded: a group of `MountOptions`."""
+
+    settle_seconds: float = option(
+        Duration(0, 3600),
+        "delay between the close of a file and the start of its upload",
+        unit="seconds",
+        default=1.0,
+    )
+    temp_names: tuple[str, ...] = option(
+        as_names,
+        "names that programs write to before they rename: uploaded only if no rename comes within 60 s; your list "
+        "replaces this one",
+        unit="list",
+        default=TEMP_NAMES,
+    )
+    order_last: tuple[str, ...] = option(
+        as_names,
+        "commit markers: uploaded only after all older changes in their directory; your list replaces this one",
+        unit="list",
+        default=ORDER_LAST,
+    )
+    delete_delay: float = option(
+        Duration(0, 86400 * 7),
+        "delay of deletions in the bucket, for programs that delete the old file before they write the new one; an "
+        "unmount applies them at once",
+        unit="seconds",
+        default=0.0,
+    )
+    conflict: str = option(
+        one_of("keep-both", "last-wins"),
+        "if another client changed the same file first: keep-both stores your version under a new name, last-wins "
+        "replaces theirs (the only choice where the store does not honour If-Match)",
+        default="keep-both",
+        metavar="keep-both|last-wins",
+    )
+    fsync: str = option(
+        one_of("ordered", "remote"),
+        "what fsync waits for: ordered, this node's disk; remote, the bucket (for jobs on several nodes)",
+        default="ordered",
+        metavar="ordered|remote",
+    )
+    local_only: tuple[str, ...] = option(
+        as_names,
+        "names (globs, or prefixes ending in /) whose files are never uploaded",
+        unit="list",
+        default=(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What requests to the bucket carry: a group of `MountOptions`."""
+
+    unsigned: bool = option(
+        as_flag, "send requests without keys, for a public bucket; needs read_only", default=False
+    )
+    requester_pays: bool = option(
+        as_flag, "pay for the requests to a bucket whose owner does not (x-amz-request-payer)", default=False
+    )
+    sse: str | None = option(
+        one_of("AES256", "aws:kms", "customer"),
+        "server-side encryption of new objects; customer: with a key of yours (SSE-C), for reads too",
+        default=None,
+        default_text="the bucket's default",
+        metavar="AES256|aws:kms|customer",
+    )
+    sse_key: str | None = option(
+        as_header,
+        "for sse aws:kms, the id or ARN of the KMS key; for sse customer, the path of a file with your 32 bytes, "
+        "as they are or in base64 (chmod 600)",
+        default=None,
+        default_text="for aws:kms, the account's key",
+    )
+    storage_class: str | None = option(
+        as_header, "storage class of new objects", default=None, default_text="the bucket's default"
+    )

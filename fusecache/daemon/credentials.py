@@ -1,0 +1,96 @@
+"""Renews credentials while the bucket refuses them: the user may have put new ones into their source.
+
+Not here: sources that renew by themselves before their keys expire. They do so at each request (`remote.s3`).
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from fusecache.model.errors import FusecacheError
+from fusecache.remote.read_write_split import ReadWriteSplit
+
+log = logging.getLogger(__name__)
+
+# Interval of the check whether the bucket refuses the credentials.
+CHECK_SECONDS = 5.0
+# Shortest time between two reloads of refused credentials.
+RELOAD_SECONDS = 30.0
+# Pause after a failed reload, such as of a half-written file. It doubles with each failure, up to RELOAD_SECONDS.
+FIRST_RETRY_SECONDS = 5.0
+# A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
+DENIED_SECONDS = 10.0
+# The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
+AUTH_FAILED_SECONDS = 90.0
+
+
+class CredentialRenewal:
+    """Reloads refused credentials from their source."""
+
+    def __init__(
+        self,
+        remote: ReadWriteSplit,
+        *,
+        has_pending_writes: Callable[[], bool],
+        try_again: Callable[[], Awaitable[None]],
+    ) -> None:
+        """try_again: sends a request with the new credentials, and retries everything that waits."""
+        self._remote = remote
+        self._has_pending_writes = has_pending_writes
+        self._try_again = try_again
+        self._next_reload = float("-inf")
+        self._failures = 0
+        self._error = ""
+        self._logged: set[str] = set()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the status fields about the credentials."""
+        state = "auth-failed" if self._denied_seconds() >= AUTH_FAILED_SECONDS else "ok"
+        return {"state": state, "keys_error": self._error}
+
+    async def run(self) -> None:
+        """Reload the credentials, while they are refused, until cancelled."""
+        while True:
+            await trio.sleep(CHECK_SECONDS)
+            if not self._denied_seconds():
+                self._on_accepted()
+            elif trio.current_time() >= self._next_reload:
+                self._next_reload = trio.current_time() + RELOAD_SECONDS
+                await self._reload()
+                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
+                await self._try_again()
+                denied_seconds = self._denied_seconds()
+                if denied_seconds >= DENIED_SECONDS and not self._error:
+                    log.warning(
+                        "credentials refused and reloaded denied_seconds=%.0f; "
+                        "see `fusecache status` for how to renew them",
+                        denied_seconds,
+                    )
+
+    async def _reload(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._remote.reload)
+        except FusecacheError as exc:
+            pause = min(RELOAD_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 16))
+            self._failures += 1
+            self._next_reload = trio.current_time() + pause
+            self._error = str(exc)
+            if self._error not in self._logged:
+                self._logged.add(self._error)
+                log.warning(
+                    "refused credentials could not be reloaded, the old ones stay in use, will retry error=%s",
+                    exc,
+                )
+        else:
+            self._failures, self._error = 0, ""
+
+    def _on_accepted(self) -> None:
+        self._failures, self._error = 0, ""
+        self._logged.clear()
+
+    def _denied_seconds(self) -> float:
+        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
+        writes = self._remote.writes_denied.seconds() if self._has_pending_writes() else 0.0
+        return max(self._remote.reads_denied.seconds(), writes)

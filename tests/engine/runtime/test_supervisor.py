@@ -1,0 +1,126 @@
+"""What becomes of a background task that fails."""
+
+import logging
+from itertools import pairwise
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.engine.runtime.supervisor import Supervisor
+
+TASK = "credentials"
+
+
+async def test_a_failed_task_is_restarted(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each failure is logged with its traceback and counted, and the pauses grow."""
+    supervisor, starts = Supervisor(), list[float]()
+
+    async def task() -> None:
+        starts.append(trio.current_time())
+        if len(starts) == 5:
+            await trio.sleep_forever()
+        raise ValueError(f"failure {len(starts)}")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run, TASK, task)
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    pauses = [after - before for before, after in pairwise(starts)]
+    assert len(pauses) == 4
+    assert 0.5 <= pauses[0] <= 1 < 4 <= pauses[3] <= 8
+    assert supervisor.statistics() == {TASK: {"failures": 4, "last_error": "ValueError('failure 4')"}}
+    records = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.exc_info is not None for record in records] == [True] * 4
+    assert all(f"task={TASK}" in record.getMessage() for record in records)
+
+
+async def test_a_task_that_ran_long_restarts_soon(autojump_clock: MockClock) -> None:
+    """Rare failures do not add up to long pauses."""
+    supervisor, starts = Supervisor(), list[float]()
+
+    async def task() -> None:
+        starts.append(trio.current_time())
+        await trio.sleep(1000)
+        raise ValueError("now and then")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run, TASK, task)
+        await trio.sleep(20_000)
+        nursery.cancel_scope.cancel()
+    assert len(starts) == 20
+
+
+async def test_a_group_of_failures_counts_as_one(autojump_clock: MockClock) -> None:
+    """A task that fails in a nursery of its own raises a group, perhaps with a cancellation in it."""
+    supervisor = Supervisor()
+
+    async def fail() -> None:
+        try:
+            await trio.sleep(1)
+        finally:
+            raise ValueError("in a child")
+
+    async def task() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            nursery.start_soon(fail)
+
+    with trio.move_on_after(1.5):
+        await supervisor.run(TASK, task)
+    assert supervisor.statistics()[TASK]["failures"] == 1
+
+
+async def test_a_cancelled_task_that_fails_ends(autojump_clock: MockClock) -> None:
+    """A failure while the mount ends is logged, and delays nothing."""
+    supervisor, starts = Supervisor(), 0
+
+    async def task() -> None:
+        nonlocal starts
+        starts += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("at the end")
+
+    with trio.move_on_after(1) as scope:
+        await supervisor.run(TASK, task)
+    assert scope.cancelled_caught
+    assert starts == supervisor.statistics()[TASK]["failures"] == 1
+    assert trio.current_time() < 2
+
+
+async def test_a_service_that_cannot_start_raises(autojump_clock: MockClock) -> None:
+    """Before it has started, the failure belongs to the caller: the mount fails with its error."""
+    supervisor = Supervisor()
+
+    async def service(*, task_status: trio.TaskStatus[None]) -> None:
+        raise OSError("no socket")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="no socket")):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run_service, "control", service)
+    assert supervisor.statistics() == {}
+
+
+async def test_a_started_service_is_restarted(autojump_clock: MockClock) -> None:
+    supervisor, starts = Supervisor(), 0
+
+    async def service(*, task_status: trio.TaskStatus[None]) -> None:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            raise OSError("not yet")  # before it says that it started again
+        task_status.started()
+        if starts == 1:
+            raise OSError("gone")
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(supervisor.run_service, "control", service)
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert starts == 3
+    assert supervisor.statistics()["control"] == {"failures": 2, "last_error": "OSError('not yet')"}
