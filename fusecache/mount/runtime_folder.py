@@ -14,6 +14,8 @@ from fusecache.model.errors import MountError
 
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o711
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# Of a folder's path: an address has 108 bytes, of which the socket's own name, 16 digits and `.sock`, takes up to 23.
+_PATH_BYTES_MAX = 108 - 23
 
 
 def runtime_folder(environment: Mapping[str, str], *, shared: bool) -> Path:
@@ -23,7 +25,7 @@ def runtime_folder(environment: Mapping[str, str], *, shared: bool) -> Path:
     """
     mode = SHARED_MODE if shared else PRIVATE_MODE
     for folder in _candidates(environment, shared=shared):
-        if _claim(folder, mode):
+        if len(os.fsencode(folder)) <= _PATH_BYTES_MAX and _claim(folder, mode):
             return folder
     try:
         # The usual name is taken by another user. This one cannot be guessed.

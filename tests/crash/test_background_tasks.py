@@ -25,7 +25,7 @@ def faulty_notify(**fields):
     notify(**fields)
 
 
-async def faulty_serve(handler, listeners):
+async def faulty_serve(*_arguments, **_options):
     trio.serve_listeners = serve
     await trio.sleep(0.1)
     raise OSError("accept failed")

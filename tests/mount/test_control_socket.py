@@ -141,15 +141,32 @@ def test_runtime_folder_open_to_others_is_not_used(tmp_path: Path) -> None:
     assert tmp_path not in runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)}, shared=False).parents
 
 
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A private folder with a short path: pytest's own may be too long for the address of a socket."""
+    with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def test_a_long_runtime_folder_is_not_used(
+    mount: Callable[..., Mount], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket's address has 108 bytes at most: where XDG_RUNTIME_DIR is too long for one, another folder serves."""
+    runtime = tmp_path / ("long" * 20)
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    one = mount()
+    assert one.status()["pid"] == one.pid
+    assert runtime not in socket_of(one).parents
+
+
 def test_commands_survive_the_end_of_a_login(
     mount: Callable[..., Mount],
-    tmp_path: Path,
+    runtime: Path,
     monkeypatch: pytest.MonkeyPatch,
     expect_log: Callable[[str], None],
 ) -> None:
     """A logout removes XDG_RUNTIME_DIR with the socket; the daemon makes another, and ends without a traceback."""
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     expect_log("control socket was removed")
     one = mount()
