@@ -160,6 +160,7 @@ class FileSystem:
             **self.status.statistics(self.pending() if pending is None else pending),
             **self.quarantine.statistics(),
             "inodes": len(self.tree.nodes),
+            "listings": asdict(self._listings.statistics()),
             "cache": cache,
             "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
             "warming": [job.as_dict() for job in self.warmup.jobs()],

@@ -1,86 +1,108 @@
 """Results of LIST, stored on disk, so that a directory of a million objects costs no memory.
 
-The rows are not kept across restarts: the environment is recreated for each mount, and never synced.
+The rows are not kept across restarts: their file is emptied by each mount, and never synced. While the disk refuses
+rows they are kept in memory, up to MEMORY_BYTES. Above that, the listing that was used least recently is dropped.
 
 A directory is a number chosen by the caller, and each listing of it has an epoch. Rows sort by sort name, in the
 bucket's own order, where a subdirectory's sort name ends with '/'. So "everything up to here is known" is a single
 comparison. A key that is also a prefix has two rows.
 
 One record holds a pack of rows, usually one page of LIST: a million records would take ten times as long as their LIST.
-A record's key is (directory, epoch, its last sort name). Single rows are buffered in memory and written a few
-hundred at a time. Otherwise each published file would cost the rewriting of a pack.
+The last sort name of each pack is in memory. Single rows are buffered in memory and written a few hundred at a time.
+Otherwise each published file would cost the rewriting of a pack.
 
 Invariants:
 1. The packs of one epoch do not overlap.
 2. A row in memory takes precedence over a row of its name in a pack. Reads merge both.
+3. A listing of which a pack is lost has no rows: each access raises ListingLost until it is dropped.
 """
 
+import logging
 import shutil
-import struct
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import lmdb
-
+from fusecache.index.row_file import RowFile, StoredPack
 from fusecache.index.rows import FIELDS, ListedEntry, RowPack, joined, numbers_in, page_fields
-from fusecache.model.errors import LocalDiskError
+from fusecache.model.errors import ListingLost, LocalDiskError
 
-MAP_BYTES = 64 << 30
+log = logging.getLogger(__name__)
+
 # Row limit of a pack that grows by single names. Pages have at most 1 000 rows.
 PACK_ROWS_MAX = 2000
 # Limits of single rows in memory: at LATE_ROWS a directory's rows are written, above LATE_ROWS_IN_ALL by each `put`.
 LATE_ROWS = 256
 LATE_ROWS_IN_ALL = 32_768
-# Packs of a discarded listing that are removed in one transaction.
+# Packs of a discarded listing that are removed at once, and packs in memory that follow one written to the disk.
 _PACKS_DROPPED_AT_ONCE = 100
+_PACKS_MOVED_AT_ONCE = 16
 # Decoded packs kept, about 0.4 MB each for 1 000 rows: enough for this many directories written concurrently.
 _PACKS_KEPT = 16
-_PREFIX = struct.Struct(">QI")
+# Packs in memory while the disk refuses them: about 1.3 million rows of 100 bytes.
+MEMORY_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ListingStatistics:
+    """memory_bytes: of rows that the disk refused. refused: writes and reads of rows that failed. dropped: listings."""
+
+    memory_bytes: int
+    refused: int
+    dropped: int
+
+
+@dataclass(eq=False, slots=True)
+class _Listing:
+    """The packs of one epoch, by the last sort name of each, and its single rows in memory."""
+
+    lasts: list[str] = field(default_factory=list)
+    packs: list[StoredPack] = field(default_factory=list)
+    late: dict[str, ListedEntry] = field(default_factory=dict)
+    is_lost: bool = False
 
 
 class Listings:
-    """Rows of listings. Memory-mapped and unsynced: a call takes 10 to 300 µs.
+    """Rows of listings. A call takes 10 to 300 µs.
 
     Reads and `put`, `remove`, `replace` belong to the loop's thread. `put_page` and `drop` may run concurrently in
-    other threads.
+    other threads. Reads raise ListingLost, after `on_lost(directory, epoch)` was called.
     """
 
     def __init__(self, directory: Path) -> None:
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True)
-        self._directory = directory
-        self._packs: OrderedDict[bytes, RowPack] = OrderedDict()
-        self._lock = threading.Lock()
-        # (directory, epoch) -> sort name -> row; changed by the loop's thread only.
-        self._late: dict[tuple[int, int], dict[str, ListedEntry]] = {}
+        try:
+            if directory.exists():
+                shutil.rmtree(directory)
+        except OSError as exc:
+            log.warning("old listings cannot be removed directory=%s error=%s", directory, exc)
+        self._file = RowFile(directory / "rows")
+        # In the order of their last use.
+        self._listings: OrderedDict[tuple[int, int], _Listing] = OrderedDict()
+        self._decoded: OrderedDict[StoredPack, RowPack] = OrderedDict()
+        self._lock = threading.RLock()
         self._late_count = 0
-        self._env = _open(
-            str(directory),
-            # No writemap: writing to a mapped page on a full disk would be a SIGBUS.
-            map_size=MAP_BYTES,
-            subdir=True,
-            sync=False,
-            metasync=False,
-            lock=True,
-            writemap=False,
-        )
+        self._dropped = 0
+        self._is_warned = False
+        self._owner = threading.get_ident()
+        self.on_lost: Callable[[int, int], None] = lambda _directory, _epoch: None
 
     def close(self) -> None:
         """Close. The rows are useless from now on."""
-        self._env.close()
+        self._file.close()
+
+    def statistics(self) -> ListingStatistics:
+        """Return what the disk refused."""
+        return ListingStatistics(self._file.memory_bytes, self._file.refused, self._dropped)
 
     # ---- reading
 
     def get(self, directory: int, epoch: int, sort_name: str) -> ListedEntry | None:
-        """Return one row, or None."""
-        late = self._late.get((directory, epoch))
-        if late is not None and sort_name in late:
+        """Return one row, or None. Raises ListingLost."""
+        late = self._late_rows(directory, epoch)
+        if sort_name in late:
             return late[sort_name]
         for pack in self._packs_from(directory, epoch, sort_name):
             index = pack.find(sort_name)
@@ -88,19 +110,19 @@ class Listings:
         return None
 
     def named(self, directory: int, epoch: int, name: str) -> list[ListedEntry]:
-        """Return the rows of a name: its file's, its directory's, both or none."""
+        """Return the rows of a name: its file's, its directory's, both or none. Raises ListingLost."""
         rows = (self.get(directory, epoch, sort_name) for sort_name in (name, name + "/"))
         return [row for row in rows if row is not None]
 
     def scan(self, directory: int, epoch: int, after: str, limit: int) -> list[ListedEntry]:
-        """Return up to `limit` rows after the sort name `after` ("" for the start), in order."""
+        """Return up to `limit` rows after the sort name `after` ("" for the start), in order. Raises ListingLost."""
         rows: list[ListedEntry] = []
         for pack in self._packs_from(directory, epoch, after):
             start = bisect_right(pack.names, after)
             rows += pack.rows(start, start + limit - len(rows))
             if len(rows) == limit:
                 break
-        late = self._late.get((directory, epoch))
+        late = self._late_rows(directory, epoch)
         if not late:
             return rows
         # If the batch is full, packs after its last row have not been read.
@@ -110,7 +132,7 @@ class Listings:
         return [merged[name] for name in sorted(merged)][:limit]
 
     def iterate(self, directory: int, epoch: int, batch: int = 1000) -> Iterator[ListedEntry]:
-        """Yield all rows, read in batches, so that rows may change between batches."""
+        """Yield all rows, read in batches, so that rows may change between batches. Raises ListingLost."""
         after = ""
         while rows := self.scan(directory, epoch, after, batch):
             yield from rows
@@ -119,8 +141,8 @@ class Listings:
     def find_number(
         self, directory: int, epoch: int, number: int, first: str, last: str
     ) -> ListedEntry | None:
-        """Return the row with an inode number, if it is among those from `first` to `last`."""
-        for row in self._late.get((directory, epoch), {}).values():
+        """Return the row with an inode number, if it is among those from `first` to `last`. Raises ListingLost."""
+        for row in self._late_rows(directory, epoch).values():
             if row.number == number:
                 return row
         text = str(number)
@@ -141,37 +163,40 @@ class Listings:
         """Write a page after all rows of the epoch, and return the inode numbers of its rows.
 
         A row keeps the number that the same version has in the epoch `older`, else it gets the next one from
-        `first_number` on. Raises LocalDiskError if the disk rejects them.
+        `first_number` on. Raises ListingLost, and LocalDiskError if the disk refuses rows and memory holds too many.
         """
         if not rows:
             return set()
-        known = self._numbers(directory, older, rows[0].sort_name, rows[-1].sort_name) if older else {}
+        known: dict[str, tuple[str, str]] = {}
+        if older:
+            try:
+                known = self._numbers(directory, older, rows[0].sort_name, rows[-1].sort_name)
+            except ListingLost:
+                log.debug("older rows are lost directory=%d", directory)
         fields = page_fields(rows, known, first_number)
-        with self._writing() as txn:
-            self._write(txn, directory, epoch, fields)
+        self._write(directory, epoch, fields)
         return numbers_in(fields)
 
     def put(self, directory: int, epoch: int, entries: Iterable[ListedEntry]) -> None:
-        """Add single rows. Raises LocalDiskError if a write was due and the disk rejects it."""
+        """Add single rows. Raises what `put_page` raises, if a write was due."""
         with self._lock:
-            late = self._late.setdefault((directory, epoch), {})
-            before = len(late)
+            listing = self._listing(directory, epoch)
+            before = len(listing.late)
             for entry in entries:
-                late[entry.sort_name] = entry
-            self._late_count += len(late) - before
-            is_full = len(late) >= LATE_ROWS or self._late_count > LATE_ROWS_IN_ALL
+                listing.late[entry.sort_name] = entry
+            self._late_count += len(listing.late) - before
+            is_full = len(listing.late) >= LATE_ROWS or self._late_count > LATE_ROWS_IN_ALL
         if is_full:
             self._write_late(directory, epoch)
 
     def remove(self, directory: int, epoch: int, sort_name: str) -> None:
-        """Remove one row. Raises LocalDiskError."""
+        """Remove one row. Raises what `put_page` raises."""
         self._forget_late(directory, epoch, [sort_name])
         if self.get(directory, epoch, sort_name) is None:
             return
-        with self._writing() as txn:
-            pack, _ = self._take_pack(txn, directory, epoch, sort_name)
-            pack.remove(sort_name)
-            self._write(txn, directory, epoch, pack.fields)
+        pack, _ = self._take_pack(directory, epoch, sort_name)
+        pack.remove(sort_name)
+        self._write(directory, epoch, pack.fields)
 
     def replace(
         self,
@@ -184,65 +209,104 @@ class Listings:
     ) -> set[int]:
         """Replace all rows after `after` up to `end` by a page; return the inode numbers of its rows.
 
-        A row keeps the number that the same version had, else it gets the next one from `first_number` on. Raises
-        LocalDiskError.
+        A row keeps the number that the same version had, else it gets the next one from `first_number` on. Raises what
+        `put_page` raises.
         """
         new = page_fields(rows, self._numbers(directory, epoch, after, end), first_number)
-        late = self._late.get((directory, epoch), {})
+        late = self._late_rows(directory, epoch)
         self._forget_late(directory, epoch, [name for name in late if after < name <= end])
         if new != self._fields_between(directory, epoch, after, end):
-            with self._writing() as txn:
-                before: list[str] = []
-                behind: list[str] = []
-                for pack in self._take_overlapping(txn, directory, epoch, after, end):
-                    before += pack.fields[: bisect_right(pack.names, after) * FIELDS]
-                    behind += pack.fields[bisect_right(pack.names, end) * FIELDS :]
-                self._write(txn, directory, epoch, before + new + behind)
+            before: list[str] = []
+            behind: list[str] = []
+            for pack in self._take_overlapping(directory, epoch, after, end):
+                before += pack.fields[: bisect_right(pack.names, after) * FIELDS]
+                behind += pack.fields[bisect_right(pack.names, end) * FIELDS :]
+            self._write(directory, epoch, before + new + behind)
         return numbers_in(new)
 
     def drop(self, directory: int, epoch: int) -> bool:
-        """Remove some packs of a discarded listing; return whether there are more.
-
-        Raises LocalDiskError.
-        """
-        self._take_late(directory, epoch)
-        prefix = _PREFIX.pack(directory, epoch)
-        with self._writing() as txn, txn.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            for _ in range(_PACKS_DROPPED_AT_ONCE):
-                if not found or not bytes(cursor.key()).startswith(prefix):
-                    return False
-                self._forget_pack(bytes(cursor.key()))
-                found = cursor.delete()
-        return True
+        """Remove some packs of a discarded listing; return whether there are more."""
+        with self._lock:
+            listing = self._listings.get((directory, epoch))
+            if listing is None:
+                return False
+            self._late_count -= len(listing.late)
+            listing.late.clear()
+            self._free(listing, _PACKS_DROPPED_AT_ONCE)
+            if listing.packs:
+                return True
+            del self._listings[directory, epoch]
+            return False
 
     # ---- private
 
-    def _packs_from(self, directory: int, epoch: int, sort_name: str) -> Iterator[RowPack]:
-        """Yield the pack that holds, or would hold, a sort name, and all packs after it."""
-        prefix = _PREFIX.pack(directory, epoch)
-        with self._env.begin() as txn, txn.cursor() as cursor:
-            found = cursor.set_range(_key(directory, epoch, sort_name))
-            while found and (key := bytes(cursor.key())).startswith(prefix):
-                yield self._pack(key, cursor.value)
-                found = cursor.next()
+    def _listing(self, directory: int, epoch: int) -> _Listing:
+        """Return a listing, made if it is new; the caller holds the lock. Raises ListingLost."""
+        listing = self._listings.setdefault((directory, epoch), _Listing())
+        self._listings.move_to_end((directory, epoch))
+        if listing.is_lost:
+            raise self._lost(directory, epoch)
+        return listing
 
-    def _pack(self, key: bytes, value: Any) -> RowPack:
-        with self._lock:
-            pack = self._packs.get(key)
-            if pack is not None:
-                self._packs.move_to_end(key)
-                return pack
-        pack = RowPack(value())
-        with self._lock:
-            self._packs[key] = pack
-            if len(self._packs) > _PACKS_KEPT:
-                self._packs.popitem(last=False)
+    def _lost(self, directory: int, epoch: int) -> ListingLost:
+        if threading.get_ident() == self._owner:
+            self.on_lost(directory, epoch)
+        return ListingLost("the rows of this directory were dropped; it is listed again")
+
+    def _late_rows(self, directory: int, epoch: int) -> dict[str, ListedEntry]:
+        """Return the single rows in memory; for the loop's thread, which alone changes them. Raises ListingLost."""
+        listing = self._listings.get((directory, epoch))
+        if listing is None:
+            return {}
+        if listing.is_lost:
+            raise self._lost(directory, epoch)
+        return listing.late
+
+    def _packs_from(self, directory: int, epoch: int, sort_name: str) -> Iterator[RowPack]:
+        """Yield the pack that holds, or would hold, a sort name, and all packs after it. Raises ListingLost."""
+        while True:
+            with self._lock:
+                listing = self._listings.get((directory, epoch))
+                if listing is None:
+                    return
+                self._listings.move_to_end((directory, epoch))
+                index = bisect_left(listing.lasts, sort_name)
+                if index == len(listing.lasts):
+                    return
+                last = listing.lasts[index]
+                pack = self._decode((directory, epoch), listing, listing.packs[index])
+            yield pack
+            sort_name = last + "\0"
+
+    def _decode(self, key: tuple[int, int], listing: _Listing, stored: StoredPack) -> RowPack:
+        """Return a pack's rows; the caller holds the lock. If the disk lost them, the whole listing is lost."""
+        pack = self._decoded.get(stored)
+        if pack is not None:
+            self._decoded.move_to_end(stored)
+            return pack
+        try:
+            pack = RowPack(self._file.read(stored))
+        except LocalDiskError as exc:
+            self._lose(listing)
+            self._warn()
+            raise self._lost(*key) from exc
+        self._decoded[stored] = pack
+        if len(self._decoded) > _PACKS_KEPT:
+            self._decoded.popitem(last=False)
         return pack
 
-    def _forget_pack(self, key: bytes) -> None:
-        with self._lock:
-            self._packs.pop(key, None)
+    def _lose(self, listing: _Listing) -> None:
+        listing.is_lost = True
+        self._dropped += 1
+        self._late_count -= len(listing.late)
+        listing.late.clear()
+        self._free(listing, len(listing.packs))
+
+    def _free(self, listing: _Listing, count: int) -> None:
+        for stored in listing.packs[:count]:
+            self._decoded.pop(stored, None)
+            self._file.free(stored)
+        del listing.packs[:count], listing.lasts[:count]
 
     def _numbers(self, directory: int, epoch: int, first: str, last: str) -> dict[str, tuple[str, str]]:
         """Return sort name -> (etag, number) of the rows from `first` to `last`, and of some around them."""
@@ -253,7 +317,8 @@ class Listings:
             if pack.names[-1] >= last:
                 break
         with self._lock:
-            late = dict(self._late.get((directory, epoch), {}))
+            listing = self._listings.get((directory, epoch))
+            late = dict(listing.late) if listing is not None else {}
         known.update((name, (row.etag, str(row.number))) for name, row in late.items())
         return known
 
@@ -268,98 +333,108 @@ class Listings:
 
     # ---- rows in memory
 
-    def _take_late(self, directory: int, epoch: int) -> dict[str, ListedEntry]:
-        with self._lock:
-            late = self._late.pop((directory, epoch), {})
-            self._late_count -= len(late)
-        return late
-
     def _forget_late(self, directory: int, epoch: int, names: Iterable[str]) -> None:
+        late = self._late_rows(directory, epoch)
         with self._lock:
-            late = self._late.get((directory, epoch), {})
             for name in names:
                 self._late_count -= late.pop(name, None) is not None
 
     def _write_late(self, directory: int, epoch: int) -> None:
         """Write the rows of a directory that are in memory, rewriting each affected pack once."""
-        late = self._take_late(directory, epoch)
+        with self._lock:
+            listing = self._listing(directory, epoch)
+            late, listing.late = listing.late, {}
+            self._late_count -= len(late)
         names = deque(sorted(late))
-        with self._writing() as txn:
-            while names:
-                pack, end = self._take_pack(txn, directory, epoch, names[0])
-                while names and (end is None or names[0] <= end):
-                    pack.put(late[names.popleft()])
-                self._write(txn, directory, epoch, pack.fields)
+        while names:
+            pack, end = self._take_pack(directory, epoch, names[0])
+            while names and (end is None or names[0] <= end):
+                pack.put(late[names.popleft()])
+            self._write(directory, epoch, pack.fields)
 
     # ---- packs
 
-    def _take_pack(
-        self, txn: lmdb.Transaction, directory: int, epoch: int, sort_name: str
-    ) -> tuple[RowPack, str | None]:
+    def _take_pack(self, directory: int, epoch: int, sort_name: str) -> tuple[RowPack, str | None]:
         """Remove and return the pack that a sort name belongs to, and the last name that does; None: no upper bound."""
-        prefix = _PREFIX.pack(directory, epoch)
-        with txn.cursor() as cursor:
+        with self._lock:
+            listing = self._listing(directory, epoch)
+            index = bisect_left(listing.lasts, sort_name)
             end: str | None = None
-            found = cursor.set_range(_key(directory, epoch, sort_name))
-            if found and bytes(cursor.key()).startswith(prefix):
-                end = bytes(cursor.key())[len(prefix) :].decode()
+            if index < len(listing.lasts):
+                end = listing.lasts[index]
+            elif index == 0:
+                return RowPack(b""), None
             else:
                 # After all others: append to the last pack, unless it is full.
-                found = cursor.prev() if found else cursor.last()
-                found = found and bytes(cursor.key()).startswith(prefix)
-                found = found and bytes(cursor.value()).count(b"\0") < (PACK_ROWS_MAX // 2) * FIELDS
-            if not found:
-                return RowPack(b""), None
-            pack = RowPack(bytes(cursor.value()))
-            self._forget_pack(bytes(cursor.key()))
-            cursor.delete()
-            return pack, end
+                index -= 1
+                if len(self._decode((directory, epoch), listing, listing.packs[index])) >= PACK_ROWS_MAX // 2:
+                    return RowPack(b""), None
+            return self._take((directory, epoch), index), end
 
-    def _take_overlapping(
-        self, txn: lmdb.Transaction, directory: int, epoch: int, after: str, end: str
-    ) -> Iterator[RowPack]:
+    def _take(self, key: tuple[int, int], index: int) -> RowPack:
+        """Remove and return a pack; the caller holds the lock."""
+        listing = self._listings[key]
+        stored = listing.packs[index]
+        pack = self._decode(key, listing, stored)
+        del listing.packs[index], listing.lasts[index], self._decoded[stored]
+        self._file.free(stored)
+        return pack
+
+    def _take_overlapping(self, directory: int, epoch: int, after: str, end: str) -> Iterator[RowPack]:
         """Remove and yield, one by one, the packs that have rows after `after` up to `end`."""
-        prefix = _PREFIX.pack(directory, epoch)
-        with txn.cursor() as cursor:
-            found = cursor.set_range(_key(directory, epoch, after + "\0"))
-            while found and bytes(cursor.key()).startswith(prefix):
-                key = bytes(cursor.key())
-                pack = self._pack(key, cursor.value)
-                if pack.names[0] > end:
+        with self._lock:
+            listing = self._listing(directory, epoch)
+            index = bisect_right(listing.lasts, after)
+            while index < len(listing.lasts):
+                if self._decode((directory, epoch), listing, listing.packs[index]).names[0] > end:
                     return
-                self._forget_pack(key)
-                found = cursor.delete()
-                yield pack
+                yield self._take((directory, epoch), index)
 
-    def _write(self, txn: lmdb.Transaction, directory: int, epoch: int, fields: list[str]) -> None:
+    def _write(self, directory: int, epoch: int, fields: list[str]) -> None:
         """Write rows that lie between other packs as one pack, or as several if there are many."""
         half = PACK_ROWS_MAX // 2 * FIELDS
         step = len(fields) if len(fields) <= PACK_ROWS_MAX * FIELDS else half
         for start in range(0, len(fields), step or 1):
             some = fields[start : start + step]
-            key = _key(directory, epoch, some[-FIELDS])
-            txn.put(key, joined(some))
-            self._forget_pack(key)
-
-    @contextmanager
-    def _writing(self) -> Iterator[lmdb.Transaction]:
-        try:
-            with self._env.begin(write=True) as txn:
-                yield txn
-        except lmdb.Error as exc:
+            stored = self._file.store(joined(some))
             with self._lock:
-                self._packs.clear()
-            raise LocalDiskError(
-                f"{self._directory}: listings cannot be stored ({exc}); is the disk full?"
-            ) from exc
+                try:
+                    listing = self._listing(directory, epoch)
+                except ListingLost:
+                    self._file.free(stored)
+                    raise
+                index = bisect_left(listing.lasts, some[-FIELDS])
+                listing.lasts.insert(index, some[-FIELDS])
+                listing.packs.insert(index, stored)
+        if self._file.memory_bytes:
+            self._shrink_memory(directory, epoch)
 
+    def _shrink_memory(self, directory: int, epoch: int) -> None:
+        """Move packs to the disk if it works again; else drop listings while they exceed MEMORY_BYTES."""
+        with self._lock:
+            if not self._file.is_refused:
+                self._is_warned = False
+                packs = (pack for listing in self._listings.values() for pack in listing.packs)
+                for pack in [each for each in packs if each.data is not None][:_PACKS_MOVED_AT_ONCE]:
+                    self._file.move_to_disk(pack)
+                return
+            self._warn()
+            for key, listing in list(self._listings.items()):
+                if self._file.memory_bytes <= MEMORY_BYTES:
+                    return
+                if any(pack.data is not None for pack in listing.packs):
+                    self._lose(listing)
+                    if key == (directory, epoch):
+                        self._lost(*key)
+                        raise LocalDiskError(
+                            f"{self._file.last_error}: this directory has too many names to list it in memory "
+                            f"({MEMORY_BYTES >> 20} MiB); free or replace the cache disk"
+                        )
 
-def _open(path: str, **options: Any) -> lmdb.Environment:
-    try:
-        return lmdb.open(path, **options)
-    except lmdb.Error as exc:
-        raise LocalDiskError(f"{path}: cannot be opened ({exc}); is the disk full?") from exc
-
-
-def _key(directory: int, epoch: int, sort_name: str) -> bytes:
-    return _PREFIX.pack(directory, epoch) + sort_name.encode()
+    def _warn(self) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "the cache disk refuses listings, keeping them in memory error=%s; free space or replace the disk",
+                self._file.last_error,
+            )

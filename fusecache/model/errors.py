@@ -99,6 +99,10 @@ class LocalDiskError(FusecacheError):
     """The node's own disk failed."""
 
 
+class ListingLost(LocalDiskError):
+    """The stored rows of a directory are gone. It must be listed again, or its names requested one by one."""
+
+
 class NotFound(FusecacheError):
     """The name does not exist."""
 

@@ -11,6 +11,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,8 +25,10 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import FusecacheError, LocalDiskError
+from fusecache.model.errors import FusecacheError, ListingLost, LocalDiskError
 
+# After its rows were refused, by the disk and for lack of memory, a directory is not listed for this long.
+_REFUSED_SECONDS = 60.0
 # A directory with this many more inode ranges than pages, taken by refreshes, is listed in full, which frees them.
 _INODE_RANGES_USED = 256
 
@@ -103,6 +106,7 @@ class Lister:
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
         self._nursery: trio.Nursery | None = None
+        listings.on_lost = self._on_rows_lost
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Own the listing tasks and delete discarded rows, until cancelled."""
@@ -112,11 +116,7 @@ class Lister:
             self._has_garbage = trio.Event()
             while self._garbage:
                 directory, epoch = self._garbage[0]
-                try:
-                    has_more = await self._metadata_client.rows(self._listings.drop, directory, epoch)
-                except LocalDiskError:
-                    has_more = False  # a full disk keeps the rows, but no listing refers to them any more
-                if not has_more:
+                if not await self._metadata_client.rows(self._listings.drop, directory, epoch):
                     self._garbage.popleft()
 
     # ---- queries
@@ -145,12 +145,15 @@ class Lister:
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
         """Return rows after a sort name from any listing, however old. Sends no request."""
-        if directory.is_listed:
-            return self._listings.scan(directory.number, directory.listing.epoch, sort_name, limit)
-        run = self._runs.get(directory.number)
-        if run is None:
+        try:
+            if directory.is_listed:
+                return self._listings.scan(directory.number, directory.listing.epoch, sort_name, limit)
+            run = self._runs.get(directory.number)
+            if run is None:
+                return []
+            rows = self._listings.scan(directory.number, run.epoch, sort_name, limit)
+        except ListingLost:
             return []
-        rows = self._listings.scan(directory.number, run.epoch, sort_name, limit)
         return [row for row in rows if row.sort_name <= run.progress]
 
     def row_position(self, number: int) -> tuple[Node | None, str, str]:
@@ -268,7 +271,7 @@ class Lister:
         try:
             numbers = self._listings.replace(number, epoch, start, end, rows, inode_range * INODE_RANGE)
         except LocalDiskError:
-            listing.expire()
+            del self._inode_ranges[inode_range]
             raise
         if any(each // INODE_RANGE == inode_range for each in numbers):
             listing.inode_ranges.add(inode_range)
@@ -306,7 +309,10 @@ class Lister:
         directory.handles += 1
         is_known, is_ahead = directory.lookups > 0, not run.is_wanted
         directory.listing.probes, directory.listing.probed = 0, ""
+        listing = directory.listing
         try:
+            if listing.refusal is not None and run.started < listing.refused_until:
+                raise listing.refusal
             prefix = self._tree.key(directory)
             await self._list_pages(directory, prefix, run)
             if run.is_abandoned:
@@ -317,6 +323,10 @@ class Lister:
                     directory.listing.expire()  # renamed during the listing
         except FusecacheError as exc:
             run.failure = exc
+            if isinstance(exc, LocalDiskError) and not isinstance(exc, ListingLost):
+                if exc is not listing.refusal:
+                    listing.refused_until = trio.current_time() + _REFUSED_SECONDS
+                listing.refusal = exc
             self._forget_rows(directory, run)
         finally:
             del self._runs[directory.number]
@@ -351,6 +361,15 @@ class Lister:
         for inode_range in directory.listing.inode_ranges:
             self._inode_ranges.pop(inode_range, None)
         self._discard(directory.number, directory.listing.epoch)
+
+    def _on_rows_lost(self, number: int, epoch: int) -> None:
+        """Rows of a listing are gone: its directory counts as not listed."""
+        run, directory = self._runs.get(number), self._tree.nodes.get(number)
+        if run is not None and run.epoch == epoch:
+            run.progress = ""  # no name is covered; the next page fails
+        elif directory is not None and directory.is_listed and directory.listing.epoch == epoch:
+            self.on_listing_lost(directory)
+            directory.listing.on_lost()
 
     def _discard(self, directory: int, epoch: int) -> None:
         self._garbage.append((directory, epoch))
@@ -421,11 +440,12 @@ class Lister:
         known: dict[str, ListedEntry | None] = {}
         if directory.is_listed:
             number, epoch = directory.number, directory.listing.epoch
-            known = {
-                row.name: self._listings.get(number, epoch, row.name)
-                for row in rows
-                if lacks_metadata(row, of_all=self._has_metadata)
-            }
+            with suppress(ListingLost):
+                known = {
+                    row.name: self._listings.get(number, epoch, row.name)
+                    for row in rows
+                    if lacks_metadata(row, of_all=self._has_metadata)
+                }
         return await with_metadata(
             self._metadata_client, prefix, rows, known, of_all=self._has_metadata, on_answer=asked.announce
         )

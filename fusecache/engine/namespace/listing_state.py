@@ -4,6 +4,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fusecache.model.errors import LocalDiskError
+
 # Inode numbers from here on belong to listing rows, in ranges; one page of a listing takes at most one range.
 LISTED_NUMBERS = 1 << 40
 INODE_RANGE = 1024
@@ -74,7 +76,8 @@ class ListingState:
     has_directories: whether it may contain any. inode_ranges: of its rows. free_numbers: the unused rest of one range.
     probes: single names requested since the listing began; probed: the last one, as a name requested twice in a row
     counts once. reader: the process that last read the directory; last_read: the child that it read last. uses: access
-    frequency of each page, by the name after which the page begins.
+    frequency of each page, by the name after which the page begins. refusal: why its rows could not be stored;
+    refused_until: loop time until which the directory is not listed again for that reason.
     """
 
     epoch: int = 0
@@ -90,8 +93,16 @@ class ListingState:
     reader: int = 0
     last_read: str = ""
     uses: "dict[str, AccessHeat]" = field(default_factory=dict)
+    refusal: LocalDiskError | None = None
+    refused_until: float = float("-inf")
 
     def expire(self) -> None:
         """Mark everything known as stale."""
         self.finished = float("-inf")
         self.page_times.times = [float("-inf")] * len(self.page_times.times)
+
+    def on_lost(self) -> None:
+        """The rows are gone: the directory counts as not listed."""
+        self.epoch, self.finished = 0, float("-inf")
+        self.page_times, self.inode_ranges, self.free_numbers = PageTimes(), set(), range(0)
+        self.has_directories = True

@@ -6,7 +6,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -24,7 +24,7 @@ from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, Metada
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import FusecacheError, LocalDiskError, NotFound
+from fusecache.model.errors import FusecacheError, ListingLost, LocalDiskError, NotFound
 from fusecache.model.metadata import symlink_target
 from fusecache.model.objects import ObjectInfo
 from fusecache.policy.listing_refresh import is_listing_cheaper
@@ -106,7 +106,10 @@ class Lookup:
                 # A request for this node has failed: even a fresh listing may show the version that is gone.
                 rows, seen = await self._probed(parent, name, must_answer=True)
             else:
-                rows, seen = await self._rows(parent, name)
+                try:
+                    rows, seen = await self._rows(parent, name)
+                except LocalDiskError:  # no listing can be kept, or its rows are gone
+                    rows, seen = await self._probed(parent, name, must_answer=False)
         node = self._reconciler.reconcile(parent, name, rows, seen)
         self._reconciler.evict_idle_nodes()
         return node
@@ -128,12 +131,12 @@ class Lookup:
         # With one page, one refresh serves all lookups at the cost of one probe, so there is no need for old rows.
         if epoch == 0 or len(page_times[epoch].times) < 2:
             return None
-        rows = self._listings.named(parent.number, epoch, name)
-        if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
-            return None
         try:
+            rows = self._listings.named(parent.number, epoch, name)
+            if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
+                return None
             node = self._reconciler.reconcile(parent, name, rows, page_times[epoch].of(name))
-        except NotFound:
+        except (NotFound, ListingLost):
             return None
         self._reconciler.evict_idle_nodes()
         return node
@@ -238,8 +241,10 @@ class Lookup:
     def cached_row(self, directory: Node, name: str) -> ListedEntry | None:
         """Return a file's row from any listing, however old. Sends no request."""
         epoch = max(self._covering(directory, name), default=0)
-        rows = self._listings.named(directory.number, epoch, name) if epoch else []
-        return next((row for row in rows if not row.is_directory), None)
+        with suppress(ListingLost):
+            rows = self._listings.named(directory.number, epoch, name) if epoch else []
+            return next((row for row in rows if not row.is_directory), None)
+        return None
 
     async def _probed(self, parent: Node, name: str, *, must_answer: bool) -> tuple[list[ListedEntry], float]:
         """Probe one name. While the bucket does not answer, an older listing is served, unless it `must_answer`."""
@@ -272,7 +277,8 @@ class Lookup:
             known = self._known_version(parent, key, name)
             await _probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
             if probe.failure is None and not probe.is_superseded:
-                self._correct(parent, name, probe)
+                with _expire_on_disk_error(parent):
+                    self._correct(parent, name, probe)
             del self._probes[parent.number, name]
             probe.end()
 
@@ -283,10 +289,11 @@ class Lookup:
         """
         if not self.posix_metadata:
             return None
-        for epoch in self._covering(parent, name):
-            for row in self._listings.named(parent.number, epoch, name):
-                if row.metadata is not None and row.size:
-                    return row
+        with suppress(ListingLost):
+            for epoch in self._covering(parent, name):
+                for row in self._listings.named(parent.number, epoch, name):
+                    if row.metadata is not None and row.size:
+                        return row
         child = parent.children.get(name)
         version = child.object if child is not None else None
         is_known = version is not None and version.key == key and version.size
@@ -298,14 +305,13 @@ class Lookup:
         for epoch in epochs:
             old = self._listings.named(parent.number, epoch, name)
             if [row._replace(number=0) for row in old] != probe.rows:
-                with _expire_on_disk_error(parent):
-                    for row in old:
-                        self._listings.remove(parent.number, epoch, row.sort_name)
-                    numbered = [row._replace(number=self._lister.new_number(parent)) for row in probe.rows]
-                    self._listings.put(parent.number, epoch, numbered)
-                    if epoch == parent.listing.epoch:
-                        self._lister.on_newer(parent, old, numbered)
-                    parent.listing.has_directories |= any(row.is_directory for row in numbered)
+                for row in old:
+                    self._listings.remove(parent.number, epoch, row.sort_name)
+                numbered = [row._replace(number=self._lister.new_number(parent)) for row in probe.rows]
+                self._listings.put(parent.number, epoch, numbered)
+                if epoch == parent.listing.epoch:
+                    self._lister.on_newer(parent, old, numbered)
+                parent.listing.has_directories |= any(row.is_directory for row in numbered)
         # Read back: the rows now have the inode numbers that the listing gives this version.
         for epoch in epochs:
             probe.rows = self._listings.named(parent.number, epoch, name)
@@ -347,10 +353,13 @@ class Lookup:
         if self._lister.current_run(directory) is not None and not directory.is_listed:
             return False  # if it were a single page, the listing would be complete by now
         prefix, listing = self._tree.key(directory), directory.listing
-        are_hidden = all(
-            self._tree.is_hidden(prefix + row.sort_name, listing.page_times.of(row.sort_name))
-            for row in self._listings.iterate(directory.number, listing.epoch, batch=10)
-        )
+        try:
+            are_hidden = all(
+                self._tree.is_hidden(prefix + row.sort_name, listing.page_times.of(row.sort_name))
+                for row in self._listings.iterate(directory.number, listing.epoch, batch=10)
+            )
+        except ListingLost:
+            return False
         return are_hidden and not any(child.local_refs > 0 for child in directory.children.values())
 
     # ---- changes by this node
@@ -469,7 +478,7 @@ async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list
 
 @contextmanager
 def _expire_on_disk_error(directory: Node) -> Iterator[None]:
-    """If the disk rejects a row, mark the directory as not listed."""
+    """If the disk rejects or lost a row, mark the directory's listing as stale."""
     try:
         yield
     except LocalDiskError:

@@ -359,6 +359,7 @@ class DirectoryHandle:
     """One open directory, read in the bucket's order: the rows of one listing, then names that exist only here.
 
     process: the reader (0: unknown). epoch: of the listing that is read (0: not started). after: the sort name reached.
+    restarts: how often its rows were lost.
     unpaired_files: files returned before it was known whether a directory of the same name follows. local_names: the
     names left to return once the rows are exhausted. unpublished: names that had unpublished changes when the read
     began, and that no row has shown since. queue: entries fetched but not yet returned; position: the cookie of the
@@ -374,6 +375,7 @@ class DirectoryHandle:
     unpublished: set[str] = field(default_factory=set)
     queue: "deque[Shown]" = field(default_factory=deque)
     position: int = 0
+    restarts: int = 0
 
 
 def attributes_of(node: Node) -> PosixAttributes:

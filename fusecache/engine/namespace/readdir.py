@@ -14,11 +14,13 @@ from fusecache.engine.namespace.ttl import AttributeTtl
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import NotFound
+from fusecache.model.errors import ListingLost, NotFound
 
 # For a process that reads one directory after the other: listings started ahead of it, and rows searched for them.
 _DIRECTORIES_AHEAD = 8
 _ROWS_AHEAD = 64
+# The disk may lose rows once; from then on they are in memory, where many directories may compete for the space.
+_RESTARTS_MAX = 8
 
 
 class DirectoryReader:
@@ -89,12 +91,18 @@ class DirectoryReader:
         directory = handle.node
         while True:
             run = self._listing_of(handle)
-            rows = self._listings.scan(directory.number, handle.epoch, handle.after, limit)
-            if run is not None:
-                rows = [row for row in rows if row.sort_name <= run.progress]
+            try:
+                rows = self._listings.scan(directory.number, handle.epoch, handle.after, limit)
+                if run is not None:
+                    rows = [row for row in rows if row.sort_name <= run.progress]
+                shown = self._visible(handle, rows, run) if rows else []
+            except ListingLost:
+                while run is not None and not run.done:
+                    await self._metadata_client.wait_for(run)  # it fails at its next page
+                self._restart(handle)
+                continue
             if rows:
                 handle.after = rows[-1].sort_name
-                shown = self._visible(handle, rows, run)
                 if shown:
                     return shown
             elif run is None:
@@ -103,8 +111,20 @@ class DirectoryReader:
                 return []
             else:
                 await self._metadata_client.wait_for(run)
-                if run.failure is not None and not self._lister.must_serve_stale(directory):
+                if isinstance(run.failure, ListingLost):
+                    self._restart(handle)
+                elif run.failure is not None and not self._lister.must_serve_stale(directory):
                     raise run.failure
+
+    def _restart(self, handle: DirectoryHandle) -> None:
+        """The rows are gone: go on behind the last name with another listing. Raises ListingLost if that goes on."""
+        handle.restarts += 1
+        if handle.restarts > _RESTARTS_MAX:
+            raise ListingLost(
+                f"{self._tree.path(handle.node)}: its listing was lost {_RESTARTS_MAX} times in one readdir; "
+                f"the cache disk fails, replace it"
+            )
+        handle.epoch = 0
 
     def _listing_of(self, handle: DirectoryHandle) -> ListingRun | None:
         """Return the listing in progress that the handle reads, started if needed; None if it reads a complete one."""
@@ -174,21 +194,20 @@ class DirectoryReader:
         if not child.local_refs and child.verified <= seen:
             return False
         key = self._tree.child_key(directory, child.name)
-        shown = [
-            row
-            for row in self._listings.named(directory.number, handle.epoch, child.name)
-            if not self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen)
-        ]
-        return not shown
+        try:
+            rows = self._listings.named(directory.number, handle.epoch, child.name)
+        except ListingLost:
+            return child.object is None  # the bucket has no row of it
+        return all(self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen) for row in rows)
 
     def _published_since(self, handle: DirectoryHandle, name: str) -> Node | None:
         """Return the node of a name that was published and then dropped from memory, or None."""
         directory = handle.node
         listing = directory.listing
         for epoch in {handle.epoch, listing.epoch}:
-            rows = self._listings.named(directory.number, epoch, name)
-            if rows:
-                with suppress(NotFound):
+            with suppress(NotFound, ListingLost):
+                rows = self._listings.named(directory.number, epoch, name)
+                if rows:
                     return self._reconciler.reconcile(directory, name, rows, listing.page_times.of(name))
         return None
 

@@ -16,7 +16,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import NotFound
+from fusecache.model.errors import ListingLost, NotFound
 from fusecache.model.metadata import attributes_from_metadata, symlink_target
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -147,12 +147,14 @@ class Reconciler:
             return None
         by_epoch = self._lister.page_times_by_epoch(directory)
         for epoch, page_times in reversed(list(by_epoch.items())):
-            row = self._listings.find_number(directory.number, epoch, number, first, last)
-            if row is not None:
-                try:
-                    node = self.reconcile(directory, row.name, [row], page_times.of(row.sort_name))
-                except NotFound:
-                    return None
+            try:
+                row = self._listings.find_number(directory.number, epoch, number, first, last)
+                if row is None:
+                    continue
+                node = self.reconcile(directory, row.name, [row], page_times.of(row.sort_name))
+            except (NotFound, ListingLost):
+                return None
+            else:
                 return node if node.number == number else None
         return None
 
@@ -173,7 +175,12 @@ class Reconciler:
         directory, first, last = self._lister.row_position(node.number)
         if directory is not parent or not first <= node.name <= last or not self._tree.is_linked(parent):
             return False
-        row = self._listings.get(parent.number, parent.listing.epoch, node.name) if parent.is_listed else None
+        if not parent.is_listed:
+            return False
+        try:
+            row = self._listings.get(parent.number, parent.listing.epoch, node.name)
+        except ListingLost:
+            return False
         return row is not None and row.number == node.number and _is_same(node, row)
 
 

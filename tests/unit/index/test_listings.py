@@ -1,5 +1,7 @@
 """Rows of listings in blocks: what was written is read back in the bucket's order, whatever block it lies in."""
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusecache.index import listings as module
+from fusecache.index import row_file
 from fusecache.index.listings import Listings
-from fusecache.index.rows import ListedEntry
+from fusecache.index.rows import ListedEntry, joined, page_fields
+from fusecache.model.errors import ListingLost, LocalDiskError
 
 
 @pytest.fixture
@@ -96,7 +100,7 @@ def test_rows_of_many_directories_do_not_fill_the_memory(
     monkeypatch.setattr(module, "LATE_ROWS_IN_ALL", 50)
     for index in range(300):
         listings.put(index % 30, 1, [file(f"{index:04}")])
-        assert sum(map(len, listings._late.values())) <= 50
+        assert sum(len(each.late) for each in listings._listings.values()) <= 50
     assert sum(len(listings.scan(directory, 1, "", 100)) for directory in range(30)) == 300
 
 
@@ -173,3 +177,103 @@ def test_rows_are_those_of_a_sorted_dictionary(
 def _row(name: str) -> ListedEntry:
     bare = name.replace("/", "")
     return ListedEntry(bare, is_directory=True) if name.endswith("/") else file(bare)
+
+
+class RefusingDisk:
+    """A disk that refuses writes, or loses what was written, while it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refuses = False
+        self.loses = False
+        self._write, self._read = os.pwrite, os.pread
+        monkeypatch.setattr(row_file.os, "pwrite", self.pwrite)
+        monkeypatch.setattr(row_file.os, "pread", self.pread)
+        monkeypatch.setattr(row_file, "RETRY_SECONDS", 0.0)
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        if self.refuses:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._write(descriptor, data, offset)
+
+    def pread(self, descriptor: int, count: int, offset: int) -> bytes:
+        data = self._read(descriptor, count, offset)
+        return bytes(len(data)) if self.loses else data
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> RefusingDisk:
+    return RefusingDisk(monkeypatch)
+
+
+def page(number: int) -> list[ListedEntry]:
+    return [file(f"{number:02}-{index:04}") for index in range(1000)]
+
+
+def test_refused_rows_wait_in_memory_for_the_disk(
+    listings: Listings, disk: RefusingDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.refuses = True
+    for number in range(3):
+        listings.put_page(1, 1, page(number), 0, 1000 * number)
+    assert len(listings.scan(1, 1, "", 5000)) == 3000
+    assert listings.statistics().memory_bytes > 50_000
+    assert len(caplog.records) == 1
+    disk.refuses = False
+    listings.put_page(1, 1, page(3), 0, 9000)
+    assert listings.statistics().memory_bytes == 0
+    assert len(listings.scan(1, 1, "", 5000)) == 4000
+
+
+def test_at_the_bound_the_oldest_listing_is_dropped(
+    listings: Listings, disk: RefusingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", 150_000)
+    lost: list[tuple[int, int]] = []
+    listings.on_lost = lambda directory, epoch: lost.append((directory, epoch))
+    disk.refuses = True
+    for directory in range(1, 10):
+        listings.put_page(directory, 1, page(0), 0, 1000)
+        assert listings.get(directory, 1, "00-0000") is not None
+        assert listings.statistics().memory_bytes <= 150_000
+    with pytest.raises(ListingLost):
+        listings.get(1, 1, "00-0000")
+    assert lost == [(1, 1)]
+    assert listings.statistics().dropped == 9 - 150_000 // len(joined_page(0))
+
+
+def joined_page(number: int) -> bytes:
+    fields = page_fields(page(number), {}, 1000)
+    return joined(fields)
+
+
+def test_a_directory_above_the_bound_is_refused_alone(
+    listings: Listings, disk: RefusingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", 100_000)
+    disk.refuses = True
+    with pytest.raises(LocalDiskError, match="too many names"):
+        for number in range(9):
+            listings.put_page(1, 1, page(number), 0, 1000)
+    listings.put_page(2, 1, page(0), 0, 1000)
+    assert len(listings.scan(2, 1, "", 5000)) == 1000
+    assert not listings.drop(1, 1)
+
+
+def test_rows_that_the_disk_lost_are_an_error(listings: Listings, disk: RefusingDisk) -> None:
+    for number in range(20):  # more than are kept decoded
+        listings.put_page(1, 1, page(number), 0, 1000)
+    disk.loses = True
+    with pytest.raises(ListingLost):
+        listings.scan(1, 1, "", 30_000)
+    with pytest.raises(ListingLost):
+        listings.put(1, 1, page(0))
+    assert listings.scan(2, 1, "", 10) == []
+
+
+def test_space_of_dropped_listings_is_used_again(listings: Listings, tmp_path: Path) -> None:
+    for epoch in range(1, 30):
+        for number in range(5):
+            listings.put_page(1, epoch, page(number), epoch - 1, 1000)
+        while listings.drop(1, epoch - 1):
+            pass
+    assert (tmp_path / "names" / "rows").stat().st_size < 3 * 5 * 100_000
