@@ -1,15 +1,19 @@
-"""A disk of its own under a cache directory, that can lose its power.
+"""A disk of its own under a cache directory, that can lose its power, be full, read-only, or fail.
 
 An image file as a loop device with ext4. At the cut the image is copied as it is: what the kernel had written back by
 then is in it, and what was still in the page cache is not.
 """
 
+import fcntl
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 # Sparse. A mount keeps room for twice what the kernel may hold of dirty pages.
 IMAGE_BYTES = 16 << 30
+# linux/ext4: EXT4_IOC_SHUTDOWN, without flushing its log.
+_SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, b"\2\0\0\0"
 
 
 class Disk:
@@ -30,11 +34,39 @@ class Disk:
     def __enter__(self) -> "Disk":
         self.path.mkdir(parents=True, exist_ok=True)
         # No commit of the file system's own journal by the clock: only what is synced is sure to be there.
-        _run("mount", "-o", "loop,commit=600", self._image, self.path)
+        _run("mount", "-o", "loop,commit=600,errors=remount-ro", self._image, self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
         _run("umount", "--lazy", self.path)
+
+    def fill(self) -> None:
+        """Take all space that is free."""
+        with open(self.path / "filler", "ab") as file:
+            for step in (1 << 30, 1 << 20, 1 << 12):
+                with suppress(OSError):
+                    while True:
+                        os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
+
+    def empty(self) -> None:
+        """Give back what `fill` took."""
+        (self.path / "filler").unlink()
+
+    def make_read_only(self) -> None:
+        """Have each write fail with EROFS, as after an error that the file system has found."""
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        device = next(line.split(" ")[0] for line in mounts if line.split(" ")[1] == str(self.path))
+        (Path("/sys/fs/ext4") / Path(device).name / "trigger_fs_error").write_text("by a test")
+
+    def shut_down(self) -> None:
+        """Have each call fail with EIO, for good."""
+        folder = os.open(self.path, os.O_RDONLY)
+        fcntl.ioctl(folder, _SHUTDOWN, _NO_LOG_FLUSH)
+        os.close(folder)
+
+    def break_device(self) -> None:
+        """Have the device fail each transfer; what the kernel has in memory can be read."""
+        os.truncate(self._image, 0)
 
     def cut(self, image: Path, mountpoint: Path) -> "Disk":
         """Return the disk as it would be found if the power failed now; this one goes on."""
