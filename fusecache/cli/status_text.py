@@ -301,6 +301,8 @@ def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iter
 
 
 def _bucket_texts(status: Mapping[str, Any]) -> Iterator[str]:
+    if status.get("journal_error"):
+        yield status["journal_error"]
     if status.get("state") == "auth-failed" or status.get("refused_seconds"):
         yield _refused_text(status)
     elif status.get("unanswered_seconds"):

@@ -113,7 +113,9 @@ class ControlServer:
 
     def status(self) -> dict[str, Any]:
         """Return the full status as plain values."""
-        return {**self._facts(), **self._fs.statistics()}
+        status = {**self._facts(), **self._fs.statistics()}
+        # The graver state: nothing can be written, whatever the bucket says.
+        return {**status, "state": "journal-failed"} if status["journal_error"] else status
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:

@@ -42,7 +42,7 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
-from fusecache.model.errors import FusecacheError, MountError
+from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.endpoints import choose_endpoint
@@ -295,8 +295,11 @@ class _Daemon:
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
             with filesystem.publisher.draining():
                 # A loop, because programs can still close files: the mount answers until the end.
-                while len(filesystem.queue):
-                    await filesystem.wait_durable("", None)
+                try:
+                    while len(filesystem.queue):
+                        await filesystem.wait_durable("", None)
+                except (NoSpace, ReadOnly) as exc:
+                    log.error("pending changes are left to the next mount error=%s", exc)
             nursery.cancel_scope.cancel()
 
     def _report_pending(self, filesystem: FileSystem) -> int:

@@ -9,9 +9,11 @@ Invariants:
 3. An unreadable row is never deleted: opening fails and says where the journal is.
 """
 
+import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from typing import Any, Self
 
 import lmdb
 
-from fusecache.model.errors import NoSpace, StateError
+from fusecache.model.errors import JournalMapFull, NoSpace, StateError
 from fusecache.model.records import (
     ConflictRecord,
     FileRecord,
@@ -34,8 +36,15 @@ from fusecache.model.records import (
 )
 
 FORMAT_VERSION = 1
-# Address space, not disk: LMDB grows the file with its rows. 8 GiB hold about ten million rows.
+# Address space, not disk: LMDB grows the file with its rows. 8 GiB hold about ten million rows; `grow` doubles it.
 MAP_BYTES = 8 << 30
+# Disk space that the file has ahead of its rows, so that they can be written while the disk is full. A file that waits
+# for its upload takes about 2 KiB with all its states; freed pages are used again.
+RESERVE_BYTES = 32 << 20
+# The reserve is topped up when half of it is used. If the disk has no space for it, that is tried again after this.
+_RESERVE_RETRY_SECONDS = 10.0
+# A disk with less free space is full.
+_FULL_BYTES = 1 << 20
 # Built once: rows are encoded several times for each file.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -127,21 +136,51 @@ class Journal:
         """Open or create the journal. Raises StateError if it is damaged or of a newer format."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        _read_ahead(directory / "data.mdb")
+        self._map_bytes = MAP_BYTES
+        self._reserved_bytes = 0
+        self._reserve_at = float("-inf")
+        self.is_open = False
         try:
-            self._env = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=8, subdir=True, lock=True)
-            self._files = self._env.open_db(b"files")
-            self._operations = self._env.open_db(b"operations")
-            self._attributes = self._env.open_db(b"attributes")
-            self._meta = self._env.open_db(b"meta")
-            self._conflicts = self._env.open_db(b"conflicts")
-            self._aborts = self._env.open_db(b"aborts")
-        except lmdb.Error as exc:
+            self._open()
+        except (lmdb.Error, OSError) as exc:
             raise StateError(
                 f"{directory}: the journal cannot be opened ({exc}); it may hold writes that the bucket does not "
                 f"have yet. Move the cache directory aside and mount again; keep it until they are recovered"
             ) from exc
         self._check_format()
+        self._reserve()
+
+    def _open(self) -> None:
+        data = self._directory / "data.mdb"
+        # A journal with more rows than the map had room for has grown.
+        size = data.stat().st_size if data.exists() else 0
+        while self._map_bytes < 2 * size:
+            self._map_bytes *= 2
+        _read_whole(data)
+        self._env = lmdb.open(str(self._directory), map_size=self._map_bytes, max_dbs=8, subdir=True, lock=True)
+        self._files = self._env.open_db(b"files")
+        self._operations = self._env.open_db(b"operations")
+        self._attributes = self._env.open_db(b"attributes")
+        self._meta = self._env.open_db(b"meta")
+        self._conflicts = self._env.open_db(b"conflicts")
+        self._aborts = self._env.open_db(b"aborts")
+        self._page_bytes = self._env.stat()["psize"]
+        self.is_open = True
+
+    def reopen(self) -> None:
+        """Open the journal again after an `apply` that closed it. Raises StateError if the disk still fails."""
+        self._env.close()
+        try:
+            self._open()
+        except (lmdb.Error, OSError) as exc:
+            raise StateError(
+                f"{self._directory}: the journal cannot be read ({exc}); repair or replace that disk"
+            ) from exc
+
+    def grow(self) -> None:
+        """Double the address space, after JournalMapFull. No other thread may use the journal meanwhile."""
+        self._map_bytes *= 2
+        self._env.set_mapsize(self._map_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -153,10 +192,15 @@ class Journal:
 
     def close(self) -> None:
         """Close the journal. Everything applied is already on disk."""
+        self.is_open = False
         self._env.close()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Write all changes in one synced transaction. Raises NoSpace or StateError, and then writes none of them."""
+        """Write all changes in one synced transaction. Raises NoSpace or StateError, and then writes none of them.
+
+        JournalMapFull asks for `grow`. After an error of the disk itself the journal is closed: LMDB would not go on,
+        and a page fault on such a disk is a SIGBUS. It needs `reopen`.
+        """
         try:
             with self._env.begin(write=True) as txn:
                 highest = 0
@@ -169,12 +213,44 @@ class Journal:
                     self._apply_one(txn, change)
                 if highest > self._number(txn, b"highest"):
                     txn.put(b"highest", str(highest).encode(), db=self._meta)
-        except (lmdb.MapFullError, lmdb.DiskError) as exc:
-            raise NoSpace(
-                f"{self._directory}: the journal cannot grow, the disk is full ({exc}); free space on that disk"
+        except lmdb.MapFullError as exc:
+            raise JournalMapFull(
+                f"{self._directory}: the journal has {self._map_bytes >> 30} GiB of rows, more than its address space"
             ) from exc
         except lmdb.Error as exc:
-            raise StateError(f"{self._directory}: the journal refused a write ({exc})") from exc
+            # Later calls do not touch the map. It stays until `reopen`, as another thread may be reading it.
+            self.is_open = isinstance(exc, lmdb.DiskError)
+            if self._is_full(exc):
+                raise NoSpace(
+                    f"{self._directory}: the journal cannot grow, the disk is full ({exc}); free space on that disk"
+                ) from exc
+            raise StateError(
+                f"{self._directory}: the journal cannot be written ({exc}); repair or replace that disk"
+            ) from exc
+        self._reserve()
+
+    def _is_full(self, error: lmdb.Error) -> bool:
+        """Whether the disk is full. LMDB reports a write that fitted only in part as an I/O error."""
+        if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in str(error):
+            return True
+        with suppress(OSError):
+            facts = os.statvfs(self._directory)
+            return facts.f_bavail * facts.f_frsize < _FULL_BYTES
+        return False
+
+    def _reserve(self) -> None:
+        """Give the file disk space ahead of its rows, if it has little left and the disk has it."""
+        facts = self._env.info()
+        used_bytes = (facts["last_pgno"] + 1) * self._page_bytes
+        if used_bytes + RESERVE_BYTES // 2 <= self._reserved_bytes or time.monotonic() < self._reserve_at:
+            return
+        try:
+            with open(self._directory / "data.mdb", "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, used_bytes + RESERVE_BYTES)
+        except OSError:
+            self._reserve_at = time.monotonic() + _RESERVE_RETRY_SECONDS
+        else:
+            self._reserved_bytes = used_bytes + RESERVE_BYTES
 
     def files(self) -> list[FileRecord]:
         """Return all version records, oldest first. Raises StateError if a row is unreadable."""
@@ -195,11 +271,15 @@ class Journal:
     @property
     def has_attributes(self) -> bool:
         """Whether local attributes are stored for any version."""
+        if not self.is_open:
+            return False
         with self._env.begin(db=self._attributes) as txn:
             return bool(txn.stat()["entries"])
 
     def attributes(self, key: str, etag: str) -> PosixAttributes | None:
-        """Return the local attributes of a version, or None."""
+        """Return the local attributes of a version, or None. None for all while the disk fails."""
+        if not self.is_open:
+            return None
         with self._env.begin(db=self._attributes) as txn:
             raw = txn.get(_version_key(key, etag))
         return PosixAttributes(*json.loads(raw)) if raw else None
@@ -261,14 +341,15 @@ class Journal:
             ) from exc
 
 
-def _read_ahead(path: Path) -> None:
-    """Have the kernel read a file ahead that LMDB is about to read whole, in a page order that it cannot predict."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
+def _read_whole(path: Path) -> None:
+    """Read a file that LMDB is about to map: an error is then no SIGBUS. Raises OSError."""
+    if not path.exists():
+        return
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        piece = bytearray(1 << 20)
+        while file.readinto(piece):
+            pass
 
 
 def _row_of(change: Change) -> tuple[object, int]:

@@ -9,7 +9,6 @@ Invariant: what `read` returns is what was stored. A pack that the disk lost or 
 import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32

@@ -20,7 +20,7 @@ from fusecache.model.errors import (
 
 _CREDENTIAL_ERRORS = (AccessDenied, CredentialsMissing)
 _WRITE_AGAIN = "write the file again; `fusecache recover` lists what is left of it"
-_REMOUNT = "free or repair the cache disk, then mount again; closed files are not lost"
+_MEND = "free or repair the cache disk; uploads then go on, and closed files are not lost"
 
 # The first matching class counts.
 _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
@@ -45,9 +45,9 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
         "refused",
         "allow what the bucket forbids, then retry with `fusecache recover --restore ID`; or remove the file",
     ),
-    (NoSpace, "no-space", _REMOUNT),
-    (StateError, "stopped", _REMOUNT),
-    (ReadOnly, "stopped", _REMOUNT),
+    (NoSpace, "no-space", _MEND),
+    (StateError, "stopped", _MEND),
+    (ReadOnly, "stopped", _MEND),
     (LocalDiskError, "local-disk", _WRITE_AGAIN),
     (Damaged, "damaged", _WRITE_AGAIN),
 )

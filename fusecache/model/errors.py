@@ -99,6 +99,10 @@ class LocalDiskError(FusecacheError):
     """The node's own disk failed."""
 
 
+class JournalMapFull(StateError):
+    """The journal needs more address space; it can be given more."""
+
+
 class ListingLost(LocalDiskError):
     """The stored rows of a directory are gone. It must be listed again, or its names requested one by one."""
 

@@ -1,16 +1,20 @@
 """A cache disk that is full, read-only or fails: what the bucket has can be read, and what waits is published later."""
 
+import errno
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fusecache.index.row_file import RETRY_SECONDS
-from tests.s3server import ServerProcess
-from tests.support.daemons import Daemon, some_bytes
+from tests.s3server import Fault, FaultAction, ServerProcess
+from tests.support.daemons import Daemon, some_bytes, wait_until
 from tests.support.disks import Disk, has_disks
 
 pytestmark = [
@@ -51,10 +55,17 @@ def put_objects(server: ServerProcess) -> dict[str, bytes]:
         for folder in range(FOLDERS)
         for number in range(FILES)
     }
-    content |= {f"large/{number:05}": b"x" for number in range(LARGE)}
     for key, data in content.items():
         server.control.put(key, data)
+    server.control.add_many("large/{:05}", LARGE)
     return content
+
+
+def status_of(daemon: Daemon) -> dict[str, Any]:
+    done = daemon.command("status", daemon.path, "--json")
+    assert done.stdout, done.stderr + daemon.log()
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
 
 
 def drop_cached_pages(folder: Path) -> None:
@@ -74,8 +85,7 @@ def test_names_and_bytes_outlive_the_cache_disk(
     """With a full, read-only or failed cache disk, everything in the bucket is listed and read, at a bounded cost."""
     content = put_objects(server)
     daemon = mounted(*flags)
-    files = [key for key in content if not key.startswith("large/")]
-    seen = files[: FILES * 3]
+    seen = list(content)[: FILES * 3]
     assert all((daemon.path / key).read_bytes() == content[key] for key in seen)
     assert len(os.listdir(daemon.path)) == FOLDERS + 1
     os.sync()
@@ -86,8 +96,8 @@ def test_names_and_bytes_outlive_the_cache_disk(
         names = sorted(os.listdir(daemon.path / f"folder-{folder:02}"))
         assert names == [f"file-{number:02}" for number in range(FILES)]
     assert len(os.listdir(daemon.path / "large")) == LARGE
-    assert all((daemon.path / key).stat().st_size == len(content[key]) for key in files)
-    assert all((daemon.path / key).read_bytes() == content[key] for key in files)
+    assert all((daemon.path / key).stat().st_size == len(content[key]) for key in content)
+    assert all((daemon.path / key).read_bytes() == content[key] for key in content)
     for number in range(20):
         assert not (daemon.path / "folder-03" / f"none-{number}").exists()
     asked = len([entry for entry in server.control.log() if entry.operation == "ListObjectsV2"]) - asked
@@ -104,10 +114,72 @@ def test_listings_return_to_a_disk_with_space(
     daemon = mounted("--read-only")
     disk.fill()
     assert len(os.listdir(daemon.path / "large")) == LARGE
-    status = json.loads(daemon.command("status", daemon.path, "--json").stdout)
+    status = status_of(daemon)
     assert status["listings"]["memory_bytes"] > 0
     disk.empty()
     time.sleep(RETRY_SECONDS)
     assert len(os.listdir(daemon.path / "folder-03")) == FILES
-    status = json.loads(daemon.command("status", daemon.path, "--json").stdout)
+    status = status_of(daemon)
     assert status["listings"]["memory_bytes"] == 0
+
+
+def write_all(daemon: Daemon, names: list[str]) -> dict[str, bytes]:
+    """Write and close files; return those whose close gave 0."""
+    closed = {}
+    for name in names:
+        with suppress(OSError):
+            (daemon.path / name).write_bytes(some_bytes(3000, len(closed)))
+            closed[name] = some_bytes(3000, len(closed))
+    return closed
+
+
+def test_publishing_survives_a_full_disk(
+    server: ServerProcess, disk: Disk, mounted: Callable[..., Daemon]
+) -> None:
+    """What was closed is published while the disk is full; without a remount, writing works when it has space."""
+    daemon = mounted()
+    server.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
+    closed = write_all(daemon, [f"before-{number}" for number in range(300)])
+    assert len(closed) == 300
+    disk.fill()
+    closed |= write_all(daemon, [f"during-{number}" for number in range(5)])
+    server.control.clear_faults()
+    assert daemon.sync() == 0
+    assert set(server.control.objects()) >= set(closed)
+    disk.empty()
+    closed |= write_all(daemon, [f"after-{number}" for number in range(100)])
+    assert len(closed) >= 400
+    assert daemon.sync() == 0
+    assert set(server.control.objects()) >= set(closed)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+
+
+def test_a_full_journal_heals_without_a_remount(
+    server: ServerProcess, disk: Disk, mounted: Callable[..., Daemon]
+) -> None:
+    """If even the journal's reserve is gone, writers get ENOSPC, `status` says why, and all of it ends by itself."""
+    daemon = mounted()
+    closed = write_all(daemon, [f"before-{number}" for number in range(50)])
+    data = daemon.cache / "journal" / "data.mdb"
+    with data.open("r+b") as file:  # take the reserve away
+        file.truncate(len(data.read_bytes().rstrip(b"\0")) // 4096 * 4096 + 4096)
+    disk.fill()
+    began = time.monotonic()
+    with pytest.raises(OSError) as refused:
+        for number in range(10_000):
+            (daemon.path / f"folder-{number}").mkdir()
+    assert refused.value.errno == errno.ENOSPC
+    assert time.monotonic() - began < 60
+    status = status_of(daemon)
+    assert status["state"] == "journal-failed"
+    assert "journal" in status["journal_error"]
+    assert "disk is full" in daemon.command("unmount", daemon.path).stderr
+    disk.empty()
+    wait_until(lambda: "written again" in daemon.log(), "the journal")
+    closed |= write_all(daemon, ["after"])
+    assert "after" in closed
+    assert daemon.sync() == 0
+    assert set(server.control.objects()) >= set(closed)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0

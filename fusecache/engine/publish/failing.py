@@ -17,7 +17,7 @@ from fusecache.policy.backoff import Outage
 class FailingChanges:
     """The queued changes whose last request failed in a way that may pass, each with its error.
 
-    outage: the circuit breaker of all publishing requests. stopped: the error that ended publishing, if one did.
+    outage: the circuit breaker of all publishing requests.
     """
 
     def __init__(self, queue: WritebackQueue, schedule: PublishSchedule) -> None:
@@ -25,7 +25,6 @@ class FailingChanges:
         self._schedule = schedule
         self._errors: dict[QueuedChange, FusecacheError] = {}
         self.outage = Outage()
-        self.stopped: FusecacheError | None = None
 
     def __iter__(self) -> Iterator[QueuedChange]:
         return iter(self._errors)
@@ -33,8 +32,6 @@ class FailingChanges:
     @property
     def failure(self) -> FusecacheError | None:
         """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
-        if self.stopped is not None:
-            return self.stopped
         # Throttling alone is no failure: the publisher slows down and goes on, unless the circuit is open.
         is_on = self.outage.is_on
         errors = [each for each in self._errors.values() if is_on or not isinstance(each, Throttled)]
@@ -47,8 +44,6 @@ class FailingChanges:
 
         Only a kind that a person can fix.
         """
-        if self.stopped is not None:
-            return self.stopped
         last = self.outage.last_success
         errors = (error for item, error in self._errors.items() if last < self._schedule.failing_since(item))
         return next((error for error in errors if not isinstance(error, Unavailable)), None)

@@ -241,7 +241,7 @@ class MultipartUploader:
                     part_etags=(),
                     upload_attributes=upload.attributes,
                 )
-                await self._journal.commit(*self._row(version))
+                await self._journal.submit(*self._row(version)).committed()
                 upload.is_known = True
         except FusecacheError as exc:
             self._on_failed(version, upload, exc)

@@ -6,7 +6,6 @@ without a task for each.
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import trio
@@ -21,7 +20,7 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.journal import DropFile, PutFile
-from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, ReadOnly, RemoteError
+from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, RemoteError
 from fusecache.model.objects import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.writeback.multipart import choose_part_bytes, part_extents
@@ -233,8 +232,7 @@ class Preparer:
             return
         self._cache.release_staging(version.reserved)
         version.reserved = 0
-        with suppress(ReadOnly):  # the journal failed: the next mount finds the row, and drops it
-            self._journal.submit_lazily(DropFile(version.record.generation))
+        self._journal.submit_lazily(DropFile(version.record.generation))
 
 
 def is_prepared_or_failed_locally(version: FileVersion) -> bool:

@@ -47,9 +47,7 @@ from fusecache.model.errors import (
     ObjectChanged,
     ObjectMissing,
     PartsRefused,
-    ReadOnly,
     RemoteError,
-    StateError,
 )
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
@@ -69,12 +67,11 @@ _BUSY_CHANGES = 8
 _BUSY_PASS_SECONDS = 0.02
 # Longest pause between two passes while anything is queued: that a file has settled sends no event.
 _POLL_SECONDS = 1.0
-# ObjectMissing: another client removed the object during the request, and the retry looks again.
-_RETRIED = (*TRANSIENT, ObjectMissing)
+# ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
+# of a closed file could not be synced, for lack of space on the disk.
+_RETRIED = (*TRANSIENT, ObjectMissing, NoSpace)
 # Maximum retries after InvalidPart, per file.
 _INVALID_PART_RETRIES = 4
-# The journal cannot be written. Publishing stops: a restarted daemon could not tell what was published.
-_STOPPED = (NoSpace, StateError, ReadOnly)
 
 
 class Publisher:
@@ -157,12 +154,12 @@ class Publisher:
     @property
     def failure(self) -> FusecacheError | None:
         """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
-        return self._failing.failure
+        return self._journal.failure or self._failing.failure
 
     @property
     def blocking_error(self) -> FusecacheError | None:
         """The error that seems to block all publishing: no request has succeeded since it was first seen."""
-        return self._failing.blocking_error
+        return self._journal.failure or self._failing.blocking_error
 
     def wake(self) -> None:
         """Have the loop look at the queue again: there may be more to publish."""
@@ -186,9 +183,8 @@ class Publisher:
             self._schedule.recompute(trio.current_time(), is_draining=self._draining > 0)
 
     async def wait_progress(self) -> None:
-        """Return when a change joins or leaves the queue. Raises what stopped publishing."""
-        if self._failing.stopped is not None:
-            raise self._failing.stopped
+        """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
+        self._journal.check_writable()
         await self._progress.wait()
 
     async def wait_retired(self) -> None:
@@ -241,23 +237,23 @@ class Publisher:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled."""
         task_status.started()
-        try:
-            with unwrap_single_error():
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._retirement.run, name="retire stored files")
-                    await self._dispatch(nursery)
-        except _STOPPED as exc:
-            log.exception(
-                "publishing stopped; pending changes stay in the journal: fix the cache disk, then remount"
-            )
-            self._failing.stopped = exc
-            self._announce()
-            await trio.sleep_forever()
+        with unwrap_single_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._retirement.run, name="retire stored files")
+                await self._dispatch(nursery)
+
+    async def _wait_for_journal(self) -> None:
+        """Publish nothing while the journal cannot be written, and let callers of `wait_progress` know."""
+        while self._journal.failure is not None:
+            with trio.move_on_after(_POLL_SECONDS):
+                await self._journal.wait_healthy()
+            if self._journal.refusal is not None:
+                self._announce()
 
     async def _dispatch(self, nursery: trio.Nursery) -> None:
         while True:
             self._wake = trio.Event()
-            self._journal.check_writable()
+            await self._wait_for_journal()
             now = trio.current_time()
             next_scan = self._prepare_ahead(now)
             while (item := self._next_item(now)) is not None:
@@ -341,8 +337,6 @@ class Publisher:
             await self._attempt(item)
         except _RETRIED as exc:
             self._retry_later(item, exc)
-        except _STOPPED:
-            raise
         except Exception as exc:
             if isinstance(exc, PartsRefused) and self._is_restarted(item, exc):
                 return
@@ -410,7 +404,7 @@ class Publisher:
                 if self._in_flight.light < _BUSY_CHANGES
                 else self._journal.submit_batched
             )
-            await submit(PutFile(item.transition_to(FileState.PUBLISHING))).wait()
+            await submit(PutFile(item.transition_to(FileState.PUBLISHING))).committed()
             version = await self._send(item, self._bucket_writer.publish_file, item.record, item.file.path)
             self._results.stored(item, version)
             return
@@ -423,7 +417,7 @@ class Publisher:
             await self._rejections.defer_behind(item, marker)
             return
         item.in_flight = True
-        await self._journal.wait_committed()  # the row must be on disk before the bucket can change
+        await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
         result = await self._send(item, self._bucket_writer.publish_operation, item.record)
         await self._results.done(item, result)
 

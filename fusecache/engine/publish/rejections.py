@@ -88,7 +88,7 @@ class Rejections:
 
     async def defer_behind(self, removal: Operation, marker: FileVersion) -> None:
         """Defer a removal until something is published under the held marker's name, or the marker is removed."""
-        await self._journal.commit(*self._placement.defer(removal, marker.record.key))
+        await self._journal.submit(*self._placement.defer(removal, marker.record.key)).committed()
 
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
@@ -117,7 +117,7 @@ class Rejections:
         key = item.record.key
         log.warning("conflict, replacing the remote version key=%s conflict=last-wins", key)
         item.transition_to(FileState.SEALED)
-        await self._journal.commit(*self.base_etags.update(key, etag))
+        await self._journal.submit(*self.base_etags.update(key, etag)).committed()
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key first: keep both versions."""
@@ -145,7 +145,7 @@ class Rejections:
                 # Our queued rename must not move the remote version.
                 follower.record = replace(follower.record, source_etag=ANOTHERS)
                 rows.append(row_of(follower))
-            await self._journal.commit(PutFile(record), *rows)
+            await self._journal.submit(PutFile(record), *rows).committed()
             return
         self._record_conflict(item.changed_keys()[-1], "", 0, error)
         await self._abandon(item)
@@ -199,7 +199,7 @@ class Rejections:
             changes.append(dropped_row(item))  # unlinked, but open: its last close disposes of it
         else:
             changes += self._disposal.drop(item)
-        await self._journal.commit(*changes)
+        await self._journal.submit(*changes).committed()
 
     def _drop_renames(self, node: Node, key: str) -> list[Change]:
         """Drop queued renames of rejected content if nothing was published under its name: they would move nothing.
@@ -252,7 +252,7 @@ class Rejections:
         if item.node is not None:
             self._tree.release_local(item.node)
             item.node.verified = float("-inf")
-        await self._journal.commit(*changes)
+        await self._journal.submit(*changes).committed()
 
     def _disarm_rename(self, item: Operation) -> list[Change]:
         """A dropped operation brought nothing to its key: a rename queued behind it must not move what is there."""

@@ -105,4 +105,4 @@ class PublishResults:
             elif result.version is not None:
                 self._lookup.on_removed(result.version)
             self._tree.release_local(node)
-        await self._journal.submit_batched(*changes).wait()
+        await self._journal.submit_batched(*changes).committed()

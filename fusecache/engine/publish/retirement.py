@@ -63,7 +63,6 @@ class Retirement:
         try:
             await self._release(batch)
         except FusecacheError as exc:
-            # The journal failed, which the publisher reports, or a file cannot be removed.
             log.warning("published files stay in staging until the next mount error=%s", exc)
         finally:
             self._pending -= len(batch)
@@ -75,7 +74,7 @@ class Retirement:
         uncacheable: list[StagingFile] = []
         rows: list[DropFile] = []
         for version, published, row in batch:
-            await row.wait()
+            await row.committed()
             if version.node is not None and version.node.version is version:
                 continue  # unlinked, and still open: its last close disposes of it
             if version.node is None:

@@ -3,28 +3,39 @@
 A synced commit costs some milliseconds, however many changes it has. Changes that no caller waits for join the next
 commit that one does. Changes that only requests to the bucket wait for are batched for GATHER_SECONDS.
 
+A failed commit is retried with back-off until it succeeds, with all that was submitted since. Meanwhile the publisher
+waits. Calls of programs wait for ANSWER_SECONDS, then get the error; from then on `check_writable` refuses new ones. A
+call that got the error may still take effect: its change is kept, as memory already shows it.
+
 Invariants:
-1. Changes reach the disk in the order in which they were submitted.
-2. After a failed commit nothing more is journaled, and every submit raises ReadOnly: memory and disk would disagree.
+1. Changes reach the disk in the order in which they were submitted, each once its predecessors are there.
+2. No change is dropped while the daemon runs: memory and disk agree after the next successful commit.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 import trio
 
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.journal import Change, Journal
-from fusecache.model.errors import FusecacheError, ReadOnly
+from fusecache.model.errors import FusecacheError, JournalMapFull, NoSpace, ReadOnly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+log = logging.getLogger(__name__)
 
 # A change that no caller waits for is on disk after this time at the latest.
 LAZY_SECONDS = 0.5
 # Shortest interval between the starts of two commits that only requests to the bucket wait for. It is a tenth of a
 # distant bucket's response time; at 200 small files a second four of them share a commit.
 GATHER_SECONDS = 0.02
+# Calls that wait for a failing commit get an answer after this time. A disk that is full for a moment stays unseen.
+ANSWER_SECONDS = 5.0
+# Pauses between attempts of a failing commit: the first one, doubled up to the longest.
+_RETRY_SECONDS_MIN = 0.1
+_RETRY_SECONDS_MAX = 2.0
 
 
 class JournalWriter:
@@ -41,7 +52,12 @@ class JournalWriter:
         self._wake = trio.Event()
         self._nap = trio.CancelScope()
         self._began = float("-inf")
-        self._failure: FusecacheError | None = None
+        self._failing_since = 0.0
+        # Why the last commit failed; and the error that calls get, once that lasts for ANSWER_SECONDS.
+        self.failure: FusecacheError | None = None
+        self.refusal: FusecacheError | None = None
+        self._healthy = trio.Event()
+        self._healthy.set()
 
     @property
     def highest(self) -> int:
@@ -54,15 +70,16 @@ class JournalWriter:
         return self._highest
 
     def check_writable(self) -> None:
-        """Raise ReadOnly if the journal failed: no write can be acknowledged any more."""
-        if self._failure is not None:
-            raise ReadOnly(
-                f"mount is read-only, the journal could not be written ({self._failure}); fix the cache disk, remount"
-            )
+        """Raise NoSpace or ReadOnly if commits fail for ANSWER_SECONDS: call it before a change in memory."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def wait_healthy(self) -> None:
+        """Return when the last commit succeeded."""
+        await self._healthy.wait()
 
     def submit(self, *changes: Change) -> "CommitTicket":
-        """Queue changes for the next commit, all or none; the ticket's `wait` returns when they are durable."""
-        self.check_writable()
+        """Queue changes for the next commit, all or none; the ticket tells when they are durable."""
         ticket = CommitTicket()
         self._waiting.append((changes, ticket))
         self._is_awaited = True
@@ -71,7 +88,6 @@ class JournalWriter:
 
     def submit_batched(self, *changes: Change) -> "CommitTicket":
         """Queue changes that no process waits for: they are batched, and committed within GATHER_SECONDS."""
-        self.check_writable()
         ticket = CommitTicket()
         self._waiting.append((changes, ticket))
         self._is_awaited = True
@@ -80,7 +96,6 @@ class JournalWriter:
 
     def submit_lazily(self, *changes: Change) -> None:
         """Queue changes that no caller waits for: they join the next commit, within LAZY_SECONDS."""
-        self.check_writable()
         self._waiting.append((changes, CommitTicket()))
         self._nap_until(trio.current_time() + LAZY_SECONDS)
 
@@ -89,13 +104,17 @@ class JournalWriter:
             self._nap.deadline = deadline
 
     async def wait_committed(self) -> None:
-        """Return when all submitted changes, except lazy ones, are on disk. Raises ReadOnly if the journal failed."""
-        self.check_writable()
+        """Return when all submitted changes, except lazy ones, are on disk. Raises what `commit` raises."""
         if self._is_awaited or self._committing:
             await self.commit()
 
+    async def wait_all_committed(self) -> None:
+        """Return when all submitted changes, except lazy ones, are on disk, however long that takes."""
+        if self._is_awaited or self._committing:
+            await self.submit().committed()
+
     async def commit(self, *changes: Change) -> None:
-        """Return when the changes are on disk. Raises what the commit raised."""
+        """Return when the changes are on disk. Raises NoSpace or ReadOnly if that takes more than ANSWER_SECONDS."""
         await self.submit(*changes).wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -107,50 +126,93 @@ class JournalWriter:
                     await self._wake.wait()
                 self._wake = trio.Event()
                 self._nap = trio.CancelScope()
-                await self._commit_batch()
+                await self._commit_with_retries()
         finally:
-            await self._commit_batch()
+            if not await self._commit_batch():
+                log.error("changes are not journaled count=%d error=%s", len(self._waiting), self.failure)
 
-    async def _commit_batch(self) -> None:
+    async def _commit_with_retries(self) -> None:
+        pause = _RETRY_SECONDS_MIN
+        while not await self._commit_batch():
+            await trio.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS_MAX)
+
+    async def _commit_batch(self) -> bool:
+        """Commit all that was submitted, in one transaction; return whether that succeeded."""
         batch, self._waiting = self._waiting, []
         self._is_awaited = False
         if not batch:
-            return
+            return True
         self._began = trio.current_time()
         changes = [change for group, _ in batch for change in group]
+        self._committing = True
         try:
-            if self._failure is not None:  # submitted before the failure was known
-                raise self._failure
-            self._committing = True
             with trio.CancelScope(shield=True):  # a cancelled commit must not lose its batch
-                await self._offload.rows(self.journal.apply, changes)
+                await self._apply(changes)
         except FusecacheError as exc:
-            self._failure = exc
-            for _, ticket in batch:
-                ticket.fail(exc)
-            return
+            self._waiting = batch + self._waiting
+            self._is_awaited = True
+            self._on_failed(exc)
+            return False
         finally:
             self._committing = False
         for _, ticket in batch:
             ticket.succeed()
+        if self.failure is not None:
+            seconds = trio.current_time() - self._failing_since
+            log.warning("the journal is written again failed_seconds=%.1f changes=%d", seconds, len(changes))
+            self.failure = self.refusal = None
+            self._healthy.set()
+        return True
+
+    async def _apply(self, changes: "Sequence[Change]") -> None:
+        if not self.journal.is_open:
+            self.journal.reopen()
+        while True:
+            try:
+                return await self._offload.rows(self.journal.apply, changes)
+            except JournalMapFull:
+                # Here, on the loop: no other thread may use the map while it moves.
+                self.journal.grow()
+
+    def _on_failed(self, error: FusecacheError) -> None:
+        now = trio.current_time()
+        if self.failure is None:
+            self._failing_since = now
+            self._healthy = trio.Event()
+            log.error("the journal cannot be written, retrying error=%s", error)
+        self.failure = error
+        if now < self._failing_since + ANSWER_SECONDS:
+            return
+        kind = NoSpace if isinstance(error, NoSpace) else ReadOnly
+        self.refusal = kind(f"writes are refused until the journal can be written: {error}")
+        for _, ticket in self._waiting:
+            ticket.refuse(self.refusal)
 
 
 class CommitTicket:
-    """Lets a caller wait until its submitted changes are on disk."""
+    """Lets callers wait until its submitted changes are on disk."""
 
     def __init__(self) -> None:
-        self._done = trio.Event()
-        self._failure: FusecacheError | None = None
+        self._committed = trio.Event()
+        self._answered = trio.Event()
+        self._refusal: FusecacheError | None = None
 
     def succeed(self) -> None:
-        self._done.set()
+        self._committed.set()
+        self._answered.set()
 
-    def fail(self, failure: FusecacheError) -> None:
-        self._failure = failure
-        self._done.set()
+    def refuse(self, refusal: FusecacheError) -> None:
+        """Answer callers of `wait` with an error. The changes stay queued."""
+        self._refusal = refusal
+        self._answered.set()
 
     async def wait(self) -> None:
-        """Return when the changes are on disk. Raises what the commit raised."""
-        await self._done.wait()
-        if self._failure is not None:
-            raise self._failure
+        """Return when the changes are on disk. Raises NoSpace or ReadOnly if that takes more than ANSWER_SECONDS."""
+        await self._answered.wait()
+        if not self._committed.is_set() and self._refusal is not None:
+            raise self._refusal
+
+    async def committed(self) -> None:
+        """Return when the changes are on disk, however long that takes."""
+        await self._committed.wait()

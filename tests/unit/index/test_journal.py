@@ -24,7 +24,7 @@ from fusecache.index.journal import (
     PutFile,
     PutOperation,
 )
-from fusecache.model.errors import NoSpace, StateError
+from fusecache.model.errors import JournalMapFull, StateError
 from fusecache.model.records import (
     ConflictRecord,
     FileRecord,
@@ -124,7 +124,7 @@ def test_a_batch_that_does_not_fit_is_not_there_at_all(
     monkeypatch.setattr(journal_module, "MAP_BYTES", 1 << 20)
     with Journal(tmp_path) as journal:
         journal.apply([PutFile(file(1))])
-        with pytest.raises(NoSpace, match="free space"):
+        with pytest.raises(JournalMapFull, match="address space"):
             journal.apply([PutFile(file(number, "x" * 1000)) for number in range(2, 2000)])
         assert journal.files() == [file(1)]
         assert journal.highest_number() == 1
