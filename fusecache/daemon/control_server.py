@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from fusecache.daemon.control_socket import ControlSocket
+from fusecache.daemon.reserving_listener import ReservingListener
 from fusecache.daemon.visitors import Request, Visitors, user_of
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
@@ -87,7 +88,7 @@ class ControlServer:
 
     async def _serve_listener(self, listener: socket.socket, connections: trio.Nursery) -> None:
         """Accept connections until the socket's path is gone. Commands under way go on."""
-        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+        listeners = [ReservingListener(trio.socket.from_stdlib_socket(listener))]
         async with trio.open_nursery() as nursery:
             serve = functools.partial(
                 trio.serve_listeners, self._serve, listeners, handler_nursery=connections

@@ -28,6 +28,7 @@ from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.risks import risk_texts
 from fusecache.daemon.sd_notify import notify
+from fusecache.disk.descriptors import raise_limit
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.file_system import FileSystem
@@ -78,6 +79,7 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     forbid_core_dumps()
     begin_log(options.log_level.upper())
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    log.info("open files limit=%d", raise_limit())
     try:
         return _run(options, ready)
     except FusecacheError as exc:

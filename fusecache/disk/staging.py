@@ -9,13 +9,15 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
 
+from fusecache.disk.descriptors import NO_DESCRIPTORS, DescriptorPool
 from fusecache.disk.native import sync_folder
-from fusecache.model.errors import Damaged, LocalDiskError, NoSpace
+from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, TooManyFiles
 from fusecache.model.objects import GRANULE_BYTES
 
 _CHECK_BYTES = 64 * GRANULE_BYTES
@@ -26,7 +28,7 @@ _DIGEST_BYTES = 16 * GRANULE_BYTES
 class StagingFile:
     """One staging file. Several threads may write concurrently to different ranges.
 
-    After `close`, the next use opens it again. So files that only wait for their upload hold no descriptor.
+    After `close`, or when the pool needs its descriptor, the next use opens it again.
     """
 
     def __init__(
@@ -35,16 +37,17 @@ class StagingFile:
         *,
         create: bool,
         opens: bool = True,
-        open_files: "set[StagingFile] | None" = None,
+        pool: DescriptorPool | None = None,
     ) -> None:
         """Open the file, or create it; creating fails if it exists. Raises NoSpace or LocalDiskError.
 
-        opens: open now; otherwise at the first use. open_files: contains this file while it has a descriptor.
+        opens: open now; otherwise at the first use. pool: bounds the descriptors of all files.
         """
         self._path = os.fspath(path)
         self._lock = threading.Lock()
-        self._open_files = open_files
+        self._pool = pool
         self._opened = -1
+        self._users = 0
         if opens:
             self._open(os.O_CREAT | os.O_EXCL if create else 0)
 
@@ -53,71 +56,91 @@ class StagingFile:
         """The file's path. Built on demand: a start meets many files whose path it does not need."""
         return Path(self._path)
 
-    @property
-    def _fd(self) -> int:
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """Keep the file open during a call."""
         with self._lock:
             if self._opened < 0:
                 self._open(0)
-            return self._opened
+            elif self._pool is not None:
+                self._pool.use(self)
+            self._users += 1
+        try:
+            yield self._opened
+        finally:
+            with self._lock:
+                self._users -= 1
 
     def _open(self, flags: int) -> None:
-        self._opened = _open(self._path, flags)
-        if self._open_files is not None:
-            self._open_files.add(self)
+        try:
+            self._opened = _open(self._path, flags)
+        except TooManyFiles:
+            if self._pool is None:
+                raise
+            self._pool.close_all()
+            self._opened = _open(self._path, flags)
+        if self._pool is not None:
+            self._pool.add(self)
 
     def size(self) -> int:
         """Size of the file, in bytes."""
-        return os.fstat(self._fd).st_size
+        with self._descriptor() as descriptor:
+            return os.fstat(descriptor).st_size
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data`. Raises NoSpace or LocalDiskError."""
         view = memoryview(data)
         try:
-            while view:
-                count = os.pwrite(self._fd, view, offset)
-                view, offset = view[count:], offset + count
+            with self._descriptor() as descriptor:
+                while view:
+                    count = os.pwrite(descriptor, view, offset)
+                    view, offset = view[count:], offset + count
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
         try:
-            return os.pread(self._fd, size, offset)
+            with self._descriptor() as descriptor:
+                return os.pread(descriptor, size, offset)
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
     def read_nowait(self, offset: int, size: int) -> bytes | None:
         """Return bytes from the page cache, or None if the read would wait for the disk."""
         buffer = bytearray(size)
         try:
-            count = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+            with self._descriptor() as descriptor:
+                count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
         except OSError as exc:
             if exc.errno in {errno.EAGAIN, errno.EOPNOTSUPP}:
                 return None
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
         # A short count means the end of the file or of the cached part. `read` tells them apart.
         return bytes(buffer) if count == size else None
 
     def truncate(self, size: int) -> None:
         """Truncate the file, or extend it with zeros."""
         try:
-            os.ftruncate(self._fd, size)
+            with self._descriptor() as descriptor:
+                os.ftruncate(descriptor, size)
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
     def copy_from(self, source: "StagingFile", size: int) -> None:
         """Copy the first `size` bytes of another staging file, sharing blocks where the file system can."""
         offset = 0
         try:
-            while offset < size:
-                count = os.copy_file_range(source._fd, self._fd, size - offset, offset, offset)
-                if count == 0:
-                    raise Damaged(
-                        f"{source.path}: the staging file ends at byte {offset}, {size} bytes were expected"
-                    )
-                offset += count
+            with source._descriptor() as there, self._descriptor() as here:
+                while offset < size:
+                    count = os.copy_file_range(there, here, size - offset, offset, offset)
+                    if count == 0:
+                        raise Damaged(
+                            f"{source.path}: the staging file ends at byte {offset}, {size} bytes were expected"
+                        )
+                    offset += count
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
     def sync(self) -> None:
         """Return when data, size and the folder's entry are on disk."""
@@ -125,14 +148,15 @@ class StagingFile:
         try:
             sync_folder(self.path.parent)
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
     def sync_data(self) -> None:
         """Return when data and size are on disk; the folder's entry may not be."""
         try:
-            os.fdatasync(self._fd)
+            with self._descriptor() as descriptor:
+                os.fdatasync(descriptor)
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
     def checksums(self, offset: int = 0, size: int = 1 << 62) -> bytes:
         """Return xxh3_64 of each granule of [offset, offset + size), in order, 8 bytes little-endian each.
@@ -149,11 +173,25 @@ class StagingFile:
     def close(self) -> None:
         """Close the descriptor; the file stays on disk. No other call may be in progress."""
         with self._lock:
-            if self._opened >= 0:
-                os.close(self._opened)
-                self._opened = -1
-                if self._open_files is not None:
-                    self._open_files.discard(self)
+            self._close()
+
+    def close_if_idle(self) -> bool:
+        """Close the descriptor if no call uses it; return whether it is closed. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._users == 0:
+                self._close()
+            return self._opened < 0
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        if self._opened >= 0:
+            os.close(self._opened)
+            self._opened = -1
+            if self._pool is not None:
+                self._pool.discard(self)
 
     def delete(self) -> None:
         """Close and remove the file."""
@@ -161,27 +199,31 @@ class StagingFile:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as exc:
-            raise _model_error(exc, self.path) from exc
+            raise model_error(exc, self.path) from exc
 
 
-def sync_all(files: Sequence[StagingFile]) -> list[bytes | LocalDiskError]:
+def sync_all(files: Sequence[StagingFile]) -> list[bytes | FusecacheError]:
     """Sync files to the disk, and their folder once for all of them.
 
     Return each file's granule checksums, or the error because of which its bytes are not durable. A full disk is such
-    an error too: the kernel had accepted the bytes, and the file no longer holds what was written.
+    an error too: the kernel had accepted the bytes, and the file no longer holds what was written. After TooManyFiles
+    the sync may be repeated.
     """
-    found: list[bytes | LocalDiskError] = []
+    found: list[bytes | FusecacheError] = []
     for file in files:
         try:
             file.sync_data()
             found.append(file.checksums())
+        except TooManyFiles as exc:
+            found.append(exc)
         except (NoSpace, LocalDiskError) as exc:
             found.append(LocalDiskError(str(exc)))
     try:
         for folder in {file.path.parent for file in files}:
             sync_folder(folder)
     except OSError as exc:
-        return [LocalDiskError(str(_model_error(exc, file.path))) for file in files]
+        error = model_error(exc, files[0].path)
+        return [error if isinstance(error, TooManyFiles) else LocalDiskError(str(error)) for _ in files]
     return found
 
 
@@ -213,7 +255,7 @@ def digests(path: Path, offset: int, size: int) -> tuple[bytes, bytes]:
             sums += _granule_checksums(piece)
             offset += filled
     except OSError as exc:
-        raise _model_error(exc, path) from exc
+        raise model_error(exc, path) from exc
     finally:
         os.close(descriptor)
     return md5.digest(), bytes(sums)
@@ -235,8 +277,7 @@ class StagingDirectory:
     """The folders `staging/`, `orphans/` and `suspect/` of a cache directory; the last two are the quarantine."""
 
     def __init__(self, directory: Path) -> None:
-        # The files that hold a descriptor. Each thread adds and removes its own.
-        self._open_files: set[StagingFile] = set()
+        self._pool = DescriptorPool()
         self._staging = directory / "staging"
         self._folder = str(self._staging)
         self._quarantine = {"orphans": directory / "orphans", "suspect": directory / "suspect"}
@@ -245,22 +286,19 @@ class StagingDirectory:
 
     def close(self) -> None:
         """Close every open file, at the end of the mount. Files stay on disk. No other call may be in progress."""
-        for file in list(self._open_files):
-            file.close()
+        self._pool.close_all()
 
     def create(self, generation: int) -> StagingFile:
         """Create the file of a new version."""
-        return StagingFile(self._path_text(generation), create=True, open_files=self._open_files)
+        return StagingFile(self._path_text(generation), create=True, pool=self._pool)
 
     def open(self, generation: int) -> StagingFile:
         """Open the file of a journaled version. Raises LocalDiskError if it is missing."""
-        return StagingFile(self._path_text(generation), create=False, open_files=self._open_files)
+        return StagingFile(self._path_text(generation), create=False, pool=self._pool)
 
     def known(self, generation: int) -> StagingFile:
         """Return the file of a version that is in `staging/`. It is opened at first use."""
-        return StagingFile(
-            self._path_text(generation), create=False, opens=False, open_files=self._open_files
-        )
+        return StagingFile(self._path_text(generation), create=False, opens=False, pool=self._pool)
 
     def quarantine(self, generation: int, folder: str) -> Path:
         """Move a version's file to the quarantine folder `orphans` or `suspect`; return its new path."""
@@ -282,7 +320,7 @@ class StagingDirectory:
             for folder in (self._staging, source.parent):
                 sync_folder(folder)
         except OSError as exc:
-            raise _model_error(exc, source) from exc
+            raise model_error(exc, source) from exc
         return self.open(generation)
 
     def delete(self, generation: int) -> None:
@@ -296,7 +334,7 @@ class StagingDirectory:
             try:
                 path.unlink(missing_ok=True)
             except OSError as exc:
-                raise _model_error(exc, path) from exc
+                raise model_error(exc, path) from exc
 
     def path_of(self, generation: int) -> Path | None:
         """Return the path of a version's quarantined file, or None."""
@@ -343,10 +381,13 @@ def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     except OSError as exc:
-        raise _model_error(exc, path) from exc
+        raise model_error(exc, path) from exc
 
 
-def _model_error(exc: OSError, path: Path | str) -> NoSpace | LocalDiskError:
+def model_error(exc: OSError, path: Path | str) -> NoSpace | LocalDiskError | TooManyFiles:
+    """Return the model's error for an error of a file."""
+    if exc.errno in NO_DESCRIPTORS:
+        return TooManyFiles.at(path)
     if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
         return NoSpace(f"{path}: the cache disk is full; free space or unmount other caches on it")
     return LocalDiskError(f"{path}: {exc.strerror or exc}")

@@ -23,6 +23,7 @@ ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.Interrupted, errno.EINTR),
     (errors.AcrossDevices, errno.EXDEV),
     (errors.NoSpace, errno.ENOSPC),
+    (errors.TooManyFiles, errno.ENFILE),
     (errors.AccessDenied, errno.EACCES),
     (errors.FusecacheError, errno.EIO),
 )

@@ -157,7 +157,9 @@ class Journal:
         while self._map_bytes < 2 * size:
             self._map_bytes *= 2
         _read_whole(data)
-        self._env = lmdb.open(str(self._directory), map_size=self._map_bytes, max_dbs=8, subdir=True, lock=True)
+        self._env = lmdb.open(
+            str(self._directory), map_size=self._map_bytes, max_dbs=8, subdir=True, lock=True
+        )
         self._files = self._env.open_db(b"files")
         self._operations = self._env.open_db(b"operations")
         self._attributes = self._env.open_db(b"attributes")

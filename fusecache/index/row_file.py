@@ -102,7 +102,9 @@ class RowFile:
             raise LocalDiskError(f"{self._path}: {exc.strerror}; its directory is listed again") from exc
         if len(data) != pack.size or crc32(data) != pack.checksum:
             self._on_refused("written rows are damaged")
-            raise LocalDiskError(f"{self._path}: the disk lost what was written; the directory is listed again")
+            raise LocalDiskError(
+                f"{self._path}: the disk lost what was written; the directory is listed again"
+            )
         return data
 
     def free(self, pack: StoredPack) -> None:

@@ -103,6 +103,17 @@ class JournalMapFull(StateError):
     """The journal needs more address space; it can be given more."""
 
 
+class TooManyFiles(FusecacheError):
+    """The daemon, or the system, has no file descriptor left. Temporary: try again."""
+
+    @classmethod
+    def at(cls, path: object) -> "TooManyFiles":
+        """Return the error for a file that could not be opened."""
+        return cls(
+            f"{path}: no file descriptor is left; retrying. Raise the limit: LimitNOFILE= or ulimit -n"
+        )
+
+
 class ListingLost(LocalDiskError):
     """The stored rows of a directory are gone. It must be listed again, or its names requested one by one."""
 

@@ -147,6 +147,7 @@ def test_publishing_survives_a_full_disk(
     assert daemon.sync() == 0
     assert set(server.control.objects()) >= set(closed)
     disk.empty()
+    wait_until(lambda: write_all(daemon, ["first"]), "space for writes")
     closed |= write_all(daemon, [f"after-{number}" for number in range(100)])
     assert len(closed) >= 400
     assert daemon.sync() == 0
@@ -166,10 +167,14 @@ def test_a_full_journal_heals_without_a_remount(
         file.truncate(len(data.read_bytes().rstrip(b"\0")) // 4096 * 4096 + 4096)
     disk.fill()
     began = time.monotonic()
-    with pytest.raises(OSError) as refused:
-        for number in range(10_000):
+    error = 0
+    for number in range(10_000):
+        try:
             (daemon.path / f"folder-{number}").mkdir()
-    assert refused.value.errno == errno.ENOSPC
+        except OSError as exc:
+            error = exc.errno
+            break
+    assert error == errno.ENOSPC
     assert time.monotonic() - began < 60
     status = status_of(daemon)
     assert status["state"] == "journal-failed"

@@ -11,14 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusecache.model.errors import (
-    AccessDenied,
-    LocalDiskError,
-    ObjectChanged,
-    ObjectMissing,
-    Refused,
-    UploadLost,
-)
+from fusecache.disk.staging import model_error
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, UploadLost
 from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -131,7 +125,7 @@ class BucketWriter:
             with open(path, "rb") as file:
                 return hashlib.file_digest(file, _md5).hexdigest() == there.etag
         except OSError as exc:
-            raise LocalDiskError(f"{path}: {exc.strerror or exc}") from exc
+            raise model_error(exc, path) from exc
 
     def _delete(self, record: OperationRecord) -> PublishResult:
         # DELETE takes no precondition: HEAD first, so that another client's newer object survives.

@@ -20,7 +20,7 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.journal import DropFile, PutFile
-from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, RemoteError
+from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, RemoteError, TooManyFiles
 from fusecache.model.objects import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.writeback.multipart import choose_part_bytes, part_extents
@@ -169,7 +169,7 @@ class Preparer:
                 found = await self._offload.disk(sync_all, [each.file for each, _ in unsynced])
             for (version, prepared), checksums in zip(unsynced, found, strict=True):
                 try:
-                    if isinstance(checksums, LocalDiskError):
+                    if isinstance(checksums, FusecacheError):
                         raise checksums
                     if not prepared.scope.cancel_called:
                         self._on_synced(version, checksums)
@@ -238,11 +238,11 @@ class Preparer:
 def is_prepared_or_failed_locally(version: FileVersion) -> bool:
     """Return whether a file version needs no preparation, or must get no second one.
 
-    A request that failed may be sent again. A local fsync that failed must not be retried: the kernel marks the pages
-    that it lost as clean, and the next fsync succeeds (fsync(2)).
+    A request that failed may be sent again, and a file be opened again once there are descriptors. A local fsync that
+    failed must not be retried: the kernel marks the pages that it lost as clean, and the next fsync succeeds (fsync(2)).
     """
     prepared = version.upload.preparation
-    return prepared is not None and not isinstance(prepared.failure, RemoteError)
+    return prepared is not None and not isinstance(prepared.failure, (RemoteError, TooManyFiles))
 
 
 def _is_small(version: FileVersion) -> bool:

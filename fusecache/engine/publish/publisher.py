@@ -48,6 +48,7 @@ from fusecache.model.errors import (
     ObjectMissing,
     PartsRefused,
     RemoteError,
+    TooManyFiles,
 )
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
@@ -68,8 +69,8 @@ _BUSY_PASS_SECONDS = 0.02
 # Longest pause between two passes while anything is queued: that a file has settled sends no event.
 _POLL_SECONDS = 1.0
 # ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
-# of a closed file could not be synced, for lack of space on the disk.
-_RETRIED = (*TRANSIENT, ObjectMissing, NoSpace)
+# of a closed file could not be synced, for lack of space on the disk. TooManyFiles: it could not be opened.
+_RETRIED = (*TRANSIENT, ObjectMissing, NoSpace, TooManyFiles)
 # Maximum retries after InvalidPart, per file.
 _INVALID_PART_RETRIES = 4
 

@@ -1,13 +1,14 @@
 """The body of a PUT: a slice of a local file as a stream. A large body is never in memory as a whole."""
 
 import base64
+import errno
 import hashlib
 import io
 import os
 from collections.abc import Callable
 from typing import Self
 
-from fusecache.model.errors import LocalDiskError
+from fusecache.model.errors import LocalDiskError, TooManyFiles
 from fusecache.model.objects import MIB
 from fusecache.remote.http.connection_pool import FileRange
 from fusecache.remote.store import FileSlice
@@ -18,7 +19,7 @@ HASH_BYTES = MIB  # hashlib releases the GIL above 2 KiB; a larger piece would n
 class SliceBody:
     """A readable, seekable stream over one slice. It owns a file descriptor: use it in a `with` block.
 
-    Raises LocalDiskError if the file cannot be read or is shorter than the slice.
+    Raises TooManyFiles, and LocalDiskError if the file cannot be read or is shorter than the slice.
     """
 
     def __init__(self, file_slice: FileSlice, on_sent: Callable[[int], None] = lambda _count: None) -> None:
@@ -30,6 +31,8 @@ class SliceBody:
         try:
             self._descriptor = os.open(file_slice.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
+            if exc.errno in {errno.EMFILE, errno.ENFILE}:
+                raise TooManyFiles.at(file_slice.path) from exc
             raise LocalDiskError(f"cannot open the bytes to upload: {exc}") from exc
 
     def __enter__(self) -> Self:

@@ -41,9 +41,7 @@ def conflict(number: int, key: str = "k") -> PutConflict:
     return PutConflict(ConflictRecord(number, key, "", 1, 0.0, "changed"))
 
 
-@pytest.mark.parametrize(
-    ("error", "refusal"), [(NoSpace("full"), NoSpace), (StateError("broken"), ReadOnly)]
-)
+@pytest.mark.parametrize(("error", "refusal"), [(NoSpace("full"), NoSpace), (StateError("broken"), ReadOnly)])
 async def test_failed_changes_are_written_later_in_order(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, error: FusecacheError, refusal: type[Exception]
 ) -> None:
