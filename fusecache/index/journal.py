@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +44,11 @@ MAP_BYTES = 8 << 30
 RESERVE_BYTES = 32 << 20
 # The reserve is topped up when half of it is used. If the disk has no space for it, that is tried again after this.
 _RESERVE_RETRY_SECONDS = 10.0
+# Versions with attributes, about 100 bytes each. Above it, the rows with the oldest modification times go.
+ATTRIBUTES_MAX = 1_000_000
+_ROWS_COMPARED = 16
+_MTIME = 3
+_DIGEST_BYTES = 32
 # A disk with less free space is full.
 _FULL_BYTES = 1 << 20
 # Built once: rows are encoded several times for each file.
@@ -87,6 +93,14 @@ class PutAttributes:
 
 
 @dataclass(frozen=True, slots=True)
+class DropAttributes:
+    """Remove the attributes of a version that the bucket no longer has."""
+
+    key: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
 class PutConflict:
     """Write the row of a conflict."""
 
@@ -122,6 +136,7 @@ Change = (
     | PutOperation
     | DropOperation
     | PutAttributes
+    | DropAttributes
     | PutConflict
     | DropConflict
     | PutAbort
@@ -304,6 +319,10 @@ class Journal:
             case PutAttributes(key, etag, attributes):
                 row = [attributes.mode, attributes.uid, attributes.gid, attributes.mtime_ns]
                 txn.put(_version_key(key, etag), _dump(row), db=self._attributes)
+                if txn.stat(self._attributes)["entries"] > ATTRIBUTES_MAX:
+                    self._drop_old_attributes(txn)
+            case DropAttributes(key, etag):
+                txn.delete(_version_key(key, etag), db=self._attributes)
             case PutConflict(conflict):
                 txn.put(_number_key(conflict.number), _dump(to_row(conflict)), db=self._conflicts)
             case DropConflict(number):
@@ -312,6 +331,15 @@ class Journal:
                 txn.put(_version_key(key, upload_id), _dump([key, upload_id]), db=self._aborts)
             case DropAbort(key, upload_id):
                 txn.delete(_version_key(key, upload_id), db=self._aborts)
+
+    def _drop_old_attributes(self, txn: Any) -> None:
+        """Remove the two oldest of some rows at a random place; keys are digests, so their order is random too."""
+        with txn.cursor(db=self._attributes) as cursor:
+            if not cursor.set_range(os.urandom(_DIGEST_BYTES)):
+                cursor.first()
+            rows = [(json.loads(value)[_MTIME], key) for key, value in islice(cursor, _ROWS_COMPARED)]
+        for _, key in sorted(rows)[:2]:
+            txn.delete(key, db=self._attributes)
 
     def _check_format(self) -> None:
         with self._env.begin(write=True, db=self._meta) as txn:
@@ -365,7 +393,7 @@ def _row_of(change: Change) -> tuple[object, int]:
             return ("operation", operation.sequence), operation.sequence
         case DropOperation(sequence):
             return ("operation", sequence), sequence
-        case PutAttributes(key, etag, _):
+        case PutAttributes(key, etag, _) | DropAttributes(key, etag):
             return (key, etag), 0
         case PutConflict(conflict):
             return ("conflict", conflict.number), conflict.number
@@ -386,7 +414,7 @@ def _number_key(number: int) -> bytes:
 
 def _version_key(key: str, etag: str) -> bytes:
     # LMDB keys are limited to 511 bytes, S3 keys to 1 024.
-    return hashlib.blake2b(f"{etag}\0{key}".encode(), digest_size=32).digest()
+    return hashlib.blake2b(f"{etag}\0{key}".encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def _dump(value: object) -> bytes:

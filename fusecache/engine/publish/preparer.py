@@ -238,8 +238,8 @@ class Preparer:
 def is_prepared_or_failed_locally(version: FileVersion) -> bool:
     """Return whether a file version needs no preparation, or must get no second one.
 
-    A request that failed may be sent again, and a file be opened again once there are descriptors. A local fsync that
-    failed must not be retried: the kernel marks the pages that it lost as clean, and the next fsync succeeds (fsync(2)).
+    A request that failed may be sent again, and a file be opened again. A local fsync that failed must not be retried:
+    the kernel marks the pages that it lost as clean, and the next fsync succeeds (fsync(2)).
     """
     prepared = version.upload.preparation
     return prepared is not None and not isinstance(prepared.failure, (RemoteError, TooManyFiles))

@@ -17,7 +17,7 @@ from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropOperation, PutAttributes, PutFile
+from fusecache.index.journal import Change, DropAttributes, DropOperation, PutAttributes, PutFile
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
@@ -60,6 +60,7 @@ class PublishResults:
         self._listener.on_gone(published.key, record.base_etag)
         changes = [
             PutFile(record),
+            *_dropped_attributes(published.key, record.base_etag),
             PutAttributes(published.key, published.etag, record.attributes),
             *self._base_etags.update(published.key, published.etag),
             *self._disposal.drop_replaced(version),
@@ -97,6 +98,7 @@ class PublishResults:
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
             self._listener.on_gone(record.key, record.source_etag or record.base_etag)
+            changes += _dropped_attributes(record.key, record.source_etag or record.base_etag)
         if node is not None:
             if result.version is not None:
                 node.object = result.version
@@ -106,3 +108,8 @@ class PublishResults:
                 self._lookup.on_removed(result.version)
             self._tree.release_local(node)
         await self._journal.submit_batched(*changes).committed()
+
+
+def _dropped_attributes(key: str, etag: str | None) -> list[Change]:
+    """Return the row that removes the attributes of a version that was replaced or removed."""
+    return [DropAttributes(key, etag)] if etag else []

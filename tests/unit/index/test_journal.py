@@ -14,6 +14,7 @@ import pytest
 from fusecache.index import journal as journal_module
 from fusecache.index.journal import (
     DropAbort,
+    DropAttributes,
     DropConflict,
     DropFile,
     DropOperation,
@@ -175,3 +176,24 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="Move the cache directory aside"):
         Journal(tmp_path)
     assert data.read_bytes() == before
+
+
+def test_attributes_are_bounded_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the bound the rows of the oldest files go, and the newest stay."""
+    monkeypatch.setattr(journal_module, "ATTRIBUTES_MAX", 100)
+    with Journal(tmp_path) as journal:
+        for number in range(2000):
+            attributes = PosixAttributes(0o644, 0, 0, number)
+            journal.apply([PutAttributes(f"key-{number}", "etag", attributes)])
+        kept = [number for number in range(2000) if journal.attributes(f"key-{number}", "etag")]
+    assert len(kept) <= 100
+    assert len([number for number in kept if number >= 1900]) > 50
+
+
+def test_attributes_of_a_replaced_version_go(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.apply([PutAttributes("key", "old", ATTRIBUTES)])
+        journal.apply([DropAttributes("key", "old"), PutAttributes("key", "new", ATTRIBUTES)])
+        assert journal.attributes("key", "old") is None
+        journal.apply([DropAttributes("key", "new"), PutAttributes("key", "new", ATTRIBUTES)])
+        assert journal.attributes("key", "new") == ATTRIBUTES

@@ -249,7 +249,7 @@ def joined_page(number: int) -> bytes:
 def test_a_directory_above_the_bound_is_refused_alone(
     listings: Listings, disk: RefusingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MEMORY_BYTES", 100_000)
+    monkeypatch.setattr(module, "MEMORY_BYTES", len(joined_page(0)) * 3 // 2)
     disk.refuses = True
     listings.put_page(1, 1, page(0), 0, 1000)
     with pytest.raises(LocalDiskError, match="too many names"):
