@@ -7,6 +7,7 @@ import bz2
 import gzip
 import importlib
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from loader.errors import LoaderError, cause_text
@@ -24,6 +25,13 @@ _WHEELS = {
     "snappy": ("snappy", "python-snappy"),
     "zstd": ("zstandard", "zstandard"),
 }
+# Content is decompressed in pieces of this size, so that a frame with too much is noticed.
+_PIECE_BYTES = 4 << 20
+# Above any shard, which has at most 4 GiB.
+_UNLIMITED = 1 << 62
+# Input given to older versions of brotli at once: a few bytes can stand for 16 MiB.
+_BROTLI_BYTES = 64
+_GZIP_WBITS = 31
 _ERRORS = {"br": "error", "snappy": "UncompressError", "zstd": "ZstdError"}
 
 
@@ -74,36 +82,84 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def decompress(family: str, data: bytes, expected_bytes: int = 0) -> bytes:
-    """Return the content of a frame.
+    """Return the content of a frame, or of several in a row.
 
-    expected_bytes: its size, 0 if unknown. It limits the memory that a damaged frame can take, but is not enforced:
-    callers that need exactly this size check it. Raises ValueError, always with a cause, for a damaged frame, and
-    LoaderError if the family's package is not installed.
+    expected_bytes: its size, 0 if unknown. Decompression stops as soon as there is more: a small file can hold a
+    thousand times its size. Callers check whether there is less. Raises ValueError, always with a cause, for a damaged
+    or too large frame, and LoaderError if the family's package is not installed.
     """
     wheel = _wheel(family) if family in _WHEELS else None
     broken = (getattr(wheel, _ERRORS[family]),) if wheel else (OSError, EOFError, zlib.error)
     try:
-        if family == "zstd":
-            return _unpack_zstd(wheel, data)
         if family == "snappy":
             _check_snappy_head(data, expected_bytes)
-        if wheel:
-            return bytes(wheel.decompress(data))
-        return gzip.decompress(data) if family == "gz" else bz2.decompress(data)
+            return bytes(_wheel(family).decompress(data))
+        # One byte more than expected tells that there is more.
+        limit = expected_bytes + 1 if expected_bytes else _UNLIMITED
+        return _limited(family, wheel, data, limit, expected_bytes)
     except (*broken, MemoryError) as problem:
         raise ValueError(cause_text(problem)) from None
 
 
-def _unpack_zstd(wheel: Any, data: bytes) -> bytes:
-    # Not the library's one-call form: it allocates whatever size the frame's header claims.
+def _limited(family: str, wheel: Any, data: bytes, limit: int, expected_bytes: int) -> bytes:
+    if family == "zstd":
+        pieces = _zstd_pieces(wheel, data, limit) if expected_bytes else _zstd_frames(wheel, data)
+    elif family == "br":
+        pieces = _brotli_pieces(wheel, data, limit)
+    else:
+        pieces = _stream_pieces(family, data, limit)
     parts: list[bytes] = []
-    while data:  # some tools write several frames in a row
-        reader = wheel.ZstdDecompressor().decompressobj()
-        parts.append(reader.decompress(data))
-        if not reader.eof:
-            raise ValueError("the frame ends early")
-        data = reader.unused_data
+    count = 0
+    for piece in pieces:
+        parts.append(piece)
+        count += len(piece)
+        if count >= limit:
+            raise ValueError(f"it holds more than the {expected_bytes} bytes that the index declares")
     return b"".join(parts)
+
+
+def _zstd_pieces(wheel: Any, data: bytes, limit: int) -> Iterator[bytes]:
+    # Not the library's one-call form: it allocates whatever size the frame's header claims.
+    with wheel.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
+        while piece := reader.read(min(limit, _PIECE_BYTES)):
+            yield piece
+
+
+def _zstd_frames(wheel: Any, data: bytes) -> Iterator[bytes]:
+    while data:  # some tools write several frames in a row
+        frame = wheel.ZstdDecompressor().decompressobj()
+        yield frame.decompress(data)
+        if not frame.eof:
+            raise ValueError("the frame ends early")
+        data = frame.unused_data
+
+
+def _stream_pieces(family: str, data: bytes, limit: int) -> Iterator[bytes]:
+    """Yield the content of gzip members or bz2 streams."""
+    while data:
+        stream: Any = bz2.BZ2Decompressor() if family == "bz2" else zlib.decompressobj(wbits=_GZIP_WBITS)
+        rest = data
+        while not stream.eof:
+            piece = stream.decompress(rest, min(limit, _PIECE_BYTES))
+            rest = b"" if family == "bz2" else stream.unconsumed_tail
+            if not piece and not rest and not stream.eof:
+                raise ValueError("the frame ends early")
+            yield piece
+        # gzip files may be padded with zeros.
+        data = stream.unused_data.lstrip(b"\0") if family == "gz" else stream.unused_data
+
+
+def _brotli_pieces(wheel: Any, data: bytes, limit: int) -> Iterator[bytes]:
+    reader = wheel.Decompressor()
+    if not hasattr(reader, "can_accept_more_data"):  # before brotli 1.2: a few bytes of input bound the output
+        for start in range(0, len(data), _BROTLI_BYTES):
+            yield reader.process(data[start : start + _BROTLI_BYTES])
+    else:
+        yield reader.process(data, output_buffer_limit=min(limit, _PIECE_BYTES))
+        while not reader.is_finished() and not reader.can_accept_more_data():
+            yield reader.process(b"", output_buffer_limit=min(limit, _PIECE_BYTES))
+    if not reader.is_finished():
+        raise ValueError("the frame ends early")
 
 
 def _check_snappy_head(data: bytes, expected_bytes: int) -> None:

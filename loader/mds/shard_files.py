@@ -328,7 +328,9 @@ class ShardFiles:
     ) -> ShardError:
         """Return the error that names a shard, its bytes [start, stop), the samples and the remedy."""
         first = int(self._index.samples[:shard].sum())
-        ids = [first + min(samples), first + max(samples)] if len(samples) else [first, first]
+        # Not min() and max(): they would walk through all samples that a damaged index claims.
+        ordered = samples if isinstance(samples, range) else sorted(samples)
+        ids = [first + ordered[0], first + ordered[-1]] if len(ordered) else [first, first]
         which = f"sample {ids[0]}" if ids[0] == ids[1] else f"samples {ids[0]} to {ids[1]}"
         return ShardError(
             f"{self.path(shard)} (shard {shard}): bytes {start} to {stop}, {which}: {cause}. {remedy}"
