@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "reference.md"
 
 # What each key of `fusecache status --json` means. A key that is missing here, or is no key any more, fails a test.
 STATUS_KEYS = {
-    "state": "the mount: `ok` or `auth-failed`; with a path: the state of that path",
+    "state": "the mount: `ok`, `auth-failed` or `journal-failed`; with a path: the state of that path",
     "version": "version of the daemon",
     "pid": "process id of the daemon",
     "source": "the bucket and prefix",
@@ -84,6 +84,10 @@ STATUS_KEYS = {
     "cache.buffers": "memory buffers",
     "cache.buffers_in_use": "memory buffers in use",
     "cache.errors": "GETs that failed",
+    "journal_error": 'why writes are refused until the journal can be written; "" if it can',
+    "listings.memory_bytes": "bytes of listings that the cache disk refused, which are in memory",
+    "listings.refused": "writes and reads of listings that the cache disk refused",
+    "listings.dropped": "listings dropped because the cache disk lost them, or for lack of memory",
     "cache.disk_errors": "errors of the cache disk",
     "cache.checksum_failures": "cached blocks that failed their checksum and were fetched again",
     "cache.uncached": "fetches that could not be kept on the disk",

@@ -11,7 +11,7 @@ from fusecache.disk.descriptors import NO_DESCRIPTORS
 class ReservingListener(trio.abc.Listener[trio.SocketStream]):
     """Accepts connections also when the daemon's descriptors are used up: it holds one back for that.
 
-    So `status` can say what is wrong. Meanwhile one connection is served at a time.
+    So `status` can say what is wrong. One connection is served at a time.
     """
 
     def __init__(self, listener: trio.socket.SocketType) -> None:

@@ -195,7 +195,7 @@ class Journal:
             ) from exc
 
     def grow(self) -> None:
-        """Double the address space, after JournalMapFull. No other thread may use the journal meanwhile."""
+        """Double the address space, after JournalMapFull. No other thread may use the journal then."""
         self._map_bytes *= 2
         self._env.set_mapsize(self._map_bytes)
 
@@ -306,7 +306,7 @@ class Journal:
         with self._env.begin() as txn:
             return self._number(txn, b"highest")
 
-    def _apply_one(self, txn: Any, change: Change) -> None:
+    def _apply_one(self, txn: Any, change: Change) -> None:  # noqa: C901  # one case for each kind of row
         match change:
             case PutFile(record):
                 txn.put(_number_key(record.generation), _dump(to_row(record)), db=self._files)

@@ -69,7 +69,7 @@ class Listings:
     """Rows of listings. A call takes 10 to 300 µs.
 
     Reads and `put`, `remove`, `replace` belong to the loop's thread. `put_page` and `drop` may run concurrently in
-    other threads. Reads raise ListingLost, after `on_lost(directory, epoch)` was called.
+    other threads. Reads raise ListingLost, after the call that `watch_lost` asks for.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -87,11 +87,15 @@ class Listings:
         self._dropped = 0
         self._is_warned = False
         self._owner = threading.get_ident()
-        self.on_lost: Callable[[int, int], None] = lambda _directory, _epoch: None
+        self._on_lost: Callable[[int, int], None] = lambda _directory, _epoch: None
 
     def close(self) -> None:
         """Close. The rows are useless from now on."""
         self._file.close()
+
+    def watch_lost(self, call: Callable[[int, int], None]) -> None:
+        """Have `call(directory, epoch)` called before a method raises ListingLost, on the thread that made this."""
+        self._on_lost = call
 
     def statistics(self) -> ListingStatistics:
         """Return what the disk refused."""
@@ -250,7 +254,7 @@ class Listings:
 
     def _lost(self, directory: int, epoch: int) -> ListingLost:
         if threading.get_ident() == self._owner:
-            self.on_lost(directory, epoch)
+            self._on_lost(directory, epoch)
         return ListingLost("the rows of this directory were dropped; it is listed again")
 
     def _late_rows(self, directory: int, epoch: int) -> dict[str, ListedEntry]:

@@ -83,7 +83,7 @@ class RowFile:
             self._on_refused(exc.strerror or str(exc))
             return False
         with self._lock:
-            if pack.data is None:  # freed meanwhile
+            if pack.data is None:  # freed by another thread
                 self._free.setdefault(size, []).append(offset)
                 return True
             pack.checksum, pack.offset, pack.data = crc32(data), offset, None

@@ -151,7 +151,8 @@ def _stream_pieces(family: str, data: bytes, limit: int) -> Iterator[bytes]:
 
 def _brotli_pieces(wheel: Any, data: bytes, limit: int) -> Iterator[bytes]:
     reader = wheel.Decompressor()
-    if not hasattr(reader, "can_accept_more_data"):  # before brotli 1.2: a few bytes of input bound the output
+    if not hasattr(reader, "can_accept_more_data"):
+        # Before brotli 1.2: a few bytes of input bound the output.
         for start in range(0, len(data), _BROTLI_BYTES):
             yield reader.process(data[start : start + _BROTLI_BYTES])
     else:

@@ -106,7 +106,7 @@ class Lister:
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
         self._nursery: trio.Nursery | None = None
-        listings.on_lost = self._on_rows_lost
+        listings.watch_lost(self._on_rows_lost)
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Own the listing tasks and delete discarded rows, until cancelled."""

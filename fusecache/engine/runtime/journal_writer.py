@@ -3,7 +3,7 @@
 A synced commit costs some milliseconds, however many changes it has. Changes that no caller waits for join the next
 commit that one does. Changes that only requests to the bucket wait for are batched for GATHER_SECONDS.
 
-A failed commit is retried with back-off until it succeeds, with all that was submitted since. Meanwhile the publisher
+A failed commit is retried with back-off until it succeeds, with all that was submitted since. Until then the publisher
 waits. Calls of programs wait for ANSWER_SECONDS, then get the error; from then on `check_writable` refuses new ones. A
 call that got the error may still take effect: its change is kept, as memory already shows it.
 

@@ -229,7 +229,7 @@ def test_at_the_bound_the_oldest_listing_is_dropped(
 ) -> None:
     monkeypatch.setattr(module, "MEMORY_BYTES", 150_000)
     lost: list[tuple[int, int]] = []
-    listings.on_lost = lambda directory, epoch: lost.append((directory, epoch))
+    listings.watch_lost(lambda directory, epoch: lost.append((directory, epoch)))
     disk.refuses = True
     for directory in range(1, 10):
         listings.put_page(directory, 1, page(0), 0, 1000)
