@@ -188,3 +188,26 @@ def test_a_full_journal_heals_without_a_remount(
     assert set(server.control.objects()) >= set(closed)
     daemon.signal(signal.SIGTERM)
     assert daemon.wait() == 0
+
+
+@pytest.mark.parametrize("fault", ["make_read_only", "shut_down"])
+def test_writes_to_a_failed_disk_are_refused(
+    server: ServerProcess, disk: Disk, mounted: Callable[..., Daemon], fault: str
+) -> None:
+    """On a failed disk a change gets an error in time, `status` says why, reads go on, and the daemon can end."""
+    server.control.put("there", b"bytes")
+    daemon = mounted()
+    (daemon.path / "folder").mkdir()
+    assert daemon.sync() == 0
+    getattr(disk, fault)()
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"Read-only file system|Input/output error"):
+        (daemon.path / "other").mkdir()
+    assert time.monotonic() - began < 60
+    assert status_of(daemon)["state"] == "journal-failed"
+    with pytest.raises(OSError, match=r"Read-only file system|Input/output error"):
+        (daemon.path / "file").write_bytes(b"1")
+    assert (daemon.path / "there").read_bytes() == b"bytes"
+    assert daemon.is_running()
+    daemon.signal(signal.SIGTERM)
+    daemon.wait()

@@ -65,7 +65,7 @@ class Disk:
         os.close(folder)
 
     def break_device(self) -> None:
-        """Have the device fail each transfer; what the kernel has in memory can be read."""
+        """Lose what the device holds: reads of it fail, and what the kernel has in memory can be read."""
         os.truncate(self._image, 0)
 
     def cut(self, image: Path, mountpoint: Path) -> "Disk":
