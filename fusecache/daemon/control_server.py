@@ -114,7 +114,10 @@ class ControlServer:
 
     def status(self) -> dict[str, Any]:
         """Return the full status as plain values."""
-        status = {**self._facts(), **self._fs.statistics()}
+        return self._with_facts(self._fs.statistics())
+
+    def _with_facts(self, statistics: dict[str, Any]) -> dict[str, Any]:
+        status = {**self._facts(), **statistics}
         # The graver state: nothing can be written, whatever the bucket says.
         return {**status, "state": "journal-failed"} if status["journal_error"] else status
 
@@ -211,7 +214,7 @@ class ControlServer:
 
     async def _status(self, stream: trio.SocketStream, path: str) -> None:
         pending = await self._fs.status.count()
-        status = {**self._facts(), **self._fs.statistics(pending)}
+        status = self._with_facts(self._fs.statistics(pending))
         if path:
             # An unknown name costs a request, and the bucket may not answer: report progress while waiting.
             async with self._reporting(stream, lambda: self._pending(path)):
