@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.config.option_groups import RequestOptions, WritebackOptions
 from fusecache.config.options import MountOptions
 from fusecache.daemon.risks import file_system_of, risk_texts
 from fusecache.remote.endpoints import Endpoint
@@ -12,6 +13,18 @@ TABLE = b"""1 0 8:1 / / rw - ext4 /dev/sda rw
 2 1 0:9 / /mnt/nfs rw - nfs4 server:/x rw
 3 1 0:8 / /dev/shm rw - tmpfs tmpfs rw
 """
+
+
+def _options(*, cache_dir: Path, mountpoint: Path = Path("/m"), read_only: bool = False) -> MountOptions:
+    return MountOptions(
+        source="s3://b",
+        mountpoint=mountpoint,
+        cache_dir=cache_dir,
+        cache_size=1,
+        read_only=read_only,
+        writeback=WritebackOptions(),
+        requests=RequestOptions(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,20 +41,14 @@ TABLE = b"""1 0 8:1 / / rw - ext4 /dev/sda rw
     ],
 )
 def test_http_to_a_public_host_is_warned_of(tmp_path: Path, url: str | None, *, warns: bool) -> None:
-    options = MountOptions(source="s3://b", mountpoint=tmp_path / "m", cache_dir=Path("/proc"), cache_size=1)
+    options = _options(cache_dir=Path("/proc"), mountpoint=tmp_path / "m")
     assert ["is not encrypted" in text for text in risk_texts(options, Endpoint(url))] == [True] * warns
 
 
 def test_cache_in_memory_is_warned_of() -> None:
     """/dev/shm is a tmpfs on every Linux; a mount that writes nothing loses nothing there."""
     for read_only in (False, True):
-        options = MountOptions(
-            source="s3://b",
-            mountpoint=Path("/m"),
-            cache_dir=Path("/dev/shm/not-there"),
-            cache_size=1,
-            read_only=read_only,
-        )
+        options = _options(cache_dir=Path("/dev/shm/not-there"), read_only=read_only)
         texts = risk_texts(options, Endpoint(None))
         assert ["in memory (tmpfs)" in text for text in texts] == [True] * (not read_only)
 
