@@ -83,16 +83,22 @@ def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         print_line(f"not visible in the mount: the key {each['key']!r}: {each['why']}")
     if details["unusable_keys"] > len(details["unusable"]):
         print_line(f"and {count_text(details['unusable_keys'] - len(details['unusable']), 'other key')}")
+    for each in details["unfollowed"]:
+        print_line(f"symlink not followed: {each['path']} -> {each['target']}")
+    links = details["unfollowed_links"]
+    if links > len(details["unfollowed"]):
+        print_line(f"and {count_text(links - len(details['unfollowed']), 'other symlink')}")
     print_line(
         f"{count_text(details['blocks'], 'cached block')}, {size_text(details['bytes'])} read: "
         f"{count_text(details['damaged_files'], 'damaged file')}; "
         f"{count_text(details['keys'], 'key')} listed: {details['unusable_keys']} not visible in the mount"
+        + (f", {count_text(links, 'symlink')} not followed" if links else "")
     )
     return int(_is_bad(details))
 
 
 def _is_bad(details: Mapping[str, Any]) -> bool:
-    return bool(details["damaged_files"] or details["unusable_keys"])
+    return bool(details["damaged_files"] or details["unusable_keys"] or details["unfollowed_links"])
 
 
 def _details(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:

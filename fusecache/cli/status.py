@@ -30,6 +30,8 @@ def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     own = _ask(path, mount, inner)
     if "link_to" not in own.get("there", {}):
         return own
+    if not own["there"].get("link_followed", True):
+        return {**own, "target_error": "the link is not followed (option symlinks)"}
     try:
         target = _ask(path, *resolve_in_mount(path))
     except MountError as exc:

@@ -148,6 +148,13 @@ class MountOptions:
         unit="list",
         default=(),
     )
+    symlinks: str = option(
+        one_of("inside", "all", "none"),
+        "symlinks to follow: inside, only into the mount (a relative target, `..` only at its start); all; none. Other "
+        "links are shown, and fail with EACCES",
+        default="inside",
+        metavar="inside|all|none",
+    )
     writeback: WritebackOptions
     requests: RequestOptions
 

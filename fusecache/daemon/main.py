@@ -365,6 +365,7 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         fsync_is_remote=options.writeback.fsync == "remote",
         local_only=options.writeback.local_only,
         pin=options.pin,
+        symlinks=options.symlinks,
         keys_from=_keys_from(options, options.write_profile or options.profile),
         writes_by_other_keys=options.write_profile is not None,
     )

@@ -30,6 +30,7 @@ from fusecache.engine.events import (
 )
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.paths import Paths
+from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.options import EngineOptions
@@ -52,6 +53,7 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
+from fusecache.policy.symlink_targets import SymlinkRule
 from fusecache.remote.store import Store
 
 
@@ -80,6 +82,7 @@ class Names:
     metadata_client: MetadataClient
     lookup: Lookup
     paths: Paths
+    symlinks: Symlinks
     hints: HintService
 
 
@@ -170,7 +173,7 @@ def build_names(storage: Storage, options: EngineOptions, targets: EventTargets)
     lookup.ttl.immutable = options.immutable
     paths = Paths(tree, lookup, client)
     hints = HintService(tree, lookup, cache, storage.offload, paths.resolve)
-    return Names(tree, queue, client, lookup, paths, hints)
+    return Names(tree, queue, client, lookup, paths, Symlinks(tree, SymlinkRule(options.symlinks)), hints)
 
 
 def build_write_back(
@@ -267,6 +270,7 @@ def build_services(
         conflict_log,
         storage.store,
         names.paths.lookup_path,
+        names.symlinks,
         keys_from=options.keys_from,
     )
     quarantine = targets.quarantine = Quarantine(
@@ -287,7 +291,7 @@ def build_services(
     )
     return Services(
         WarmupRunner(tree, client, cache, resolve),
-        Inspector(tree, client, cache, resolve, InspectorEvents(targets)),
+        Inspector(tree, client, cache, names.symlinks, resolve, InspectorEvents(targets)),
         pinned_objects,
         status,
         Sync(tree, queue, publisher, status),

@@ -52,6 +52,7 @@ class FileSystem:
         self._services = services = build_services(storage, names, write_back, options, pinned, targets)
         self.cache, self.journal = storage.cache, storage.journal
         self.tree, self.queue, self.lookup, self.hints = names.tree, names.queue, names.lookup, names.hints
+        self.symlinks = names.symlinks
         self.file_io, self.close_protocol = write_back.write.file_io, write_back.write.close_protocol
         self.publisher = write_back.publisher
         self.namespace_ops, self.fsync = write_back.namespace_ops, write_back.remote_fsync.fsync

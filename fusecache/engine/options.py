@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.engine.namespace.tree import Ownership
+from fusecache.policy.symlink_targets import SymlinkRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +12,7 @@ class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
     keys_from: where the writer's credentials come from, as for `model/error_text.renewal_text`. writes_by_other_keys:
-    the writer's credentials differ from the reader's.
+    the writer's credentials differ from the reader's. symlinks: the value of a SymlinkRule.
     """
 
     directory: Path
@@ -31,6 +32,7 @@ class EngineOptions:
     snapshot_seconds: float = 60.0
     local_only: tuple[str, ...] = ()
     pin: tuple[str, ...] = ()
+    symlinks: str = SymlinkRule.INSIDE.value
     read_only: bool = False
     keys_from: str = ""
     writes_by_other_keys: bool = False

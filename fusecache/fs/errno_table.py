@@ -25,6 +25,7 @@ ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.NoSpace, errno.ENOSPC),
     (errors.TooManyFiles, errno.ENFILE),
     (errors.AccessDenied, errno.EACCES),
+    (errors.LinkNotFollowed, errno.EACCES),
     (errors.FusecacheError, errno.EIO),
 )
 

@@ -174,8 +174,8 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
-        """Return a symlink's target."""
-        return os.fsencode(self._node(inode).target)
+        """Return the target of a symlink that is followed."""
+        return os.fsencode(self._fs.symlinks.read(self._node(inode)))
 
     @_guarded
     async def mkdir(
@@ -202,11 +202,9 @@ class Operations(pyfuse3.Operations):
             raise InvalidName(f"{target!r}: a symlink's target must be UTF-8") from exc
         if len(target) > _TARGET_BYTES_MAX:
             raise NameTooLong(f"a symlink's target may have {_TARGET_BYTES_MAX} bytes, not {len(target)}")
-        return self._new(
-            await self._fs.namespace_ops.symlink(
-                self._directory(parent_inode), self._new_name(parent_inode, name), text
-            )
-        )
+        parent, new_name = self._directory(parent_inode), self._new_name(parent_inode, name)
+        self._fs.symlinks.check_new(parent, new_name, text)
+        return self._new(await self._fs.namespace_ops.symlink(parent, new_name, text))
 
     @_guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:

@@ -158,6 +158,10 @@ class AcrossDevices(FusecacheError):
     """One of the two names is local-only and the other is published."""
 
 
+class LinkNotFollowed(FusecacheError):
+    """The symlink leads where the mount does not follow: out of it, or anywhere."""
+
+
 class NotPermitted(FusecacheError):
     """The operation is not supported (a hard link, a device node)."""
 

@@ -405,20 +405,21 @@ def test_removing_and_renaming_into_place_is_one_put(mount, bucket: Bucket):
 
 
 @pytest.mark.case(13)
-def test_symlinks_are_kept_relative_absolute_and_dangling(place: Place):
-    place.bucket.put("file", b"bytes")
+def test_symlinks_are_kept_relative_absolute_and_dangling(mount, bucket):
+    bucket.put("dir/file", b"bytes")
     targets = {"relative": "file", "up": "../x/y", "absolute": "/etc/hostname", "dangling": "ünïcode 日"}
+    one, other = mount("--symlinks", "all"), mount("--symlinks", "all")
     for name, target in targets.items():
-        os.symlink(target, place.path / name)
-    assert (place.path / "relative").read_bytes() == b"bytes"
-    place.sync()
-    for root in (place.path, place.second):
-        assert {name: os.readlink(root / name) for name in targets} == targets
-        assert os.lstat(root / "relative").st_size == len("file")
-    assert (place.second / "relative").read_bytes() == b"bytes"
-    assert set(place.bucket.names()) == {"file", *targets}
+        os.symlink(target, one.path / "dir" / name)
+    assert (one.path / "dir" / "relative").read_bytes() == b"bytes"
+    one.sync()
+    for root in (one.path, other.path):
+        assert {name: os.readlink(root / "dir" / name) for name in targets} == targets
+        assert os.lstat(root / "dir" / "relative").st_size == len("file")
+    assert (other.path / "dir" / "relative").read_bytes() == b"bytes"
+    assert set(bucket.names()) == {f"dir/{name}" for name in ("file", *targets)}
     with pytest.raises(FileExistsError):
-        os.symlink("x", place.path / "relative")
+        os.symlink("x", one.path / "dir" / "relative")
 
 
 @pytest.mark.case(13)

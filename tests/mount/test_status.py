@@ -27,7 +27,7 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def test_a_symlink_is_told_itself_and_then_its_target(mount, bucket: Bucket, tmp_path: Path):
-    one: Mount = mount()
+    one: Mount = mount("--symlinks", "all")
     (one.path / "run" / "step-1").mkdir(parents=True)
     (one.path / "run" / "step-1" / "model").write_bytes(b"1")
     best, gone, away = (one.path / "run" / name for name in ("best", "gone", "away"))

@@ -1,4 +1,4 @@
-"""The commands `evict` and `check`: free cached blocks of a path, scrub them, find keys that no path can name."""
+"""The commands `evict` and `check`: free and scrub cached blocks, find unusable keys and links."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -9,12 +9,16 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.maintenance import EvictResult
+from fusecache.engine.namespace.list_page import PAGE_NAMES, file_row, with_metadata
 from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import NotPermitted
+from fusecache.model.metadata import symlink_target
 from fusecache.model.names import is_at_or_below
-from fusecache.model.objects import ObjectId
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.policy.unusable_keys import UnusableKeys
 
 # Names listed in an answer; the rest is only counted.
@@ -34,6 +38,8 @@ class ScrubProgress:
     keys: int = 0
     unusable_keys: int = 0
     unusable: list[dict[str, str]] = field(default_factory=list)
+    unfollowed_links: int = 0
+    unfollowed: list[dict[str, str]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values of bounded size."""
@@ -46,6 +52,8 @@ class ScrubProgress:
             "keys": self.keys,
             "unusable_keys": self.unusable_keys,
             "unusable": list(self.unusable),
+            "unfollowed_links": self.unfollowed_links,
+            "unfollowed": list(self.unfollowed),
         }
 
 
@@ -64,12 +72,14 @@ class Inspector:
         tree: Tree,
         metadata_client: MetadataClient,
         cache: BlockCache,
+        symlinks: Symlinks,
         resolve: Callable[[str], Awaitable[Node]],
         listener: InspectorListener,
     ) -> None:
         self._tree = tree
         self._metadata_client = metadata_client
         self._cache = cache
+        self._symlinks = symlinks
         self._resolve = resolve
         self._listener = listener
         self._checking = False
@@ -111,7 +121,7 @@ class Inspector:
         await self._listener.on_evicted(inodes)
 
     async def check(self, path: str, progress: ScrubProgress) -> None:
-        """Verify the cached blocks at or below a path, then look for keys there that no path can name.
+        """Verify the cached blocks at or below a path. Then look for keys that no path names, and links not followed.
 
         progress: updated while it runs. Raises NotPermitted if another check is running.
         """
@@ -133,27 +143,46 @@ class Inspector:
                     progress.damaged = sorted(damaged)[:NAMED]
             if not progress.blocks:
                 await self._resolve(path)
-            await self._look_for_unusable_keys(key, progress)
+            await self._look_at_keys(key, progress)
         finally:
             self._checking = False
 
-    async def _look_for_unusable_keys(self, key: str, progress: ScrubProgress) -> None:
+    async def _look_at_keys(self, key: str, progress: ScrubProgress) -> None:
         unusable = UnusableKeys()
-        async for listed in self._keys(key):
+        empty: list[ListedEntry] = []
+        async for listed in self._objects(key):
             progress.keys += 1
-            for relative, why in unusable.see(self._tree.relative(listed)):
+            relative_key = self._tree.relative(listed.key)
+            for relative, why in unusable.see(relative_key):
                 progress.unusable_keys += 1
                 if len(progress.unusable) < NAMED:
                     progress.unusable.append({"key": relative, "why": why})
+            # Only a HEAD tells a symlink from an empty file.
+            if not listed.size and not listed.key.endswith("/") and not self._symlinks.follows_all:
+                empty.append(file_row(relative_key, listed))
+            if len(empty) >= PAGE_NAMES:
+                await self._look_at_links(empty, progress)
+                empty = []
+        await self._look_at_links(empty, progress)
 
-    async def _keys(self, key: str) -> AsyncIterator[str]:
+    async def _look_at_links(self, empty: list[ListedEntry], progress: ScrubProgress) -> None:
+        """Report the symlinks among empty objects that are not followed. Rows are named by their path."""
+        prefix = self._tree.key_of_path("")
+        for row in await with_metadata(self._metadata_client, prefix, empty, {}, of_all=False):
+            target = symlink_target(row.metadata)
+            if target and not self._symlinks.follows(prefix + row.name, target):
+                progress.unfollowed_links += 1
+                if len(progress.unfollowed) < NAMED:
+                    progress.unfollowed.append({"path": row.name, "target": target})
+
+    async def _objects(self, key: str) -> AsyncIterator[ObjectInfo]:
         client, prefix = self._metadata_client, key
         if key and not key.endswith("/"):
             # Its own LIST: very many siblings may share the key as a prefix.
             for info in (await client.call(client.store.list_page, key, limit=1)).objects:
                 if info.key == key:
-                    yield key
+                    yield info
             prefix = key + "/"
         async with aclosing(client.list_all(prefix)) as listed:
             async for info in listed:
-                yield info.key
+                yield info

@@ -13,6 +13,7 @@ import trio
 
 from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
+from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.write.parts import WriteParts
@@ -41,7 +42,7 @@ _BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
 class QueueStatus:
     """Reports what is pending, dirty, failing, in conflict and local-only."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each part knows a piece of the status
         self,
         tree: Tree,
         queue: WritebackQueue,
@@ -50,6 +51,7 @@ class QueueStatus:
         conflict_log: ConflictLog,
         store: Store,
         resolve: Callable[[str], Awaitable[Node]],
+        symlinks: Symlinks,
         *,
         keys_from: str = "",
     ) -> None:
@@ -64,6 +66,7 @@ class QueueStatus:
         self._conflict_log = conflict_log
         self._store = store
         self._resolve = resolve
+        self._symlinks = symlinks
         self._rate = RateMeter()
         self._sampled, self._sent = float("-inf"), 0
         self._counted = Pending()
@@ -202,7 +205,9 @@ class QueueStatus:
         state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
             state = "error:no-space"  # a write failed with ENOSPC, and nothing else has that name
-        link = {"link_to": node.target} if node is not None and node.kind is Kind.SYMLINK else {}
+        link: dict[str, Any] = {}
+        if node is not None and node.kind is Kind.SYMLINK:
+            link = {"link_to": node.target, "link_followed": self._symlinks.follows(key, node.target)}
         return {
             "path": path,
             "state": state,

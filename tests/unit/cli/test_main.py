@@ -498,6 +498,8 @@ CHECK: Row = {
     "keys": 9,
     "unusable_keys": 0,
     "unusable": [],
+    "unfollowed_links": 0,
+    "unfollowed": [],
 }
 
 
@@ -507,6 +509,7 @@ CHECK: Row = {
         ({}, 0, "7 cached blocks, 7.0 MiB read: 0 damaged files; 9 keys listed: 0 not visible in the mount"),
         ({"damaged_files": 2, "damaged": ["run/a"]}, 1, "and 1 other file"),
         ({"unusable_keys": 1, "unusable": [{"key": "a//b", "why": "so"}]}, 1, "the key 'a//b': so"),
+        ({"unfollowed_links": 2, "unfollowed": [{"path": "a", "target": "/x"}]}, 1, "and 1 other symlink"),
     ],
 )
 def test_check_ends_with_1_if_it_found_something(
