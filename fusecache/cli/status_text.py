@@ -15,13 +15,13 @@ from fusecache.model.format_text import (
 )
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
-# Cloudflare R2's prices in dollars per million requests of class A and class B.
-CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
 # Most files, jobs or conflicts that a group lists; --json has more.
 _MAX_LINES = 5
 _SILENT_SECONDS = 90.0
 # A healthy bucket answers a read faster than this.
 _LONG_WAIT_SECONDS = 5.0
+# From a shorter measurement, the start of a job would count as its rate.
+_RATE_SECONDS = 60.0
 _VERBS = {
     "gets": "GET",
     "lists": "LIST",
@@ -183,12 +183,18 @@ def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator
             f"first byte of a GET: p50 {seconds_text(cache['first_byte_p50_seconds'])}, "
             f"p99 {seconds_text(cache['first_byte_p99_seconds'])}",
         )
-    dollars = (requests["class_a"] * CLASS_A_DOLLARS + requests["class_b"] * CLASS_B_DOLLARS) / 1e6
     yield (
         "",
         f"class A {requests['class_a']}, class B {requests['class_b']}: "
-        f"about ${dollars:.4f} at R2's prices, before its free tier",
+        f"about ${requests['dollars']:.4f} at R2's prices, before its free tier",
     )
+    if requests["rate_seconds"] >= _RATE_SECONDS:
+        yield (
+            "",
+            f"a day at the rate of the last {seconds_text(requests['rate_seconds'])}: "
+            f"class A {requests['class_a_per_day']}, class B {requests['class_b_per_day']}: "
+            f"about ${requests['dollars_per_day']:.2f}",
+        )
 
 
 def _uploads(status: Mapping[str, Any]) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.remote_fsync import RemoteFsync
+from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Sync
 from fusecache.engine.events import (
@@ -110,6 +111,7 @@ class Services:
     inspector: Inspector
     pinned: PinnedObjects
     status: QueueStatus
+    costs: RequestCosts
     sync: Sync
     quarantine: Quarantine
     replay: JournalReplay
@@ -294,6 +296,7 @@ def build_services(
         Inspector(tree, client, cache, names.symlinks, resolve, InspectorEvents(targets)),
         pinned_objects,
         status,
+        RequestCosts(storage.store),
         Sync(tree, queue, publisher, status),
         quarantine,
         JournalReplay(storage.journal_rows, storage.staging, storage.boot_id, queue.is_commit_marker),

@@ -107,6 +107,7 @@ class FileSystem:
         await nursery.start(write_back.snapshots.run, name="snapshots")
         await nursery.start(services.pinned.run, name="pins")
         await nursery.start(services.status.run, name="status")
+        await nursery.start(services.costs.run, name="costs")
 
     def _check_publishable(self) -> None:
         """Raise StateError if changes are pending and this read-only mount may not upload them."""
@@ -164,7 +165,7 @@ class FileSystem:
             "journal_error": str(self.journal.refusal or ""),
             "listings": asdict(self._storage.listings.statistics()),
             "cache": cache,
-            "requests": {**asdict(requests), "class_a": requests.class_a, "class_b": requests.class_b},
+            "requests": {**asdict(requests), **self._services.costs.statistics()},
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),
             "closes_waiting": self._write_back.backpressure.facts(self.tree.path),

@@ -4,6 +4,9 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
+# Cloudflare R2's prices in dollars per million requests, before its free tier.
+CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
+
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
@@ -30,13 +33,18 @@ class StoreStatistics:
 
     @property
     def class_a(self) -> int:
-        """Requests that R2 bills as class A ($4.50 a million)."""
+        """Requests that R2 bills as class A."""
         return self.lists + self.puts + self.creates + self.parts + self.completes + self.copies
 
     @property
     def class_b(self) -> int:
-        """Requests that R2 bills as class B ($0.36 a million)."""
+        """Requests that R2 bills as class B."""
         return self.heads + self.gets
+
+    @property
+    def dollars(self) -> float:
+        """Their cost at R2's prices."""
+        return (self.class_a * CLASS_A_DOLLARS + self.class_b * CLASS_B_DOLLARS) / 1e6
 
     def __add__(self, other: "StoreStatistics") -> "StoreStatistics":
         """Return the sums, field by field."""

@@ -227,6 +227,13 @@ CACHE = {
     "first_byte_p50_seconds": 0.040,
     "first_byte_p99_seconds": 0.081,
 }
+COSTS: Row = {
+    "dollars": 0.000013,
+    "class_a_per_day": 172_800,
+    "class_b_per_day": 1_000,
+    "dollars_per_day": 0.77796,
+    "rate_seconds": 300.4,
+}
 STATUS: Row = {
     "version": "1.0",
     "pid": 7,
@@ -236,7 +243,7 @@ STATUS: Row = {
     "uptime_seconds": 60.0,
     "pending_files": 0,
     "cache": CACHE,
-    "requests": {"gets": 12, "lists": 2, "heads": 0, "class_a": 2, "class_b": 12},
+    "requests": {"gets": 12, "lists": 2, "heads": 0, "class_a": 2, "class_b": 12, **COSTS},
     "warming": [],
 }
 
@@ -262,8 +269,15 @@ def test_status_for_people_is_short_and_in_groups() -> None:
         "requests    GET 12, LIST 2",
         "            first byte of a GET: p50 40 ms, p99 81 ms",
         "            class A 2, class B 12: about $0.0000 at R2's prices, before its free tier",
+        "            a day at the rate of the last 5 min: class A 172800, class B 1000: about $0.78",
         "uploads     none pending",
     ]
+
+
+def test_status_shows_no_daily_cost_before_a_minute() -> None:
+    requests = {**STATUS["requests"], "rate_seconds": 59.0}
+    assert "a day at the rate" in status_view(STATUS)
+    assert "a day at the rate" not in status_view({**STATUS, "requests": requests})
 
 
 def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are_any() -> None:
@@ -292,7 +306,7 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
             "kernel": {"applied": [], "refused": ["read_ahead_kb=1024 (Permission denied)"]},
         }
     ).splitlines()
-    assert [line.split("  ", 1)[1].strip() for line in shown[10:]] == [
+    assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
         "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
         "of these 2 files, 4.0 MiB in flight, the oldest request for 3.2 s",
         "1.0 MiB/s, about 4.0 s left",

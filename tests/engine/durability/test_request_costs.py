@@ -1,0 +1,35 @@
+"""What `status` says of the cost of requests."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fusecache.engine.durability.request_costs import WINDOW_SECONDS
+from tests.support.node import Bucket, running_node
+
+DAY_SECONDS = 86_400
+
+
+async def test_daily_cost_follows_the_last_minutes(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """A job that polls a name twice a second, then ends."""
+    async with running_node(bucket, cache) as user:
+        await user.mkdir("run")
+        await user.write("run/log", b"1")
+        assert await user.drained() == "durable"
+        start = user.fs.statistics()["requests"]
+        for _ in range(2 * 1000):
+            await user.fs.resolve("run/log")
+            await trio.sleep(0.5)
+        polled = user.fs.statistics()["requests"]
+        steady = (polled["class_a"] - start["class_a"]) / 1000 * DAY_SECONDS
+        assert steady > 0
+        assert polled["class_a_per_day"] == pytest.approx(steady, rel=0.05)
+        assert polled["dollars_per_day"] == pytest.approx(steady * 4.5e-6, rel=0.05)
+        assert polled["rate_seconds"] == pytest.approx(WINDOW_SECONDS, abs=5)
+        await trio.sleep(WINDOW_SECONDS + 10)
+        assert user.fs.statistics()["requests"]["dollars_per_day"] == 0
+        assert user.fs.statistics()["requests"]["dollars"] >= polled["dollars"] > 0
