@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import cache_commands
+from fusecache.cli import cache_commands, uploads
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.status import status
@@ -150,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_cache_commands(commands)
     _add_recover(commands)
+    _add_uploads(commands)
 
     version = _add(commands, "version", "print the version")
     version.set_defaults(run=_version, parser=version)
@@ -236,6 +237,40 @@ def _add_recover(commands: Any) -> None:
     recover.add_argument("--yes", action="store_true", help="confirm --delete")
     recover.add_argument("--json", action="store_true", help="print the list as JSON")
     recover.set_defaults(run=_recover, parser=recover)
+
+
+def _add_uploads(commands: Any) -> None:
+    parser = _add(commands, "uploads", "list multipart uploads that were never finished; abort old ones")
+    parser.add_argument("place", metavar="SOURCE|MOUNT", help="s3://BUCKET[/PREFIX], or a path in a mount")
+    parser.add_argument(
+        "--abort",
+        action="store_true",
+        help="abort uploads that are old enough, and that no mount of this node needs; needs --yes",
+    )
+    parser.add_argument("--yes", action="store_true", help="confirm --abort")
+    parser.add_argument(
+        "--older-than", type=_upload_age, default=86400.0, metavar="DURATION",
+        help="age from which an upload is old, at least 1h [1d]",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    for flag, text in (
+        ("--endpoint-url", "URL of the S3 endpoint"),
+        ("--region", "region of the bucket"),
+        ("--profile", "profile in ~/.aws with the credentials"),
+        ("--credentials-file", "file with the keys"),
+    ):
+        kind = Path if flag == "--credentials-file" else str
+        parser.add_argument(
+            flag, type=kind, metavar=flag.rsplit("-", 1)[-1].upper(), help=f"for SOURCE: {text}"
+        )
+    parser.set_defaults(run=uploads.uploads, parser=parser)
+
+
+def _upload_age(text: str) -> float:
+    try:
+        return Duration(uploads.SHORTEST_SECONDS)(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:

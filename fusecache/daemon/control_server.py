@@ -182,6 +182,13 @@ class ControlServer:
                 await self._evict(stream, paths)
             case "check":
                 await self._check(stream, paths[0])
+            case "uploads":
+                await self._uploads(stream, paths[0], request)
+            case "uploads-in-use":
+                used = await self._fs.uploads.in_use()
+                await self._send(
+                    stream, {**_done("ok"), "upload_ids": list(used.upload_ids), "keys": list(used.keys)}
+                )
             case "recover":
                 await self._send(stream, {**_done("ok"), "recover": await self._fs.quarantine.listing()})
             case "bring-back" | "delete" if self._fs.options.read_only:
@@ -265,6 +272,12 @@ class ControlServer:
         async with self._reporting(stream, _as_async(lambda: {"check": check.as_dict()})):
             await self._fs.inspector.check(path, check)
         await self._send(stream, {**_done("ok"), "check": check.as_dict()})
+
+    async def _uploads(self, stream: trio.SocketStream, path: str, request: dict[str, Any]) -> None:
+        older_than_seconds, aborts = float(request["older_than_seconds"]), bool(request.get("abort"))
+        async with self._reporting(stream, _as_async(dict)):
+            survey = await self._fs.uploads.survey(path, older_than_seconds, aborts=aborts)
+        await self._send(stream, {**_done("ok"), "uploads": survey.as_dict()})
 
     @asynccontextmanager
     async def _reporting(

@@ -12,6 +12,7 @@ from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
+from fusecache.engine.admin.uploads import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.remote_fsync import RemoteFsync
@@ -109,6 +110,7 @@ class Services:
 
     warmup: WarmupRunner
     inspector: Inspector
+    uploads: UploadAdmin
     pinned: PinnedObjects
     status: QueueStatus
     costs: RequestCosts
@@ -294,6 +296,7 @@ def build_services(
     return Services(
         WarmupRunner(tree, client, cache, resolve),
         Inspector(tree, client, cache, names.symlinks, resolve, InspectorEvents(targets)),
+        UploadAdmin(tree, client, storage.journal_rows),
         pinned_objects,
         status,
         RequestCosts(storage.store),

@@ -57,6 +57,7 @@ class FileSystem:
         self.publisher = write_back.publisher
         self.namespace_ops, self.fsync = write_back.namespace_ops, write_back.remote_fsync.fsync
         self.warmup, self.inspector = services.warmup, services.inspector
+        self.uploads = services.uploads
         self.status, self.quarantine = services.status, services.quarantine
         self.replayed = ReplayResult()
         self._started = trio.current_time()

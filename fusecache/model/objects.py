@@ -62,3 +62,12 @@ class ObjectInfo:
     def object_id(self) -> ObjectId:
         """The identity of this version."""
         return ObjectId(self.key, self.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """A multipart upload that was neither completed nor aborted. begun: in seconds since 1970."""
+
+    key: str
+    upload_id: str
+    begun: float

@@ -33,13 +33,14 @@ class TableEntry:
     """A fusecache mount as the kernel has it. point: where it is mounted; device: the same for all its bind mounts.
 
     root: the directory of the mount that shows at `point`, "" for all of it. owner: the user id of its daemon; None if
-    the kernel does not say.
+    the kernel does not say. source: what is mounted, as `fusecache mount` was given it.
     """
 
     point: str
     device: str
     root: str
     owner: int | None
+    source: str = ""
 
 
 def our_entries(mount_table: Path = TABLE) -> list[TableEntry]:
@@ -57,6 +58,7 @@ def _entry(fields: list[bytes], rest: bytes) -> TableEntry:
         fields[2].decode(),
         _unescaped(fields[3]).strip("/"),
         None if owner is None else int(owner[1]),
+        _unescaped(rest.split(b" ")[1]) if b" " in rest else "",
     )
 
 

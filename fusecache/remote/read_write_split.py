@@ -27,7 +27,15 @@ from fusecache.model.errors import (
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.refused_keys import RefusedKeys
 from fusecache.remote.statistics import StoreStatistics
-from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage, Store
+from fusecache.remote.store import (
+    Condition,
+    ConditionalWrites,
+    FileSlice,
+    Interruption,
+    ListPage,
+    Store,
+    UploadPage,
+)
 
 T = TypeVar("T")
 
@@ -222,6 +230,10 @@ class ReadWriteSplit:
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Abort a multipart upload through the writer."""
         self._ask_writer(key, lambda store: store.abort_multipart(key, upload_id))
+
+    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
+        """Return one page of unfinished uploads from the writer, else from the first reader."""
+        return (self._writer or self._readers[0]).list_uploads(prefix, token=token)
 
     def copy(
         self,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fusecache.model.objects import Extent, ObjectId, ObjectInfo
+from fusecache.model.objects import Extent, ObjectId, ObjectInfo, UnfinishedUpload
 from fusecache.remote.statistics import StoreStatistics
 
 
@@ -46,6 +46,14 @@ class ListPage:
 
     objects: tuple[ObjectInfo, ...]
     prefixes: tuple[str, ...]
+    next_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPage:
+    """One page of unfinished multipart uploads, in key order."""
+
+    uploads: tuple[UnfinishedUpload, ...]
     next_token: str | None
 
 
@@ -166,6 +174,10 @@ class Store(Protocol):
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Drop an upload and its parts. An unknown upload is success."""
+        ...
+
+    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
+        """Return one page of the unfinished uploads whose keys start with `prefix`."""
         ...
 
     def copy(

@@ -277,6 +277,17 @@ def test_an_unknown_part_is_refused(subject: Subject, body: MakeBody) -> None:
     assert names(subject) == []
 
 
+def test_unfinished_uploads_are_listed_by_prefix(subject: Subject, body: MakeBody) -> None:
+    before = time.time()
+    key, upload_id, _ = upload(subject, body, "große +1%2B", b"x")
+    page = subject.store.list_uploads(key)
+    assert [(each.key, each.upload_id) for each in page.uploads] == [(key, upload_id)]
+    assert before - 60 <= page.uploads[0].begun <= time.time() + 60
+    assert page.next_token is None
+    subject.store.abort_multipart(key, upload_id)
+    assert subject.store.list_uploads(subject.prefix).uploads == ()
+
+
 def test_an_aborted_upload_is_lost_and_aborting_it_again_is_success(subject: Subject, body: MakeBody) -> None:
     key, upload_id, etags = upload(subject, body, "big", b"x")
     subject.store.abort_multipart(key, upload_id)

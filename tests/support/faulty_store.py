@@ -9,7 +9,7 @@ from typing import TypeVar
 from fusecache.model.errors import RemoteError
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.statistics import StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store, UploadPage
 
 T = TypeVar("T")
 
@@ -145,6 +145,10 @@ class FaultyStore:
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """See `Store`."""
         return self._pass("abort_multipart", key, lambda: self._inner.abort_multipart(key, upload_id))
+
+    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
+        """See `Store`."""
+        return self._pass("list_uploads", prefix, lambda: self._inner.list_uploads(prefix, token=token))
 
     def copy(
         self,

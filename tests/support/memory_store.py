@@ -21,12 +21,12 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
-from fusecache.model.objects import KIB, MIB, Extent, ObjectId, ObjectInfo
+from fusecache.model.objects import KIB, MIB, Extent, ObjectId, ObjectInfo, UnfinishedUpload
 from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.protocol.headers import multipart_etag
 from fusecache.remote.protocol.user_metadata import encode_metadata
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, UploadPage
 
 PIECE_BYTES = 256 * KIB
 METADATA_BYTES = 8192
@@ -43,6 +43,7 @@ class _Object:
 class _Upload:
     key: str
     metadata: dict[str, str]
+    begun: float
     parts: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -175,7 +176,7 @@ class MemoryStore:
         with self._request("creates"):
             _check_names(key, metadata)
             upload_id = uuid.uuid4().hex
-            self._uploads[upload_id] = _Upload(_normal(key), dict(metadata))
+            self._uploads[upload_id] = _Upload(_normal(key), dict(metadata), self._now())
             return upload_id
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
@@ -211,6 +212,16 @@ class MemoryStore:
         """Drop an upload and its parts. An unknown upload is success."""
         with self._request("aborts"):
             self._uploads.pop(upload_id, None)
+
+    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
+        """Return all unfinished uploads whose keys start with `prefix`, in one page."""
+        with self._request("lists"):
+            found = [
+                UnfinishedUpload(upload.key, upload_id, upload.begun)
+                for upload_id, upload in self._uploads.items()
+                if upload.key.startswith(_normal(prefix))
+            ]
+        return UploadPage(tuple(sorted(found, key=lambda each: (each.key, each.upload_id))), None)
 
     def copy(
         self,

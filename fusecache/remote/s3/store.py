@@ -49,8 +49,9 @@ from fusecache.remote.request_settings import RequestSettings
 from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
 from fusecache.remote.s3.copy import CopyRequests
 from fusecache.remote.s3.errors import RequestNames
+from fusecache.remote.s3.uploads import list_uploads
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage
+from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage, UploadPage
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -260,6 +261,11 @@ class S3Store:
         with suppress(UploadLost), self._request_names.named("ABORT UPLOAD", key, "aborts"):
             access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
             access.set_up_direct_http(key)
+
+    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
+        """Return one page of the unfinished uploads whose keys start with `prefix`."""
+        with self._request_names.named("LIST UPLOADS", prefix, "lists"):
+            return list_uploads(self._client, self._bucket, prefix, token)
 
     def copy(
         self,
