@@ -132,6 +132,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "fsync": "remote",
         "local_only": "tmp/",
         "pin": "last/,*.ckpt",
+        "symlinks": "none",
     }
     assert set(texts) == set(FIELDS)
     from_file = load(file="\n".join(f'{name} = "{text}"' for name, text in texts.items()), folder=tmp_path)
