@@ -88,7 +88,7 @@ def _in_use_here(source: str, *, is_needed: bool) -> list[tuple[list[str], list[
     bucket = source.removeprefix("s3://").partition("/")[0]
     found = []
     for entry in our_entries():
-        if entry.root or entry.source.removeprefix("s3://").partition("/")[0] != bucket:
+        if entry.source.removeprefix("s3://").partition("/")[0] != bucket:
             continue
         try:
             mount, _ = resolve_in_mount(entry.point)
