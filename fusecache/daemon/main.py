@@ -51,6 +51,7 @@ from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly, RemoteError
+from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.endpoints import choose_endpoint
@@ -244,7 +245,7 @@ class _Daemon:
         self._mount(operations)
         nursery.start_soon(self._serve, name="fuse")
         await self._announce(filesystem, contact)
-        nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem), name="status")
+        nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
     async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
         """Answer waiting calls, drain the queue, and abandon the requests that no caller needs any more."""
@@ -311,12 +312,14 @@ class _Daemon:
         )
         self._ready("; ".join(filter(None, (found, *warnings))))
 
-    async def _report(self, filesystem: FileSystem) -> None:
+    async def _report(self, filesystem: FileSystem, server: ControlServer) -> None:
         while True:
             await trio.sleep(STATUS_SECONDS)
             if not self._is_announced:
                 self._is_announced = notify(READY=1, MAINPID=os.getpid())
-            notify(STATUS=filesystem.status.line(filesystem.pending()))
+            status = server.status()
+            verdict = f"{verdict_line(status)}; " if status["reasons"] else ""
+            notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))
 
     def _abandon(self) -> None:
         """Make the shutdown leave pending uploads to the next mount."""
