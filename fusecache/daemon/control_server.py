@@ -165,8 +165,7 @@ class ControlServer:
                 case "sync":
                     await self._wait(stream, path, timeout)
                 case "drain":
-                    with self._fs.publisher.draining():
-                        await self._wait(stream, "", timeout, drains=True)
+                    await self._wait(stream, "", timeout, drains=True)
                 case "abandon" | "carry-on":
                     (self._on_abandon if command == "abandon" else self._on_resume)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
@@ -237,7 +236,10 @@ class ControlServer:
         if path and not drains and not (await self._fs.status.count(path)).files:
             await self._fs.lookup_path(path)  # raises for a mistyped name, which must not count as durable
         async with self._reporting(stream, lambda: self._pending(path)):
-            ended = await self._fs.wait_durable(path, seconds)
+            if drains:
+                ended = await self._fs.drain(seconds, until_empty=False)
+            else:
+                ended = await self._fs.wait_durable(path, seconds)
         result = "durable" if drains and ended.result == "conflict" else ended.result
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
 

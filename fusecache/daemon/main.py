@@ -38,6 +38,7 @@ from fusecache.daemon.sd_notify import notify
 from fusecache.disk.descriptors import raise_limit
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
+from fusecache.engine.durability.drain import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
@@ -132,6 +133,7 @@ class _Daemon:
         self._mounted = False
         self._is_announced = False
         self._abandoned = False
+        self._is_stalled = False
         self._signals = 0
         self._signal = trio.Event()
         self._facts: dict[str, Any] = {}
@@ -330,7 +332,7 @@ class _Daemon:
         self._abandoned = False
 
     def _must_stop_now(self) -> bool:
-        return self._abandoned or self._signals > 1
+        return self._abandoned or self._is_stalled or self._signals > 1
 
     async def _drain(self, filesystem: FileSystem) -> None:
         """Publish pending changes and report progress; a second signal leaves the rest to the next mount."""
@@ -350,13 +352,16 @@ class _Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._supervisor.run, "drain-report", report, name="drain-report")
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
-            with filesystem.publisher.draining():
-                # A loop, because programs can still close files: the mount answers until the end.
-                try:
-                    while len(filesystem.queue):
-                        await filesystem.wait_durable("", None)
-                except (NoSpace, ReadOnly) as exc:
-                    log.error("pending changes are left to the next mount error=%s", exc)
+            try:
+                # Until the queue is empty, because programs can still close files: the mount answers until the end.
+                ended = await filesystem.drain(until_empty=True)
+            except (NoSpace, ReadOnly) as exc:
+                log.error("pending changes are left to the next mount error=%s", exc)
+            else:
+                if ended.result == STALLED:
+                    self._is_stalled = True
+                    log.warning("the drain ends: %s", ended.message)
+                    notify(STATUS=ended.message)
             nursery.cancel_scope.cancel()
 
     def _report_pending(self, filesystem: FileSystem) -> int:
@@ -414,6 +419,7 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         posix_metadata=options.posix_metadata,
         temp_names=options.writeback.temp_names,
         order_last=options.writeback.order_last,
+        drain_seconds=options.writeback.drain_timeout,
         delete_delay=options.writeback.delete_delay,
         last_wins=options.writeback.conflict == "last-wins",
         read_only=options.read_only,

@@ -14,6 +14,7 @@ from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
+from fusecache.engine.durability.drain import Drain
 from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Sync
@@ -108,6 +109,7 @@ class Services:
     pinned: PinnedObjects
     status: QueueStatus
     sync: Sync
+    drain: Drain
     quarantine: Quarantine
     replay: JournalReplay
 
@@ -285,12 +287,17 @@ def build_services(
         storage.boot_id,
         resolve,
     )
+    sync = Sync(tree, queue, publisher, status)
+    drain = Drain(
+        queue, publisher, sync, status.pending, options.directory, stall_seconds=options.drain_seconds
+    )
     return Services(
         WarmupRunner(tree, client, cache, resolve),
         Inspector(tree, client, cache, resolve, InspectorEvents(targets)),
         pinned_objects,
         status,
-        Sync(tree, queue, publisher, status),
+        sync,
+        drain,
         quarantine,
         JournalReplay(storage.journal_rows, storage.staging, storage.boot_id, queue.is_commit_marker),
     )

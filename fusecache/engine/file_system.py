@@ -163,6 +163,10 @@ class FileSystem:
         """Return once the bucket has everything that was closed at or below a path before the call."""
         return await self._services.sync.wait_durable(path, timeout_seconds)
 
+    async def drain(self, timeout_seconds: float | None = None, *, until_empty: bool) -> Durability:
+        """Publish everything before the mount ends, as `Drain.run` does."""
+        return await self._services.drain.run(timeout_seconds, until_empty=until_empty)
+
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory as one word. Raises NotFound."""
         return await self.status.path_state(path)

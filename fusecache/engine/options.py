@@ -32,5 +32,6 @@ class EngineOptions:
     local_only: tuple[str, ...] = ()
     pin: tuple[str, ...] = ()
     read_only: bool = False
+    drain_seconds: float = 300.0
     keys_from: str = ""
     writes_by_other_keys: bool = False

@@ -43,11 +43,13 @@ def verdict_line(status: Mapping[str, Any]) -> str:
 
 
 def _actions(status: Mapping[str, Any]) -> Iterator[str]:
+    if status.get("journal_error"):
+        yield f"nothing can be written: {status['journal_error']}"
     if status.get("state") == "auth-failed":
         source = status.get("keys_from" if status.get("refused_seconds") else "write_keys_from") or ""
         denied = seconds_text(status.get("denied_seconds", 0))
         yield f"the bucket has refused the keys for {denied}: {renewal_text(source)}"
-    if status.get("waiting_code") in ("no-space", "stopped", "bucket-missing", "refused"):
+    elif status.get("waiting_code") in ("bucket-missing", "refused"):
         yield f"uploads stopped: {status['waiting_for']}"
     shortages = status.get("shortages", {})
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
