@@ -46,7 +46,7 @@ RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class StartConnection:
     """The stores of a mount, and how the bucket answered at the start.
 
     failure: why the mount starts without the bucket; None if it answered. write_refusal: the keys may read, not write.
@@ -57,7 +57,9 @@ class Connection:
     write_refusal: RemoteError | None = None
 
 
-def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int, was_used: bool) -> Connection:
+def connect(
+    options: MountOptions, endpoint: Endpoint, *, max_connections: int, was_used: bool
+) -> StartConnection:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
@@ -86,7 +88,7 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int, 
         write_refusal = _first_answers(options, remote, is_optional=was_used)
     except (Unavailable, AccessDenied, CredentialsMissing) as exc:
         if was_used and not options.wait_for_bucket and not isinstance(exc, Untrusted):
-            return Connection(remote, failure=exc)
+            return StartConnection(remote, failure=exc)
         if isinstance(exc, Unavailable):
             raise MountError(
                 f"{options.source}: cannot reach the bucket: {exc}; check the endpoint {endpoint.url or 'AWS'} "
@@ -95,10 +97,10 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int, 
             ) from exc
         raise
     if write_refusal is not None:
-        return Connection(remote, failure=write_refusal, write_refusal=write_refusal)
+        return StartConnection(remote, failure=write_refusal, write_refusal=write_refusal)
     if writer is not None:
         check_conditions(options, remote)
-    return Connection(remote)
+    return StartConnection(remote)
 
 
 def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional: bool) -> RemoteError | None:

@@ -20,7 +20,7 @@ import trio
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import (
-    Connection,
+    StartConnection,
     check_conditions,
     connect,
     keys_from,
@@ -119,7 +119,7 @@ class _Daemon:
     def __init__(
         self,
         options: MountOptions,
-        connection: Connection,
+        connection: StartConnection,
         ready: Callable[[str], None],
         risks: Sequence[str],
     ) -> None:

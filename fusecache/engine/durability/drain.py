@@ -43,7 +43,7 @@ class Drain:
     async def run(self, timeout_seconds: float | None, *, until_empty: bool) -> Durability:
         """Publish without settle delay; return how that ended, with the result STALLED if nothing progressed.
 
-        until_empty: also wait for changes that programs make meanwhile. Raises what keeps the journal from being
+        until_empty: also wait for changes that programs make in that time. Raises what keeps the journal from being
         written.
         """
         ended: Durability | None = None
