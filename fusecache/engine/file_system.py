@@ -134,6 +134,9 @@ class FileSystem:
     def on_bucket_answered(self) -> None:
         """The bucket answers for the first time: from now on it alone says which names there are."""
         self.lookup.cached_names = CachedNames({}, float("-inf"))
+        for node in self.tree.nodes.values():
+            if node.object is not None and not node.object.modified and not node.local_refs:
+                node.verified = float("-inf")  # also of an immutable name: its time is unknown
 
     async def ask_bucket(self) -> None:
         """Send one request, to find out whether the bucket answers and accepts the keys."""

@@ -57,6 +57,8 @@ def test_a_mount_starts_without_its_bucket(mount, bucket, expect_log):
     assert sorted(os.listdir(again.path)) == ["data", "new", "other", "other folder"]
     assert (again.path / "other").read_bytes() == b"never read"
     assert (again.path / "data" / "a.bin").read_bytes() == DATA
+    # The cache does not know when a file changed; the bucket does.
+    wait_until(lambda: (again.path / "data" / "a.bin").stat().st_mtime > 1e9, "the bucket's time")
 
 
 def test_an_unknown_name_is_no_missing_file(mount, bucket, expect_log):
@@ -71,6 +73,27 @@ def test_an_unknown_name_is_no_missing_file(mount, bucket, expect_log):
         (again.path / "other").stat()
     assert (again.path / "data" / "a.bin").read_bytes() == DATA
     again.unmount("--force")
+
+
+def test_keys_refused_at_the_start_are_renewed(mount, bucket, expect_log, tmp_path):
+    """New keys in `credentials_file` heal a mount that started with wrong ones."""
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _used(mount, bucket)
+    bucket.control.resume()
+    keys = tmp_path / "keys"
+
+    def write(secret: str) -> None:
+        keys.write_text(f"AWS_ACCESS_KEY_ID={bucket.service.access_key}\nAWS_SECRET_ACCESS_KEY={secret}\n")
+        keys.chmod(0o600)
+
+    write("wrong" * 8)
+    again: Mount = mount("--credentials-file", str(keys), cache=used.cache)
+    assert (again.path / "new").read_bytes() == b"pending"
+    write(bucket.service.secret_key)
+    again.sync()
+    wait_until(lambda: not again.status()["start_failure"], "the end of the degraded state", seconds=40)
+    assert bucket.get("new") == b"pending"
 
 
 def test_a_silent_bucket_delays_a_start_by_seconds(mount, bucket, expect_log):
