@@ -19,6 +19,7 @@ from fusecache.model.errors import (
     RemoteError,
     Throttled,
     Unavailable,
+    Untrusted,
 )
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
