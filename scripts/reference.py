@@ -21,6 +21,8 @@ PAGE = ROOT / "docs" / "reference.md"
 
 # What each key of `fusecache status --json` means. A key that is missing here, or is no key any more, fails a test.
 STATUS_KEYS = {
+    "verdict": "`OK`, `DEGRADED` (it works, but something is wrong) or `ACTION` (you must act)",
+    "reasons": "why it is not `OK`, the gravest first",
     "state": "the mount: `ok`, `auth-failed` or `journal-failed`; with a path: the state of that path",
     "version": "version of the daemon",
     "pid": "process id of the daemon",
@@ -30,6 +32,8 @@ STATUS_KEYS = {
     "keys_from": "where the keys for reading come from",
     "write_keys_from": "where the keys for writing come from",
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
+    "denied_seconds": "how long the bucket has refused the keys",
+    "start_failure": "why the mount started without the bucket; empty once the bucket answered",
     "failed_tasks": "background tasks that failed unexpectedly and were restarted: failures and last error by name",
     "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, `unknown`; "
     "empty if the mount is read-only",
@@ -58,6 +62,7 @@ STATUS_KEYS = {
     "local_only_bytes": "their bytes",
     "local_only": "the first of their paths",
     "waiting_for": "an error that keeps a change from the bucket, preferably one that a person can fix; or empty",
+    "waiting_code": "that error in one word, such as `auth-failed` or `unavailable`; or empty",
     "rejected": "files that the bucket refused for good: the newest paths",
     "rejected_files": "how many there are",
     "conflicts": "names that another client changed first: path, name of our copy, cause",

@@ -2,6 +2,7 @@
 
 Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage.
 `sync`: 0 durable, 1 timeout, 2 error, 3 conflict. `warm --wait`: 0 everything is cached, 1 not everything.
+`health`: 0 OK, 1 DEGRADED, 2 ACTION.
 `check`: 0 nothing found, 1 something found, 2 error.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.cli import cache_commands, uploads
+from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.status import status
@@ -147,6 +149,17 @@ def _parser() -> argparse.ArgumentParser:
     shows.add_argument("path", nargs="?", help="a path in a mount [the working directory, or the only mount]")
     shows.add_argument("--json", action="store_true", help="print all fields as JSON")
     shows.set_defaults(run=status, parser=shows)
+
+    healthy = _add(
+        commands,
+        "health",
+        "print the verdict on a mount in one line, for probes; answers within 5 s",
+        "0 OK, 1 DEGRADED: it works, but something is wrong, 2 ACTION: you must act, or the daemon does not answer",
+    )
+    healthy.add_argument(
+        "mount", nargs="?", help="a path in a mount [the working directory, or the only mount]"
+    )
+    healthy.set_defaults(run=health, parser=healthy)
 
     _add_cache_commands(commands)
     _add_recover(commands)

@@ -14,6 +14,7 @@ from fusecache.model.format_text import (
     size_text,
 )
 from fusecache.model.objects import STAGING_SHARE_PERCENT
+from fusecache.model.verdict import verdict_line
 
 # Most files, jobs or conflicts that a group lists; --json has more.
 _MAX_LINES = 5
@@ -42,12 +43,14 @@ Row = tuple[str, str]
 def status_view(status: Mapping[str, Any]) -> str:
     """Return a status as aligned lines `group  text`; only the first line of a group has its name.
 
-    The status of one path covers that path only, and names the command that shows the whole mount.
+    The status of a mount begins with its verdict. The status of one path covers that path only, and names the command
+    that shows the whole mount.
     """
     found = _path_rows(status) if "path" in status else _mount_rows(status)
     rows = [(printable(name), printable(words)) for name, words in found]
     width = max(len(name) for name, _ in rows)
-    return "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
+    verdict = printable(verdict_line(status)) + "\n" if "verdict" in status and "path" not in status else ""
+    return verdict + "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
 
 
 def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:

@@ -66,6 +66,13 @@ class WritebackOptions:
         unit="seconds",
         default=0.0,
     )
+    drain_timeout: float = option(
+        Duration(1, 86400 * 7),
+        "end a stop or unmount if nothing was uploaded for this long, because the keys are refused or the bucket does "
+        "not answer; pending files stay in the cache directory, and the next mount uploads them",
+        unit="seconds",
+        default=300.0,
+    )
     conflict: str = option(
         one_of("keep-both", "last-wins"),
         "if another client changed the same file first: keep-both stores your version under a new name, last-wins "

@@ -9,12 +9,27 @@ import configparser
 import logging
 import os
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import NoReturn, TypeVar
 
 from fusecache.config.options import MountOptions
-from fusecache.model.errors import AccessDenied, ConfigError, MountError, Unavailable
+from fusecache.daemon.sd_notify import notify
+from fusecache.model.errors import (
+    AccessDenied,
+    ConfigError,
+    CredentialsMissing,
+    MountError,
+    RemoteError,
+    Unavailable,
+    Untrusted,
+)
 from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
@@ -22,10 +37,34 @@ from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# A mount that can start without the bucket waits this long for its first answer.
+START_SECONDS = 10.0
+# Pause of `wait_for_bucket` between two attempts.
+RETRY_SECONDS = 2.0
 
 
-def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
-    """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount."""
+@dataclass(frozen=True, slots=True)
+class StartConnection:
+    """The stores of a mount, and how the bucket answered at the start.
+
+    failure: why the mount starts without the bucket; None if it answered. write_refusal: the keys may read, not write.
+    """
+
+    remote: ReadWriteSplit
+    failure: RemoteError | None = None
+    write_refusal: RemoteError | None = None
+
+
+def connect(
+    options: MountOptions, endpoint: Endpoint, *, max_connections: int, was_used: bool
+) -> StartConnection:
+    """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
+
+    was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
+    Raises MountError or RemoteError if the mount must not start, ConfigError.
+    """
     transport = Transport(max_connections=max_connections)
 
     settings = request_settings(options)
@@ -41,36 +80,105 @@ def connect(options: MountOptions, endpoint: Endpoint, *, max_connections: int) 
         )
 
     reader = open_store(options.profile)
-    try:
-        reader.list_page(options.prefix, limit=1)
-    except Unavailable as exc:
-        raise MountError(
-            f"{options.source}: cannot reach the bucket: {exc}; check the endpoint {endpoint.url or 'AWS'} "
-            f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID) "
-            "and the network, proxy and firewall"
-        ) from exc
-    if options.read_only:
-        return ReadWriteSplit([reader], None)
-    writer = reader
-    if options.write_profile is not None:
+    writer = None if options.read_only else reader
+    if writer is not None and options.write_profile is not None:
         writer = open_store(options.write_profile)
-    try:
-        writer.probe_write(options.prefix)
-    except AccessDenied as exc:
-        raise MountError(
-            f"{options.source}: the credentials allow reads but not writes ({exc}); "
-            f"mount with --read-only, or use credentials that allow writes"
-        ) from exc
     remote = ReadWriteSplit([reader], writer, prefix=options.prefix)
-    remote.conditional_writes = _check_conditions(options, writer)
-    return remote
+    try:
+        write_refusal = _first_answers(options, remote, is_optional=was_used)
+    except (Unavailable, AccessDenied, CredentialsMissing) as exc:
+        if was_used and not options.wait_for_bucket and not isinstance(exc, Untrusted):
+            return StartConnection(remote, failure=exc)
+        if isinstance(exc, Unavailable):
+            raise MountError(
+                f"{options.source}: cannot reach the bucket: {exc}; check the endpoint {endpoint.url or 'AWS'} "
+                f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID) "
+                "and the network, proxy and firewall"
+            ) from exc
+        raise
+    if write_refusal is not None:
+        return StartConnection(remote, failure=write_refusal, write_refusal=write_refusal)
+    if writer is not None:
+        check_conditions(options, remote)
+    return StartConnection(remote)
 
 
-def _check_conditions(options: MountOptions, writer: S3Store) -> ConditionalWrites:
+def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional: bool) -> RemoteError | None:
+    """Probe the bucket; return why it refuses writes, None if it allows them. Raises RemoteError.
+
+    is_optional: the mount starts without the bucket if it is silent for START_SECONDS.
+    """
+    if options.wait_for_bucket:
+        return _patiently(options, partial(_probe, options, remote))
+    return within(START_SECONDS, partial(_probe, options, remote)) if is_optional else _probe(options, remote)
+
+
+def _probe(options: MountOptions, remote: ReadWriteSplit) -> RemoteError | None:
+    remote.list_page(options.prefix, limit=1)
+    if options.read_only:
+        return None
+    try:
+        remote.probe_write(options.prefix)
+    except AccessDenied as exc:
+        return exc
+    return None
+
+
+def _patiently(options: MountOptions, call: Callable[[], T]) -> T:
+    """Repeat a call until the bucket has answered. Raises what it answered, and Untrusted."""
+    is_told = False
+    while True:
+        try:
+            return call()
+        except Untrusted:
+            raise
+        except Unavailable as exc:
+            if not is_told:
+                log.warning("waiting for the bucket source=%s error=%s", options.source, exc)
+                notify(STATUS=f"waiting for the bucket: {exc}")
+                is_told = True
+            time.sleep(RETRY_SECONDS)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return a blocking call's result. Raises its error, or Unavailable if it has none in time; it then goes on."""
+    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            value = call()
+        except Exception as exc:  # noqa: BLE001  # raised by the caller
+            failure = exc
+
+            def raise_failure() -> T:
+                raise failure
+
+            results.put(raise_failure)
+        else:
+            results.put(lambda: value)
+
+    # No thread of a pool: the interpreter does not wait for a daemon thread.
+    Thread(target=run, name="first requests", daemon=True).start()
+    try:
+        outcome = results.get(timeout=seconds)
+    except Empty:
+        raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
+    return outcome()
+
+
+def refuse_without_writes(options: MountOptions, refusal: RemoteError) -> NoReturn:
+    """Raise MountError: the keys may not write, and nothing waits for upload."""
+    raise MountError(
+        f"{options.source}: the credentials allow reads but not writes ({refusal}); "
+        f"mount with --read-only, or use credentials that allow writes"
+    ) from refusal
+
+
+def check_conditions(options: MountOptions, remote: ReadWriteSplit) -> None:
     """Find out whether the store honours preconditions of writes. Raises MountError if the mount relies on them."""
-    found = writer.probe_conditions(options.prefix)
+    found = remote.probe_conditions()
     if found not in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
-        return found
+        return
     verb = "refuses" if found is ConditionalWrites.REFUSED else "ignores"
     if options.writeback.conflict != "last-wins":
         raise MountError(
@@ -81,8 +189,7 @@ def _check_conditions(options: MountOptions, writer: S3Store) -> ConditionalWrit
         "the store %s If-Match: writes may replace another client's version unnoticed conflict=last-wins",
         verb,
     )
-    writer.send_no_conditions()
-    return found
+    remote.send_no_conditions()
 
 
 def request_settings(options: MountOptions) -> RequestSettings:

@@ -21,6 +21,7 @@ import trio
 
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.reserving_listener import ReservingListener
+from fusecache.daemon.verdicts import Verdicts
 from fusecache.daemon.visitors import Request, Visitors, user_of
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
@@ -70,6 +71,7 @@ class ControlServer:
         self._socket = control_socket
         self._hints = hints
         self._facts = facts
+        self._verdicts = Verdicts()
         self._visitors = Visitors(owners, shared=control_socket.shared)
         self._on_abandon = on_abandon
         self._on_resume = on_carry_on
@@ -119,7 +121,9 @@ class ControlServer:
     def _with_facts(self, statistics: dict[str, Any]) -> dict[str, Any]:
         status = {**self._facts(), **statistics}
         # The graver state: nothing can be written, whatever the bucket says.
-        return {**status, "state": "journal-failed"} if status["journal_error"] else status
+        if status["journal_error"]:
+            status["state"] = "journal-failed"
+        return self._verdicts.judged(status)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -161,8 +165,7 @@ class ControlServer:
                 case "sync":
                     await self._wait(stream, path, timeout)
                 case "drain":
-                    with self._fs.publisher.draining():
-                        await self._wait(stream, "", timeout, drains=True)
+                    await self._wait(stream, "", timeout, drains=True)
                 case "abandon" | "carry-on":
                     (self._on_abandon if command == "abandon" else self._on_resume)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
@@ -240,7 +243,10 @@ class ControlServer:
         if path and not drains and not (await self._fs.status.count(path)).files:
             await self._fs.lookup_path(path)  # raises for a mistyped name, which must not count as durable
         async with self._reporting(stream, lambda: self._pending(path)):
-            ended = await self._fs.wait_durable(path, seconds)
+            if drains:
+                ended = await self._fs.drain(seconds, until_empty=False)
+            else:
+                ended = await self._fs.wait_durable(path, seconds)
         result = "durable" if drains and ended.result == "conflict" else ended.result
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
 

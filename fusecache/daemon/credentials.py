@@ -47,8 +47,9 @@ class CredentialRenewal:
 
     def facts(self) -> dict[str, Any]:
         """Return the status fields about the credentials."""
-        state = "auth-failed" if self._denied_seconds() >= AUTH_FAILED_SECONDS else "ok"
-        return {"state": state, "keys_error": self._error}
+        denied_seconds = self._denied_seconds()
+        state = "auth-failed" if denied_seconds >= AUTH_FAILED_SECONDS else "ok"
+        return {"state": state, "denied_seconds": round(denied_seconds, 1), "keys_error": self._error}
 
     async def run(self) -> None:
         """Reload the credentials, while they are refused, until cancelled."""

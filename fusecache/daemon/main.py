@@ -19,18 +19,26 @@ import trio
 
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
-from fusecache.daemon.connect import connect, keys_from
+from fusecache.daemon.connect import (
+    StartConnection,
+    check_conditions,
+    connect,
+    keys_from,
+    refuse_without_writes,
+)
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.credentials import CredentialRenewal
 from fusecache.daemon.disk_check import check_disk, shortage_text
+from fusecache.daemon.first_contact import FirstContact
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.risks import risk_texts
 from fusecache.daemon.sd_notify import notify
 from fusecache.disk.descriptors import raise_limit
 from fusecache.disk.native import forbid_core_dumps
-from fusecache.disk.state_directory import StateDirectory
+from fusecache.disk.state_directory import StateDirectory, recorded_identity
+from fusecache.engine.durability.drain import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
@@ -43,11 +51,11 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
-from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
+from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly, RemoteError
+from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.endpoints import choose_endpoint
-from fusecache.remote.read_write_split import ReadWriteSplit
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +102,16 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
     )
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-    remote = connect(options, endpoint, max_connections=threads)
     identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
+    # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
+    was_used = recorded_identity(options.cache_dir) == identity
+    connection = connect(options, endpoint, max_connections=threads, was_used=was_used)
     with (
-        closing(remote),
+        closing(connection.remote),
         StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint),
         unwrap_single_error(),
     ):
-        return trio.run(_Daemon(options, remote, ready, risk_texts(options, endpoint)).run)
+        return trio.run(_Daemon(options, connection, ready, risk_texts(options, endpoint)).run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
 
@@ -109,19 +119,21 @@ class _Daemon:
     def __init__(
         self,
         options: MountOptions,
-        remote: ReadWriteSplit,
+        connection: StartConnection,
         ready: Callable[[str], None],
         risks: Sequence[str],
     ) -> None:
         """risks: warnings about the mount, for the log and the user."""
         self._options = options
         self._risks = risks
-        self._remote = remote
+        self._connection = connection
+        self._remote = connection.remote
         self._ready = ready
         self._stop = trio.Event()
         self._mounted = False
         self._is_announced = False
         self._abandoned = False
+        self._is_stalled = False
         self._signals = 0
         self._signal = trio.Event()
         self._facts: dict[str, Any] = {}
@@ -137,17 +149,26 @@ class _Daemon:
         ownership = _ownership(options)
         filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership), KernelCaches())
         self._facts |= _initial_facts(options)
-        self._facts["conditional_writes"] = "" if options.read_only else self._remote.conditional_writes.value
         renewal = CredentialRenewal(
             self._remote,
             has_pending_writes=lambda: len(filesystem.queue) > 0,
             try_again=filesystem.try_again,
         )
-        server, operations = self._endpoints(filesystem, ownership, renewal)
+        contact = FirstContact(
+            self._connection.failure,
+            reads=self._connection.write_refusal is not None,
+            is_answered=lambda: filesystem.is_answered and not self._remote.writes_denied.is_on,
+            try_again=filesystem.ask_bucket,
+            finish=partial(self._finish_start, filesystem),
+        )
+        server, operations = self._endpoints(filesystem, ownership, renewal, contact)
         async with filesystem.running():
+            if self._connection.failure is not None:
+                await self._start_without_bucket(filesystem, self._connection.failure)
             try:
                 async with trio.open_nursery() as nursery:
-                    await self._start(nursery, filesystem, server, operations)
+                    await self._start(nursery, filesystem, server, operations, contact)
+                    nursery.start_soon(self._supervisor.run, "contact", contact.run, name="contact")
                     nursery.start_soon(self._supervisor.run, "credentials", renewal.run, name="credentials")
                     await self._stop.wait()
                     await self._shut_down(filesystem, offload)
@@ -159,8 +180,37 @@ class _Daemon:
 
     # ---- the phases of a run
 
+    async def _start_without_bucket(self, filesystem: FileSystem, failure: RemoteError) -> None:
+        refusal = self._connection.write_refusal
+        if refusal is not None:
+            if not len(filesystem.queue):
+                refuse_without_writes(self._options, refusal)
+            return  # reads are answered
+        await filesystem.start_without_bucket(failure)
+
+    async def _finish_start(self, filesystem: FileSystem) -> None:
+        """The bucket answers for the first time: do what `connect` could not."""
+        filesystem.on_bucket_answered()
+        if not self._options.read_only:
+            await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
+        await filesystem.try_again()
+
+    def _status_facts(self, renewal: CredentialRenewal, contact: FirstContact) -> dict[str, Any]:
+        conditions = "" if self._options.read_only else self._remote.conditional_writes.value
+        return {
+            **self._facts,
+            **renewal.facts(),
+            **contact.facts(),
+            "conditional_writes": conditions,
+            "failed_tasks": self._supervisor.statistics(),
+        }
+
     def _endpoints(
-        self, filesystem: FileSystem, ownership: Ownership, renewal: CredentialRenewal
+        self,
+        filesystem: FileSystem,
+        ownership: Ownership,
+        renewal: CredentialRenewal,
+        contact: FirstContact,
     ) -> tuple[ControlServer, Operations]:
         """Return the two ways into the file system: the control socket and the FUSE operations."""
         options = self._options
@@ -171,7 +221,7 @@ class _Daemon:
             filesystem,
             control_socket,
             hints,
-            lambda: {**self._facts, **renewal.facts(), "failed_tasks": self._supervisor.statistics()},
+            partial(self._status_facts, renewal, contact),
             owners=owners,
             on_abandon=self._abandon,
             on_carry_on=self._resume,
@@ -183,7 +233,12 @@ class _Daemon:
         return server, Operations(filesystem, control, read_only=options.read_only)
 
     async def _start(
-        self, nursery: trio.Nursery, filesystem: FileSystem, server: ControlServer, operations: Operations
+        self,
+        nursery: trio.Nursery,
+        filesystem: FileSystem,
+        server: ControlServer,
+        operations: Operations,
+        contact: FirstContact,
     ) -> None:
         """Mount, start the tasks, and report that the mount is ready."""
         supervisor = self._supervisor
@@ -191,8 +246,8 @@ class _Daemon:
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
         self._mount(operations)
         nursery.start_soon(self._serve, name="fuse")
-        await self._announce(filesystem)
-        nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem), name="status")
+        await self._announce(filesystem, contact)
+        nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
     async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
         """Answer waiting calls, drain the queue, and abandon the requests that no caller needs any more."""
@@ -230,7 +285,7 @@ class _Daemon:
             self._has_failed = True
         self._stop.set()
 
-    async def _announce(self, filesystem: FileSystem) -> None:
+    async def _announce(self, filesystem: FileSystem, contact: FirstContact) -> None:
         """Check that the mount answers, tune the kernel's settings for it, and report that it is ready."""
         mountpoint = str(self._options.mountpoint)
         await trio.to_thread.run_sync(os.stat, mountpoint)
@@ -247,7 +302,7 @@ class _Daemon:
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
-        warnings = [text for text in (short, *self._risks) if text]
+        warnings = [text for text in (contact.text(pending.files), short, *self._risks) if text]
         for text in warnings:
             log.warning("%s", text)
         recovered = filesystem.replayed
@@ -259,12 +314,14 @@ class _Daemon:
         )
         self._ready("; ".join(filter(None, (found, *warnings))))
 
-    async def _report(self, filesystem: FileSystem) -> None:
+    async def _report(self, filesystem: FileSystem, server: ControlServer) -> None:
         while True:
             await trio.sleep(STATUS_SECONDS)
             if not self._is_announced:
                 self._is_announced = notify(READY=1, MAINPID=os.getpid())
-            notify(STATUS=filesystem.status.line(filesystem.pending()))
+            status = server.status()
+            verdict = f"{verdict_line(status)}; " if status["reasons"] else ""
+            notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))
 
     def _abandon(self) -> None:
         """Make the shutdown leave pending uploads to the next mount."""
@@ -275,7 +332,7 @@ class _Daemon:
         self._abandoned = False
 
     def _must_stop_now(self) -> bool:
-        return self._abandoned or self._signals > 1
+        return self._abandoned or self._is_stalled or self._signals > 1
 
     async def _drain(self, filesystem: FileSystem) -> None:
         """Publish pending changes and report progress; a second signal leaves the rest to the next mount."""
@@ -295,13 +352,16 @@ class _Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._supervisor.run, "drain-report", report, name="drain-report")
             nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
-            with filesystem.publisher.draining():
-                # A loop, because programs can still close files: the mount answers until the end.
-                try:
-                    while len(filesystem.queue):
-                        await filesystem.wait_durable("", None)
-                except (NoSpace, ReadOnly) as exc:
-                    log.error("pending changes are left to the next mount error=%s", exc)
+            try:
+                # Until the queue is empty, because programs can still close files: the mount answers until the end.
+                ended = await filesystem.drain(until_empty=True)
+            except (NoSpace, ReadOnly) as exc:
+                log.error("pending changes are left to the next mount error=%s", exc)
+            else:
+                if ended.result == STALLED:
+                    self._is_stalled = True
+                    log.warning("the drain ends: %s", ended.message)
+                    notify(STATUS=ended.message)
             nursery.cancel_scope.cancel()
 
     def _report_pending(self, filesystem: FileSystem) -> int:
@@ -359,6 +419,7 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         posix_metadata=options.posix_metadata,
         temp_names=options.writeback.temp_names,
         order_last=options.writeback.order_last,
+        drain_seconds=options.writeback.drain_timeout,
         delete_delay=options.writeback.delete_delay,
         last_wins=options.writeback.conflict == "last-wins",
         read_only=options.read_only,

@@ -139,6 +139,15 @@ class StateDirectory:
             )
 
 
+def recorded_identity(directory: Path) -> str:
+    """Return the identity of a cache directory, written once its bucket answered; "" if there is none."""
+    try:
+        row = json.loads((directory / "fusecache.json").read_text())
+        return str(row.get("identity", "")) if isinstance(row, dict) else ""
+    except (OSError, ValueError):
+        return ""
+
+
 def _pending_text(directory: Path) -> str:
     """Return what to do about files in the directory that may not be in the bucket yet, or ""."""
     staging = directory / "staging"

@@ -15,6 +15,7 @@ from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
 from fusecache.engine.admin.uploads import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
+from fusecache.engine.durability.drain import Drain
 from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
@@ -115,6 +116,7 @@ class Services:
     status: QueueStatus
     costs: RequestCosts
     sync: Sync
+    drain: Drain
     quarantine: Quarantine
     replay: JournalReplay
 
@@ -293,6 +295,10 @@ def build_services(
         storage.boot_id,
         resolve,
     )
+    sync = Sync(tree, queue, publisher, status)
+    drain = Drain(
+        queue, publisher, sync, status.pending, options.directory, stall_seconds=options.drain_seconds
+    )
     return Services(
         WarmupRunner(tree, client, cache, resolve),
         Inspector(tree, client, cache, names.symlinks, resolve, InspectorEvents(targets)),
@@ -300,7 +306,8 @@ def build_services(
         pinned_objects,
         status,
         RequestCosts(storage.store),
-        Sync(tree, queue, publisher, status),
+        sync,
+        drain,
         quarantine,
         JournalReplay(storage.journal_rows, storage.staging, storage.boot_id, queue.is_commit_marker),
     )

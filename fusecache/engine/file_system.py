@@ -17,6 +17,7 @@ from fusecache.engine.assembly import build_names, build_services, build_write_b
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
+from fusecache.engine.namespace.cached_names import CachedNames
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import (
@@ -26,7 +27,7 @@ from fusecache.engine.recovery.journal_replay import (
 )
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
-from fusecache.model.errors import StateError
+from fusecache.model.errors import RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.remote.store import Store
 
@@ -122,9 +123,31 @@ class FileSystem:
             f"{self.options.directory}`, or mount with another --cache-dir"
         )
 
+    async def start_without_bucket(self, error: RemoteError) -> None:
+        """Serve names from the disk cache and the journal until `on_bucket_answered`. error: why the bucket is away."""
+        objects = await self.cache.cached_objects()
+        self.lookup.cached_names = CachedNames(objects, trio.current_time())
+        self._names.metadata_client.start_unanswered(error)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last LIST or HEAD request was answered, and none is overdue."""
+        return not self._names.metadata_client.is_unresponsive
+
+    def on_bucket_answered(self) -> None:
+        """The bucket answers for the first time: from now on it alone says which names there are."""
+        self.lookup.cached_names = CachedNames({}, float("-inf"))
+        for node in self.tree.nodes.values():
+            if node.object is not None and not node.object.modified and not node.local_refs:
+                node.verified = float("-inf")  # also of an immutable name: its time is unknown
+
+    async def ask_bucket(self) -> None:
+        """Send one request, to find out whether the bucket answers and accepts the keys."""
+        await self._names.metadata_client.try_credentials()
+
     async def try_again(self) -> None:
         """Test whether the bucket accepts the keys, which may be new, and retry everything that waits at once."""
-        await self._names.metadata_client.try_credentials()
+        await self.ask_bucket()
         self._write_back.publisher.end_pauses()
         self._write_back.uploader.end_pauses()
 
@@ -145,6 +168,10 @@ class FileSystem:
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return once the bucket has everything that was closed at or below a path before the call."""
         return await self._services.sync.wait_durable(path, timeout_seconds)
+
+    async def drain(self, timeout_seconds: float | None = None, *, until_empty: bool) -> Durability:
+        """Publish everything before the mount ends, as `Drain.run` does."""
+        return await self._services.drain.run(timeout_seconds, until_empty=until_empty)
 
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory as one word. Raises NotFound."""

@@ -34,5 +34,6 @@ class EngineOptions:
     pin: tuple[str, ...] = ()
     symlinks: str = SymlinkRule.INSIDE.value
     read_only: bool = False
+    drain_seconds: float = 300.0
     keys_from: str = ""
     writes_by_other_keys: bool = False

@@ -321,6 +321,17 @@ class CacheIndex:
                     found[number] = _unpack_object(value).object_id
         return found
 
+    def newest_objects(self) -> dict[str, ObjectRow]:
+        """Return the row of each key that has cached blocks; of several versions the one cached last."""
+        found: dict[str, ObjectRow] = {}
+        with self._begin(db=self._objects) as txn, txn.cursor() as cursor:
+            for value in cursor.iternext(keys=False, values=True):
+                row = _unpack_object(value)
+                other = found.get(row.object_id.key)
+                if other is None or other.number < row.number:
+                    found[row.object_id.key] = row
+        return found
+
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
 

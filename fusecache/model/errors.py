@@ -58,6 +58,10 @@ class Unavailable(RemoteError):
     """A transient error, to be retried: 429, 5xx, timeouts, resets, short bodies."""
 
 
+class Untrusted(Unavailable):
+    """The server's certificate is not trusted. Waiting does not help at the start of a mount."""
+
+
 class Throttled(Unavailable):
     """429 or SlowDown: the whole client should slow down."""
 

@@ -71,6 +71,19 @@ class SupportsClose(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsConditionProbe(Protocol):
+    """A store that can find out whether it honours preconditions of writes."""
+
+    def probe_conditions(self, prefix: str) -> ConditionalWrites:
+        """Find out what the store does with If-Match."""
+        ...
+
+    def send_no_conditions(self) -> None:
+        """From now on send writes without their conditions."""
+        ...
+
+
 class Denial:
     """Measures how long the bucket has refused the credentials without a success in between. Thread-safe."""
 
@@ -255,6 +268,17 @@ class ReadWriteSplit:
     def probe_write(self, prefix: str) -> None:
         """Check that the writer may write."""
         self._ask_writer("", lambda store: store.probe_write(prefix))
+
+    def probe_conditions(self) -> ConditionalWrites:
+        """Find out, and record, what the writer's store does with If-Match. Leaves nothing behind."""
+        if isinstance(self._writer, SupportsConditionProbe):
+            self.conditional_writes = self._writer.probe_conditions(self._prefix)
+        return self.conditional_writes
+
+    def send_no_conditions(self) -> None:
+        """From now on send writes without their conditions."""
+        if isinstance(self._writer, SupportsConditionProbe):
+            self._writer.send_no_conditions()
 
     def _probe_writer(self) -> None:
         if self._writer is not None:

@@ -19,6 +19,7 @@ from fusecache.model.errors import (
     RemoteError,
     Throttled,
     Unavailable,
+    Untrusted,
 )
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
@@ -390,7 +391,7 @@ def test_a_private_certificate_is_trusted_by_aws_ca_bundle(
     tmp_path: Path, body: MakeBody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with S3Server(tmp_path / "bucket", tls=True) as server:
-        with pytest.raises(Unavailable, match="AWS_CA_BUNDLE"):
+        with pytest.raises(Untrusted, match="AWS_CA_BUNDLE"):
             s3_store(server, ONCE).list_page("")
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
         store = s3_store(server, ONCE)

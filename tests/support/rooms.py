@@ -100,6 +100,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.engine",
         "fusecache.engine.admin",
         "fusecache.engine.cache",
+        "fusecache.engine.durability",
         "fusecache.engine.namespace",
         "fusecache.engine.prefetch",
         "fusecache.engine.runtime",

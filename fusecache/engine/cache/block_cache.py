@@ -32,7 +32,7 @@ from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import PrefetchRange, Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.index.cache_index import CacheIndex, read_boot_id
+from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
 from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
@@ -474,6 +474,10 @@ class BlockCache:
             return await self._table.loaded_chunk(entry, index)
         finally:
             self._counters.wait_seconds["disk"] += trio.current_time() - began
+
+    async def cached_objects(self) -> dict[str, ObjectRow]:
+        """Return the newest cached version of each key; none if the index cannot be read."""
+        return await self._table.newest_objects()
 
     # ---- tasks
 

@@ -227,6 +227,14 @@ class BlockTable:
             await self._abandon_index(exc)
             return {}
 
+    async def newest_objects(self) -> dict[str, ObjectRow]:
+        """Return the newest cached version of each key; none if the index cannot be read."""
+        try:
+            return await self._offload.rows(self._index.newest_objects)
+        except LocalDiskError as exc:
+            await self._abandon_index(exc)
+            return {}
+
     async def _abandon_index(self, exc: LocalDiskError) -> None:
         """The index cannot be read: cached blocks are unknown until the next start, which creates a new index."""
         self.count_disk_error(exc)

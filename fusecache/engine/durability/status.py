@@ -138,6 +138,7 @@ class QueueStatus:
             "local_only_bytes": local_bytes,
             "local_only": [self._tree.relative(each.record.key) for each in local[:NAMED]],
             "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
+            "waiting_code": code_of(self._publisher.failure) if self._publisher.failure else "",
             "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
             "rejected_files": len(rejected),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],

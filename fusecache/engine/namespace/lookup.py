@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from fusecache.engine.namespace.cached_names import CachedNames
 from fusecache.engine.namespace.list_page import file_row, with_metadata
 from fusecache.engine.namespace.lister import Lister, ListingRun
 from fusecache.engine.namespace.listing_refresher import ListingRefresher
@@ -46,7 +47,10 @@ class NameProbe(SharedRequest):
 
 
 class Lookup:
-    """Looks names up. `reader` reads directories; `ttl` says how long their answers stay fresh."""
+    """Looks names up. `reader` reads directories; `ttl` says how long their answers stay fresh.
+
+    cached_names: names known from the disk cache, while the mount has not reached the bucket yet; else none.
+    """
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class Lookup:
         self.reader = DirectoryReader(
             tree, lister, listings, metadata_client, reconciler, refresher, freshness
         )
+        self.cached_names = CachedNames({}, float("-inf"))
         self._probes: dict[tuple[int, str], NameProbe] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -221,12 +226,15 @@ class Lookup:
 
     def _last_rows(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
         listing = parent.listing
+        if len(self.cached_names) and not parent.is_listed:
+            return self.cached_names.rows(self._tree.child_key(parent, name), name), self.cached_names.seen
         return self._listings.named(parent.number, listing.epoch, name), listing.page_times.of(name)
 
     def _must_serve_stale(self, parent: Node, name: str) -> bool:
         """Whether to serve the last known state, a listing or the name's node, as the bucket does not answer."""
         child = parent.children.get(name)
         is_known = child is not None and child.verified > float("-inf")
+        is_known |= len(self.cached_names) > 0 and self._tree.child_key(parent, name) in self.cached_names
         return self._lister.must_serve_stale(parent) or (is_known and self._metadata_client.is_unresponsive)
 
     def on_listing_lost(self, directory: Node) -> None:

@@ -191,4 +191,6 @@ def _is_same(child: Node, row: ListedEntry) -> bool:
         return False
     if child.kind is Kind.SYMLINK:
         return symlink_target(row.metadata) == child.target
-    return child.object.etag == row.etag and not symlink_target(row.metadata)
+    # A version that only the disk cache knew has no time: the bucket's own makes it another inode.
+    has_same_time = bool(child.object.modified) == bool(row.modified)
+    return child.object.etag == row.etag and has_same_time and not symlink_target(row.metadata)

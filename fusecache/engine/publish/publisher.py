@@ -162,6 +162,11 @@ class Publisher:
         """The error that seems to block all publishing: no request has succeeded since it was first seen."""
         return self._journal.failure or self._failing.blocking_error
 
+    @property
+    def last_success(self) -> float:
+        """Loop time of the last publishing request that the bucket accepted; -inf: none yet."""
+        return self._failing.outage.last_success
+
     def wake(self) -> None:
         """Have the loop look at the queue again: there may be more to publish."""
         self._wake.set()

@@ -171,6 +171,12 @@ class MetadataClient:
         if was_refused:
             self._listener.on_granted()
 
+    def start_unanswered(self, error: RemoteError) -> None:
+        """The mount starts without the bucket: serve what is known, without waiting for a first failure."""
+        self._on_unresponsive()
+        if isinstance(error, AccessDenied | CredentialsMissing):
+            self._refusal, self._refused_since = error, trio.current_time()
+
     def on_write_accepted(self) -> None:
         """The bucket accepted a write. If writes use the same keys, these are no longer refused.
 

@@ -7,7 +7,14 @@ import botocore.exceptions
 import botocore.parsers
 import urllib3.exceptions
 
-from fusecache.model.errors import CredentialsMissing, FusecacheError, Refused, RemoteError, Unavailable
+from fusecache.model.errors import (
+    CredentialsMissing,
+    FusecacheError,
+    Refused,
+    RemoteError,
+    Unavailable,
+    Untrusted,
+)
 from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.statistics import RequestCounter
 
@@ -58,7 +65,8 @@ def transport_error(what: str, exc: Exception) -> FusecacheError:
         if isinstance(inner, FusecacheError):  # `SliceBody` could not read the file
             return inner
     if isinstance(exc, botocore.exceptions.SSLError):
-        return Unavailable(f"{what}: {exc}; for a private certificate set AWS_CA_BUNDLE to its CA file")
+        kind = Untrusted if "CERTIFICATE_VERIFY_FAILED" in str(exc) else Unavailable
+        return kind(f"{what}: {exc}; for a private certificate set AWS_CA_BUNDLE to its CA file")
     missing = (
         botocore.exceptions.NoCredentialsError,
         botocore.exceptions.PartialCredentialsError,

@@ -1,0 +1,71 @@
+"""A mount that started without its bucket: waits for the first answer, and then finishes what a start does."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from fusecache.model.errors import FusecacheError, RemoteError
+from fusecache.model.format_text import count_text
+
+log = logging.getLogger(__name__)
+
+# Interval of the requests that find out whether the bucket answers.
+CHECK_SECONDS = 5.0
+
+
+class FirstContact:
+    """Waits for the bucket's first answer. failure: why the mount starts without it; None: it answered."""
+
+    def __init__(
+        self,
+        failure: RemoteError | None,
+        *,
+        reads: bool,
+        is_answered: Callable[[], bool],
+        try_again: Callable[[], Awaitable[None]],
+        finish: Callable[[], Awaitable[None]],
+    ) -> None:
+        """reads: the bucket answers reads, and refuses only writes.
+
+        try_again: sends a request. finish: does what only a bucket that answers allows.
+        """
+        self._reads = reads
+        self._failure = failure
+        self._is_answered = is_answered
+        self._try_again = try_again
+        self._finish = finish
+
+    def facts(self) -> dict[str, Any]:
+        """Return the status fields about the start."""
+        return {"start_failure": str(self._failure or "")}
+
+    def text(self, pending_files: int) -> str:
+        """Return what the user who mounts must know; "" if the bucket answered."""
+        if self._failure is None:
+            return ""
+        waiting = f"{count_text(pending_files, 'change')} waiting for upload"
+        if self._reads:
+            return (
+                f"DEGRADED: the keys may not write: {self._failure}; {waiting}: give the keys that permission"
+            )
+        return (
+            f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
+            f"{waiting}; all else fails until the bucket answers, then the mount heals by itself"
+        )
+
+    async def run(self) -> None:
+        """Return once the bucket has answered and the start is finished."""
+        while self._failure is not None:
+            await trio.sleep(CHECK_SECONDS)
+            await self._try_again()
+            if not self._is_answered():
+                continue
+            try:
+                await self._finish()
+            except FusecacheError as exc:
+                # The mount is in use: nothing is gained by ending it.
+                log.error("the bucket answers, but a check of the start failed: %s", exc)
+            self._failure = None
+            log.info("the bucket answers: the mount is no longer degraded")

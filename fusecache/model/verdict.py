@@ -1,0 +1,86 @@
+"""The verdict on a mount, from its status: OK, DEGRADED (it works, but something is wrong), ACTION (you must act)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fusecache.model.error_text import renewal_text
+from fusecache.model.format_text import changes_text, count_text, seconds_text
+
+OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
+# A request that fails once and is retried is no news. Uploads that wait for longer than this are.
+_WAITING_SECONDS = 10.0
+# Counters whose growth degrades a mount for a while, and what they count.
+RECENT_COUNTS = {
+    "disk_errors": "I/O error",
+    "uncached": "fetch",
+    "failed_tasks": "failure",
+}
+# How long that is: long enough for a probe that runs every few minutes.
+RECENT_SECONDS = 600.0
+_RECENT_TEXTS = {
+    "disk_errors": "of the cache's disk: reads go on, uncached",
+    "uncached": "not cached, because the cache was full or its disk too slow",
+    "failed_tasks": "of background tasks of the daemon, see its log",
+}
+
+
+def judge(status: Mapping[str, Any], recent: Mapping[str, int]) -> dict[str, Any]:
+    """Return `verdict` and `reasons`, the gravest first. recent: growth of RECENT_COUNTS in RECENT_SECONDS."""
+    actions, faults = list(_actions(status)), [*_faults(status), *_recent_faults(recent)]
+    verdict = ACTION if actions else DEGRADED if faults else OK
+    return {"verdict": verdict, "reasons": [*actions, *faults]}
+
+
+def verdict_line(status: Mapping[str, Any]) -> str:
+    """Return the verdict of a status in one line, with the reasons, or with what is being uploaded."""
+    if status["reasons"]:
+        return f"{status['verdict']}: {'; '.join(status['reasons'])}"
+    pending = status.get("pending_files", 0) - status.get("deferred_files", 0)
+    if not pending:
+        return str(status["verdict"])
+    changes = changes_text(pending, status.get("pending_contents"), status["pending_bytes"])
+    return f"{status['verdict']}, uploading {changes}"
+
+
+def _actions(status: Mapping[str, Any]) -> Iterator[str]:
+    if status.get("journal_error"):
+        yield f"nothing can be written: {status['journal_error']}"
+    if status.get("state") == "auth-failed":
+        source = status.get("keys_from" if status.get("refused_seconds") else "write_keys_from") or ""
+        denied = seconds_text(status.get("denied_seconds", 0))
+        yield f"the bucket has refused the keys for {denied}: {renewal_text(source)}"
+    elif status.get("waiting_code") in ("bucket-missing", "refused"):
+        yield f"uploads stopped: {status['waiting_for']}"
+    shortages = status.get("shortages", {})
+    if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
+        yield (
+            f"{count_text(shortages['files'], 'write')} failed with ENOSPC: raise --cache-size, or wait for uploads"
+        )
+    if status.get("rejected_files"):
+        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
+    if status.get("conflict_files"):
+        yield f"{count_text(status['conflict_files'], 'conflict')} with another client: see `fusecache recover`"
+    if status.get("suspects"):
+        yield f"{count_text(status['suspects'], 'file')} damaged by a crash: see `fusecache recover`"
+
+
+def _faults(status: Mapping[str, Any]) -> Iterator[str]:
+    if status.get("start_failure"):
+        yield f"started without the bucket: {status['start_failure']}"
+    elif status.get("state") == "auth-failed":
+        pass  # an action says it
+    elif status.get("denied_seconds") or status.get("refused_seconds"):
+        seconds = max(status.get("denied_seconds", 0), status.get("refused_seconds", 0))
+        yield f"the bucket has refused the keys for {seconds_text(seconds)}"
+    elif status.get("unanswered_seconds"):
+        yield f"the bucket has not answered for {seconds_text(status['unanswered_seconds'])}"
+    elif status.get("waiting_for") and status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS:
+        yield f"uploads wait: {status['waiting_for']}"
+    if status.get("keys_error"):
+        yield f"keys could not be read again: {status['keys_error']}"
+
+
+def _recent_faults(recent: Mapping[str, int]) -> Iterator[str]:
+    for name, noun in RECENT_COUNTS.items():
+        if recent.get(name):
+            yield f"{count_text(recent[name], noun)} {_RECENT_TEXTS[name]}"

@@ -1,0 +1,162 @@
+"""A mount that starts without its bucket: from the cache and the journal, and whole again once the bucket answers."""
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.s3server import Account
+from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
+
+pytestmark = pytest.mark.s3server_only
+
+MIB = 1 << 20
+DATA = pattern(3 * MIB)
+STARTED = "DEGRADED: started without the bucket"
+READS_ONLY = "DEGRADED: the keys may not write"
+# Lines of an outage that are no fault; at least one of them comes.
+ON_THE_WAY = (
+    "stopped with pending uploads|recovered files=|will retry|request failed|credentials refused|waiting for"
+)
+
+
+def _used(mount, bucket) -> Mount:
+    """Return an ended mount whose cache holds `data/a.bin`, and whose journal holds `new`; the bucket refuses."""
+    bucket.put("data/a.bin", DATA)
+    bucket.put("other", b"never read")
+    bucket.put("other folder/file", b"never read")
+    made: Mount = mount("--settle-seconds", "600")
+    assert (made.path / "data" / "a.bin").read_bytes() == DATA
+    (made.path / "new").write_bytes(b"pending")
+    (made.path / "data" / "run").mkdir()
+    (made.path / "data" / "run" / "deep").write_bytes(b"deep")
+    (made.path / "other folder" / "deep").write_bytes(b"other")
+    made.unmount("--force")
+    bucket.control.pause("refuse")
+    return made
+
+
+def test_a_mount_starts_without_its_bucket(mount, bucket, expect_log):
+    """It says so, serves pending files and cached objects by name, and heals without a remount."""
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _used(mount, bucket)
+    again: Mount = mount(cache=used.cache)
+    assert STARTED in again.log()
+    assert (again.path / "new").read_bytes() == b"pending"
+    assert (again.path / "data" / "a.bin").read_bytes() == DATA
+    assert (again.path / "data" / "run" / "deep").read_bytes() == b"deep"
+    assert (again.path / "other folder" / "deep").read_bytes() == b"other"
+    assert again.status()["start_failure"]
+    bucket.control.resume()
+    again.sync()
+    assert bucket.get("new") == b"pending"
+    wait_until(lambda: not again.status()["start_failure"], "the end of the degraded state")
+    assert sorted(os.listdir(again.path)) == ["data", "new", "other", "other folder"]
+    assert (again.path / "other").read_bytes() == b"never read"
+    assert (again.path / "data" / "a.bin").read_bytes() == DATA
+    # The cache does not know when a file changed; the bucket does.
+    wait_until(lambda: (again.path / "data" / "a.bin").stat().st_mtime > 1e9, "the bucket's time")
+
+
+def test_an_unknown_name_is_no_missing_file(mount, bucket, expect_log):
+    """With refused keys, a name that the cache does not know gives EACCES, never ENOENT."""
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _used(mount, bucket)
+    bucket.control.resume()
+    wrong = replace(bucket, service=replace(bucket.service, secret_key="wrong" * 8))
+    again: Mount = mount(cache=used.cache, of=wrong)
+    with pytest.raises(PermissionError):
+        (again.path / "other").stat()
+    assert (again.path / "data" / "a.bin").read_bytes() == DATA
+    again.unmount("--force")
+
+
+def test_keys_refused_at_the_start_are_renewed(mount, bucket, expect_log, tmp_path):
+    """New keys in `credentials_file` heal a mount that started with wrong ones."""
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _used(mount, bucket)
+    bucket.control.resume()
+    keys = tmp_path / "keys"
+
+    def write(secret: str) -> None:
+        keys.write_text(f"AWS_ACCESS_KEY_ID={bucket.service.access_key}\nAWS_SECRET_ACCESS_KEY={secret}\n")
+        keys.chmod(0o600)
+
+    write("wrong" * 8)
+    again: Mount = mount("--credentials-file", str(keys), cache=used.cache)
+    assert (again.path / "new").read_bytes() == b"pending"
+    write(bucket.service.secret_key)
+    again.sync()
+    wait_until(lambda: not again.status()["start_failure"], "the end of the degraded state", seconds=40)
+    assert bucket.get("new") == b"pending"
+
+
+def test_a_silent_bucket_delays_a_start_by_seconds(mount, bucket, expect_log):
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _used(mount, bucket)
+    bucket.control.resume()
+    bucket.control.pause("blackhole")
+    began = time.monotonic()
+    again: Mount = mount(cache=used.cache)
+    assert time.monotonic() - began < 25
+    assert (again.path / "new").read_bytes() == b"pending"
+    bucket.control.resume()
+    again.sync()
+
+
+def test_a_bucket_that_is_gone_still_refuses_a_start(mount, bucket, expect_log):
+    """No waiting heals a wrong name."""
+    made: Mount = mount()
+    made.unmount()
+    gone = replace(bucket, service=replace(bucket.service, bucket="no-such-bucket"))
+    done = run(*Mount(gone, made.path, made.cache).command(), check=False, env=bucket.service.environment())
+    assert done.returncode == 1
+    assert "no-such-bucket" in done.stderr
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_keys_that_may_not_write_start_with_pending_files(mount, bucket, expect_log, pending):
+    """A read-write mount whose keys may not write is refused, unless files wait for upload."""
+    used: Mount = mount("--settle-seconds", "600")
+    if pending:
+        expect_log(READS_ONLY)
+        expect_log(ON_THE_WAY)
+        (used.path / "new").write_bytes(b"pending")
+    used.unmount("--force")
+    bucket.control.add_account(Account("reader", "reading" * 5, writable=False))
+    reader = replace(bucket, service=replace(bucket.service, access_key="reader", secret_key="reading" * 5))
+    if pending:
+        again: Mount = mount(cache=used.cache, of=reader)
+        assert (again.path / "new").read_bytes() == b"pending"
+        again.unmount("--force")
+        return
+    done = run(*Mount(reader, used.path, used.cache).command(), check=False, env=reader.service.environment())
+    assert done.returncode == 1
+    assert "allow reads but not writes" in done.stderr
+
+
+def test_wait_for_bucket_waits(mount, bucket, expect_log):
+    """With the option, `mount` returns only when the bucket has answered."""
+    used = _used(mount, bucket)
+    words = [str(word) for word in used.command("--wait-for-bucket")]
+    with subprocess.Popen(
+        words, env=bucket.service.environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            wait_until(lambda: "waiting for the bucket" in used.log(), "the line that it waits")
+            assert process.poll() is None
+            expect_log("waiting for the bucket|" + ON_THE_WAY)
+            bucket.control.resume()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    used.pid = used.status()["pid"]
+    used.sync()
+    assert bucket.get("new") == b"pending"
+    run(FUSECACHE, "unmount", used.path)
