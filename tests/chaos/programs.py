@@ -133,7 +133,8 @@ class Trainer(Program):
             self.call("rmdir", (self.root / old).rmdir)
 
     def _log(self, number: str) -> None:
-        path, content = f"{self.name}/log-{number}", []
+        path = f"{self.name}/log-{number}"
+        content: Content = []
         for _ in range(self.rng.randint(2, 6)):
             piece: Content = [[self.rng.getrandbits(30), self.rng.randint(1, 20_000)]]
             self._write(path, piece, content)
