@@ -98,11 +98,19 @@ class Run:
         lanes.append(threading.Thread(target=self._guard, args=(self._look_on,)))
         for lane in lanes:
             lane.start()
+        try:
+            self._watch(seconds)
+        finally:
+            self._ends.set()
+            for lane in lanes:
+                lane.join()
+        self._say(self.summary())
+
+    def _watch(self, seconds: float) -> None:
+        """Look at the programs and the daemon until the time is over."""
         rests = list(self._plan.rests)
         minute = 1
-        while (now := time.monotonic() - self._began) < seconds and any(
-            lane.is_alive() for lane in lanes[:-1]
-        ):
+        while (now := time.monotonic() - self._began) < seconds:
             time.sleep(TICK_SECONDS)
             self.load.watch()
             self.node.measure()
@@ -112,14 +120,6 @@ class Run:
             if rests and now >= rests[0]:
                 rests.pop(0)
                 self._rest()
-        while time.monotonic() - self._began < seconds:  # the last faults have ended
-            time.sleep(TICK_SECONDS)
-            self.load.watch()
-            self.node.measure()
-        self._ends.set()
-        for lane in lanes:
-            lane.join()
-        self._say(self.summary())
 
     def _guard(self, work: Callable[[], None]) -> None:
         """Make an error of this program a finding, not a thread that is missing."""

@@ -149,7 +149,7 @@ class Node:
     def measure(self) -> None:
         """Look at the daemon's memory and descriptors."""
         pid = self.daemon.pid
-        with suppress(OSError):
+        with suppress(OSError, KeyError):  # it has just ended
             rows = dict(row.split(":", 1) for row in Path(f"/proc/{pid}/status").read_text().splitlines())
             rss = sum(int(rows[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
             self.most_rss = max(self.most_rss, rss)

@@ -15,9 +15,12 @@ import select
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from loader import ElasticBatchSampler, Hints, MDSDataset, World
+from loader.errors import LoaderError
 from tests.chaos.contents import Content, bytes_of
 from tests.s3server import synthetic_bytes
 
@@ -216,12 +219,13 @@ class Reader(Program):
             offset, length = self.rng.randrange(size), self.rng.choice(READ_BYTES)
             for _ in range(16):
                 at = offset
-                data = self.call("read", lambda: os.pread(descriptor, length, at))  # noqa: B023 (called at once)
+                data = self.call("read", lambda: _read_all(descriptor, at, length))  # noqa: B023 (called at once)
                 if data != synthetic_bytes(number, offset, max(0, min(length, size - offset))):
                     say({"wrong": f"data/f{number}: {len(data)} other bytes at {offset}"})
                 offset = offset + length if self.rng.random() < 0.8 else self.rng.randrange(size)
         finally:
-            os.close(descriptor)
+            with suppress(OSError):  # of a daemon that was killed
+                os.close(descriptor)
 
 
 class Job(Program):
@@ -233,16 +237,15 @@ class Job(Program):
 
     def step(self) -> None:
         """Read batches until one fails."""
-        from loader import ElasticBatchSampler, Hints, MDSDataset, World
-
-        dataset = self.call("open", lambda: MDSDataset(self.root / "samples"))
+        dataset = self.call("open", lambda: _plain(lambda: MDSDataset(self.root / "samples")))
         sampler = ElasticBatchSampler(dataset, global_batch_size=BATCH, world=World(), seed=7)
         if self._state is not None:
             sampler.load_state_dict(self._state)
         with Hints(dataset, sampler):
             for batch in sampler:
                 self.rest(0.1)
-                read = self.call("read", lambda: [dataset[index]["number"] for index in batch])  # noqa: B023
+                # Called at once, so the names still mean what they meant.
+                read = self.call("read", lambda: _plain(lambda: [dataset[i]["number"] for i in batch]))  # noqa: B023
                 if [int(number) for number in read] != [int(index) for index in batch]:
                     say({"wrong": f"samples: a batch holds other samples than {list(batch)[:3]}…"})
                 sampler.record_step()
@@ -250,6 +253,30 @@ class Job(Program):
 
 
 KINDS: dict[str, type[Program]] = {"trainer": Trainer, "reader": Reader, "job": Job}
+
+
+def _plain(action: Callable[[], Result]) -> Result:
+    """Carry out an action of the loader; raise the OSError that is the cause of the loader's error."""
+    try:
+        return action()
+    except LoaderError as exc:
+        cause: BaseException | None = exc
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from exc
+
+
+def _read_all(descriptor: int, offset: int, length: int) -> bytes:
+    """Read up to the end of the file. The kernel answers with the pages before one that it could not read."""
+    found = b""
+    while len(found) < length:
+        data = os.pread(descriptor, length - len(found), offset + len(found))
+        if not data:
+            break
+        found += data
+    return found
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
