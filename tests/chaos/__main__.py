@@ -17,7 +17,7 @@ from tests.chaos.checks import Markers, compare
 from tests.chaos.load import Load
 from tests.chaos.node import USUAL_DESCRIPTORS, Node, memory_group
 from tests.chaos.plan import Plan, Planned, draw_plan
-from tests.chaos.programs import FILES, SAMPLES
+from tests.chaos.programs import FILES, RUNS, SAMPLES
 from tests.s3server import ServerProcess
 from tests.support.disks import has_disks
 
@@ -290,6 +290,7 @@ class Run:
 
 
 def _fill_bucket(server: ServerProcess) -> None:
+    server.control.put(f"{RUNS}/", b"")
     for number, size in enumerate(FILES):
         server.control.add_synthetic(f"data/f{number}", size, number)
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ import posixpath
 
 from tests.chaos.contents import bytes_of, is_expected
 from tests.chaos.load import Ledger, Report
+from tests.chaos.programs import RUNS
 from tests.s3server import ServerProcess
 from tests.s3server.control import ObjectView
 
@@ -67,7 +68,7 @@ def compare(server: ServerProcess, ledger: Ledger) -> dict[str, str]:
     objects = {
         key: view
         for key, view in server.control.objects().items()
-        if not key.endswith("/") and key.startswith("trainer-")
+        if not key.endswith("/") and key.startswith(f"{RUNS}/")
     }
     wrong = {
         f"{key}": "wrong bytes: nothing of that name was written" for key in objects.keys() - promised.keys()

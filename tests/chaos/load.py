@@ -137,7 +137,8 @@ class Running:
     def kill(self) -> None:
         """End it with SIGKILL."""
         self.process.kill()
-        self.wait(30)
+        # The kernel lets it end only when the daemon has answered the call under way.
+        self.wait(OTHER_BOUND_SECONDS)
 
     def stop(self) -> None:
         """Ask it to end after the call under way."""
@@ -186,8 +187,9 @@ class Load:
             if not names:
                 return
             name = names[choice % len(names)]
-            self._running.pop(name).kill()
+            killed = self._running.pop(name)
             self._start("trainer")
+        killed.kill()
 
     def watch(self) -> None:
         """Look at every program."""

@@ -31,6 +31,7 @@ SHARD_BYTES = (20 * KIB, 12 * MIB)
 KEPT_CHECKPOINTS = 2
 FILES = [48 * MIB + 12_345] * 4 + [150_001] * 60  # of the read-only part, `data/f<number>`
 READ_BYTES = (4096, 65_536, MIB)
+RUNS = "runs"
 SAMPLES, BATCH = 20_000, 200  # of the loader's dataset
 PAUSE_AFTER_FAILURE_SECONDS = 0.5
 
@@ -97,7 +98,8 @@ class Trainer(Program):
     """Checkpoints with their marker last and rotation, logs, and directories that are renamed."""
 
     def __init__(self, root: Path, name: str, seed: int) -> None:
-        super().__init__(root, name, seed)
+        # Below a directory that is in the bucket alone: without a mount, nothing can be written beside it.
+        super().__init__(root, f"{RUNS}/{name}", seed)
         self._count = 0
         self._is_made = False
         self._checkpoints: list[tuple[str, dict[str, Content]]] = []

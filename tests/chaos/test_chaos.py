@@ -17,7 +17,7 @@ from tests.support import ROOT
 
 OLD: Content = [[1, 1000]]
 NEW: Content = [[2, 3000], "end"]
-MARKER = '{"trainer-0/step-1/shard-0": [[3, 500]]}'
+MARKER = '{"runs/trainer-0/step-1/shard-0": [[3, 500]]}'
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def test_an_acknowledged_close_is_compared(
 ) -> None:
     """What the bucket lacks is lost, and everything but the last content is wrong."""
     ledger = Ledger()
-    ledger.did({"trainer-0/a": OLD}, "write", 0)
-    ledger.did({"trainer-0/a": NEW}, "write", 0)
+    ledger.did({"runs/trainer-0/a": OLD}, "write", 0)
+    ledger.did({"runs/trainer-0/a": NEW}, "write", 0)
     if in_bucket is not None:
-        server.control.put("trainer-0/a", in_bucket)
+        server.control.put("runs/trainer-0/a", in_bucket)
     wrong = compare(server, ledger)
     assert [text.partition(":")[0] for text in wrong.values()] == ([found] if found else [])
 
@@ -81,40 +81,40 @@ def test_a_failed_close_leaves_old_or_new(
 ) -> None:
     """A call without an answer may have had its effect, whole or not at all."""
     ledger = Ledger()
-    ledger.did({"trainer-0/a": OLD}, "write", 0)
-    ledger.may_have({"trainer-0/a": NEW}, 1.0)
+    ledger.did({"runs/trainer-0/a": OLD}, "write", 0)
+    ledger.may_have({"runs/trainer-0/a": NEW}, 1.0)
     if in_bucket is not None:
-        server.control.put("trainer-0/a", in_bucket)
+        server.control.put("runs/trainer-0/a", in_bucket)
     assert bool(compare(server, ledger)) == is_wrong
 
 
 def test_foreign_files_and_remains_are_found(server: ServerProcess) -> None:
     """A name that no program wrote, and a file that was removed here, are findings."""
     ledger = Ledger()
-    ledger.did({"trainer-0/a": None}, "unlink", 0)
-    server.control.put("trainer-0/a", b"old")
-    server.control.put("trainer-0/a.conflict-node-1", b"new")
+    ledger.did({"runs/trainer-0/a": None}, "unlink", 0)
+    server.control.put("runs/trainer-0/a", b"old")
+    server.control.put("runs/trainer-0/a.conflict-node-1", b"new")
     wrong = compare(server, ledger)
-    assert wrong["trainer-0/a"].startswith("unhealed")
-    assert wrong["trainer-0/a.conflict-node-1"].startswith("wrong bytes")
+    assert wrong["runs/trainer-0/a"].startswith("unhealed")
+    assert wrong["runs/trainer-0/a.conflict-node-1"].startswith("wrong bytes")
 
 
 def test_an_index_without_its_files_is_found(server: ServerProcess) -> None:
     """An index needs all its files, in their sizes, and `latest` needs the index."""
     found: list[str] = []
     markers = Markers(server, lambda kind, _: found.append(kind))
-    server.control.put("trainer-0/step-1/shard-0", bytes_of([[3, 500]]))
-    server.control.put("trainer-0/step-1/.metadata", MARKER.encode())
-    server.control.put("trainer-0/latest", b"step-1")
+    server.control.put("runs/trainer-0/step-1/shard-0", bytes_of([[3, 500]]))
+    server.control.put("runs/trainer-0/step-1/.metadata", MARKER.encode())
+    server.control.put("runs/trainer-0/latest", b"step-1")
     markers.look()
     assert found == []
-    server.control.put("trainer-0/step-1/shard-0", b"short")
+    server.control.put("runs/trainer-0/step-1/shard-0", b"short")
     markers.look()
     assert found == ["order"]
-    server.control.delete("trainer-0/step-1/shard-0")
+    server.control.delete("runs/trainer-0/step-1/shard-0")
     markers.look()
     assert found == ["order"] * 2
-    server.control.delete("trainer-0/step-1/.metadata")
+    server.control.delete("runs/trainer-0/step-1/.metadata")
     markers.look()
     assert found == ["order"] * 3
 
