@@ -21,7 +21,7 @@ from tests.chaos.programs import FILES, RUNS, SAMPLES
 from tests.s3server import ServerProcess
 from tests.support.disks import has_disks
 
-LOAD = ["trainer", "trainer", "reader", "reader", "job"]
+LOAD = ["trainer", "trainer", "holder", "reader", "reader", "job"]
 TICK_SECONDS = 0.25
 LOOK_SECONDS = 1.0
 # After the last fault: to mount, to end the programs' calls, to publish everything, to unmount.
@@ -29,7 +29,7 @@ MOUNT_SECONDS, END_SECONDS, HEAL_SECONDS = 90.0, 320.0, 300.0
 # A call may fail by a fault that ended that long before: requests are retried for 60 s.
 EXCUSED_SECONDS = 65.0
 # `--memory 64MiB`, Python itself, and what uploads hold.
-MOST_RSS = 512 << 20
+MOST_RSS = 400 << 20
 ABSENT = {"ENOENT", "ENOTCONN", "ECONNABORTED"}
 FINDINGS = (
     "lost", "wrong bytes", "unhealed", "order", "slow call", "error without a fault", "absent without a cause",
@@ -201,6 +201,8 @@ class Run:
             return True
         if error in ABSENT:
             return False
+        if error in {"EMFILE", "ENFILE"} and self.node.has_few_descriptors():
+            return True
         with self._lock:
             return (
                 bool(self._active) or ended - self._last_fault < EXCUSED_SECONDS or began < self._last_fault

@@ -107,6 +107,8 @@ class Running:
     def _take(self, line: dict[str, Any]) -> None:
         if "will" in line:
             self._pending, self._is_late = line, False
+        elif "maybe" in line:
+            self._ledger.may_have(line["maybe"], 0.0)
         elif "wrong" in line:
             self._report("wrong bytes", line["wrong"])
         elif self._pending is not None:

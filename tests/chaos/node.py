@@ -136,6 +136,10 @@ class Node:
             for down in downs
         )
 
+    def has_few_descriptors(self) -> bool:
+        """Return whether the daemon may open few files."""
+        return self.daemon.few_descriptors
+
     def note_down(self) -> None:
         """Note that there is no daemon from now on."""
         self.down_since.append(time.monotonic())

@@ -18,7 +18,8 @@ WHOLE_MACHINE = {
     "disk full": (5, 40), "disk hangs": (2, 12), "disk read-only": (5, 20), "disk EIO": (5, 20),
     "little memory": (10, 40),
 }  # fmt: skip
-PROGRAMS = {"writer killed": (0, 0)}
+# It lasts until the next may come.
+PROGRAMS = {"writer killed": (5, 40)}
 
 # Between two faults of a lane.
 PAUSE_SECONDS = (4.0, 25.0)

@@ -32,6 +32,7 @@ KEPT_CHECKPOINTS = 2
 FILES = [48 * MIB + 12_345] * 4 + [150_001] * 60  # of the read-only part, `data/f<number>`
 READ_BYTES = (4096, 65_536, MIB)
 RUNS = "runs"
+HELD_FILES = 220  # with what the daemon has open itself, about 60, more than 256
 SAMPLES, BATCH = 20_000, 200  # of the loader's dataset
 PAUSE_AFTER_FAILURE_SECONDS = 0.5
 
@@ -209,6 +210,42 @@ class Trainer(Program):
         return [[self.rng.getrandbits(30), size]]
 
 
+class Holder(Program):
+    """Has many files open at once, more than a daemon with few descriptors can."""
+
+    def __init__(self, root: Path, name: str, seed: int) -> None:
+        super().__init__(root, f"{RUNS}/{name}", seed)
+        self._count = 0
+
+    def step(self) -> None:
+        """Create files until one is refused, then write and close each, and remove them."""
+        self._count += 1
+        folder = f"{self.name}-{self._count:05}"
+        self.call("mkdir", (self.root / folder).mkdir)
+        files: dict[str, int] = {}
+        closed: list[str] = []
+        try:
+            with suppress(Failed):
+                for index in range(HELD_FILES):
+                    path = f"{folder}/{index}"
+                    # Until it is closed it may be there, empty, or not.
+                    files[path] = self.call("create", lambda: self._create(path), None, {path: []})  # noqa: B023
+                    say({"maybe": {path: []}})
+            for path in list(files):
+                content: Content = [[self.rng.getrandbits(30), self.rng.randint(1, 5000)]]
+                self.call("write", lambda: _fill(files.pop(path), content), {path: content})  # noqa: B023
+                closed.append(path)
+        finally:
+            for descriptor in files.values():
+                with suppress(OSError):
+                    os.close(descriptor)
+        for path in closed:
+            self.call("unlink", (self.root / path).unlink, {path: None})
+
+    def _create(self, path: str) -> int:
+        return os.open(self.root / path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+
+
 class Reader(Program):
     """Reads what was in the bucket before, at random and in sequence."""
 
@@ -254,7 +291,7 @@ class Job(Program):
                 self._state = sampler.state_dict()
 
 
-KINDS: dict[str, type[Program]] = {"trainer": Trainer, "reader": Reader, "job": Job}
+KINDS: dict[str, type[Program]] = {"trainer": Trainer, "holder": Holder, "reader": Reader, "job": Job}
 
 
 def _plain(action: Callable[[], Result]) -> Result:
@@ -279,6 +316,16 @@ def _read_all(descriptor: int, offset: int, length: int) -> bytes:
             break
         found += data
     return found
+
+
+def _fill(descriptor: int, content: Content) -> None:
+    try:
+        _write_all(descriptor, bytes_of(content))
+    except OSError:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
