@@ -1,5 +1,6 @@
 """What must hold in the bucket: commit markers at any moment, and every acknowledged close at the end."""
 
+import hashlib
 import json
 import posixpath
 
@@ -8,6 +9,9 @@ from tests.chaos.load import Ledger, Report
 from tests.chaos.programs import RUNS
 from tests.s3server import ServerProcess
 from tests.s3server.control import ObjectView
+
+# Shown with a finding of order.
+LAST_REQUESTS = 60
 
 
 class Markers:
@@ -27,14 +31,17 @@ class Markers:
             if key.endswith("/.metadata"):
                 self._look_at_index(key, view, objects)
             elif key.endswith("/latest"):
-                step = self._content(key, view).decode(errors="replace")
+                step = (self._content(key, view) or b"").decode(errors="replace")
                 index = f"{posixpath.dirname(key)}/{step}/.metadata"
-                if index not in objects:
+                if step and index not in objects:
                     self._find(key, view, f"{key} names {step}, whose index is not in the bucket")
 
     def _look_at_index(self, key: str, view: ObjectView, objects: dict[str, ObjectView]) -> None:
+        data = self._content(key, view)
+        if data is None:
+            return
         try:
-            files = json.loads(self._content(key, view))
+            files = json.loads(data)
         except ValueError:
             self._find(key, view, f"{key} is not whole")
             return
@@ -47,19 +54,29 @@ class Markers:
                     key, view, f"{key} is in the bucket, and {path} has {objects[path].size} B, not {size}"
                 )
 
-    def _content(self, key: str, view: ObjectView) -> bytes:
+    def _content(self, key: str, view: ObjectView) -> bytes | None:
+        """Return what an object held at the look; None if it has changed since."""
         place = (key, view.etag)
         if place not in self._read:
             try:
-                self._read[place] = self._server.control.read(key)
+                data = self._server.control.read(key)
             except KeyError:
-                return b"{}"  # removed since the look
+                return None
+            if hashlib.md5(data, usedforsecurity=False).hexdigest() != view.etag:
+                return None
+            self._read[place] = data
         return self._read[place]
 
     def _find(self, key: str, view: ObjectView, text: str) -> None:
         if (key, view.etag, text) not in self._seen:
             self._seen.add((key, view.etag, text))
-            self._report("order", text)
+            top = "/".join(key.split("/")[:2]) + "/"
+            requests = [
+                f"{entry.time:.3f} {entry.operation} {entry.key} {entry.status} {entry.took_effect}"
+                for entry in self._server.control.log()
+                if entry.key.startswith(top) and entry.took_effect is not None
+            ]
+            self._report("order", "\n    ".join([text, *requests[-LAST_REQUESTS:]]))
 
 
 def compare(server: ServerProcess, ledger: Ledger) -> dict[str, str]:
