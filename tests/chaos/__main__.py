@@ -311,9 +311,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
+    parser.add_argument(
+        "--whole-machine", action=argparse.BooleanOptionalAction, default=has_disks() and memory_group() is not None,
+        help="also faults of disk and memory [if root, and there are loop devices and control groups]",
+    )  # fmt: skip
     options = parser.parse_args()
     seed = int(time.time()) % 1_000_000 if options.seed is None else options.seed
-    whole_machine = has_disks() and memory_group() is not None
+    whole_machine = options.whole_machine
     plan = draw_plan(
         seed,
         options.minutes,
@@ -324,7 +328,11 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="fusecache-chaos-", dir=options.directory))
     print(  # noqa: T201
         f"seed {seed}, log {directory / 'node' / 'log'}"
-        + ("" if whole_machine else "; no faults of disk and memory: they need root and loop devices"),
+        + (
+            ""
+            if whole_machine
+            else "; no faults of disk and memory, which need root, loop devices and control groups"
+        ),
         flush=True,
     )
     run = Run(plan, seed, directory, whole_machine=whole_machine)

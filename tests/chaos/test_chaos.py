@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,12 +121,11 @@ def test_an_index_without_its_files_is_found(server: ServerProcess) -> None:
 @pytest.mark.fuse
 @pytest.mark.s3server_only
 def test_a_few_seconds_are_clean(tmp_path: Path) -> None:
-    """The load runs, two faults come, and nothing is found."""
-    words = ["--minutes", "0.3", "--seed", "3", "--only", "resets,daemon killed", "--directory", tmp_path]
-    began = time.monotonic()
+    """The load runs, answers are lost, and nothing is found."""
+    words = ["--minutes", "0.4", "--seed", "1", "--no-whole-machine", "--directory", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", *map(str, words)],
-        cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
+        [sys.executable, "-m", "tests.chaos", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}{done.stderr} {time.monotonic() - began:.0f} s"
-    assert "finding: lost                                     0" in done.stdout
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert "fault: lost answers " in done.stdout
