@@ -54,7 +54,7 @@ class Run:
         self.node = Node(self._server, directory, seed, whole_machine=whole_machine)
         self._faults = BucketFaults(self._server, self.node.credentials)
         self.load = Load(self.node.daemon.path, seed, self.report, self._is_excused)
-        self.markers = Markers(self._server, self.report)
+        self.markers = Markers(self._server, self.load.ledger, directory, self.report)
 
     def report(self, kind: str, text: str) -> None:
         """Note a finding, and say it at once."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import posixpath
+from pathlib import Path
 
 from tests.chaos.contents import bytes_of, is_expected
 from tests.chaos.load import Ledger, Report
@@ -10,15 +11,12 @@ from tests.chaos.programs import RUNS
 from tests.s3server import ServerProcess
 from tests.s3server.control import ObjectView
 
-# Shown with a finding of order.
-LAST_REQUESTS = 60
-
 
 class Markers:
     """Looks whether each index in the bucket has its files, and whether each `latest` names a complete checkpoint."""
 
-    def __init__(self, server: ServerProcess, report: Report) -> None:
-        self._server, self._report = server, report
+    def __init__(self, server: ServerProcess, ledger: Ledger, directory: Path, report: Report) -> None:
+        self._server, self._ledger, self._directory, self._report = server, ledger, directory, report
         self._read: dict[tuple[str, str], bytes] = {}
         self._seen: set[tuple[str, str, str]] = set()
         self.looks = 0
@@ -72,11 +70,17 @@ class Markers:
             self._seen.add((key, view.etag, text))
             top = "/".join(key.split("/")[:2]) + "/"
             requests = [
-                f"{entry.time:.3f} {entry.operation} {entry.key} {entry.status} {entry.took_effect}"
+                (
+                    entry.time,
+                    f"{entry.time:.3f} bucket {entry.operation} {entry.key} {entry.status} {entry.took_effect}",
+                )
                 for entry in self._server.control.log()
                 if entry.key.startswith(top) and entry.took_effect is not None
             ]
-            self._report("order", "\n    ".join([text, *requests[-LAST_REQUESTS:]]))
+            lines = [line for _, line in sorted([*requests, *self._ledger.history(top)])]
+            evidence = self._directory / f"order-{len(self._seen)}"
+            evidence.write_text("\n".join([text, *lines]) + "\n")
+            self._report("order", f"{text}; calls and requests: {evidence}")
 
 
 def compare(server: ServerProcess, ledger: Ledger) -> dict[str, str]:

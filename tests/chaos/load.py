@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ BOUNDS_SECONDS = {"read": 120.0, "open": 120.0}
 OTHER_BOUND_SECONDS = 310.0
 # A file that stays open for 60 s is published as it is (contract: "Files that stay open").
 STAYS_OPEN_SECONDS = 50.0
+HISTORY_CALLS = 50_000
 
 Report = Callable[[str, str], None]
 
@@ -35,11 +36,24 @@ class Ledger:
         self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.read_bytes = 0
+        self._history: deque[tuple[float, str]] = deque(maxlen=HISTORY_CALLS)
+
+    def history(self, top: str) -> list[tuple[float, str]]:
+        """Return the last calls that changed anything below `top`: seconds since 1970, and a line of text."""
+        with self._lock:
+            return [row for row in self._history if f" {top}" in row[1]]
+
+    def _note(self, outcome: str, changes: dict[str, Content | None]) -> None:
+        if changes:
+            names = " ".join(f"{path}{'' if content else ' (gone)'}" for path, content in changes.items())
+            now = time.time()
+            self._history.append((now, f"{now:.3f} program {outcome} {names}"))
 
     def did(self, changes: dict[str, Content | None], call: str, count: int) -> None:
         """Note a call that returned."""
         with self._lock:
             self.calls[call] += 1
+            self._note(call, changes)
             self.closes += call == "write"
             self.read_bytes += count if call == "read" else 0
             for path, content in changes.items():
@@ -50,6 +64,7 @@ class Ledger:
     def may_have(self, changes: dict[str, Content | None], seconds: float) -> None:
         """Note a call that failed, or whose program was killed, after that time."""
         with self._lock:
+            self._note("perhaps", changes)
             for path, content in changes.items():
                 self._allowed[path] = [*self._allowed.get(path, [None]), content]
                 self._uncertain.add(path)

@@ -98,10 +98,10 @@ def test_foreign_files_and_remains_are_found(server: ServerProcess) -> None:
     assert wrong["runs/trainer-0/a.conflict-node-1"].startswith("wrong bytes")
 
 
-def test_an_index_without_its_files_is_found(server: ServerProcess) -> None:
+def test_an_index_without_its_files_is_found(server: ServerProcess, tmp_path: Path) -> None:
     """An index needs all its files, in their sizes, and `latest` needs the index."""
     found: list[str] = []
-    markers = Markers(server, lambda kind, _: found.append(kind))
+    markers = Markers(server, Ledger(), tmp_path, lambda kind, _: found.append(kind))
     server.control.put("runs/trainer-0/step-1/shard-0", bytes_of([[3, 500]]))
     server.control.put("runs/trainer-0/step-1/.metadata", MARKER.encode())
     server.control.put("runs/trainer-0/latest", b"step-1")
