@@ -134,6 +134,11 @@ MINUTES ?= 10
 soak: setup ## sixteen readers at random, every byte compared, limits watched; MINUTES
 	@$(VENV)/bin/python -m scripts.soak --minutes $(MINUTES)
 
+.PHONY: chaos
+chaos: MINUTES = 30
+chaos: setup ## faults at random under a trainer's load, all checked; MINUTES, SEED, CHAOS_ARGS; disk faults as root
+	@$(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
 .PHONY: check
 check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .

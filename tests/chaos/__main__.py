@@ -1,0 +1,349 @@
+"""`make chaos`: faults at random under a load like a trainer's. Exits with 1 on any finding."""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from loader import MDSWriter
+from tests.chaos.bucket_faults import BucketFaults
+from tests.chaos.checks import Markers, compare
+from tests.chaos.load import Load
+from tests.chaos.node import USUAL_DESCRIPTORS, Node, memory_group
+from tests.chaos.plan import Plan, Planned, draw_plan
+from tests.chaos.programs import FILES, RUNS, SAMPLES
+from tests.s3server import ServerProcess
+from tests.support.disks import has_disks
+
+LOAD = ["trainer", "trainer", "holder", "reader", "reader", "job"]
+TICK_SECONDS = 0.25
+LOOK_SECONDS = 1.0
+# After the last fault: to mount, to end the programs' calls, to publish everything, to unmount.
+MOUNT_SECONDS, END_SECONDS, HEAL_SECONDS = 90.0, 320.0, 300.0
+# A call may fail by a fault that ended that long before: requests are retried for 60 s.
+EXCUSED_SECONDS = 65.0
+# `--memory 64MiB`, Python itself, and what uploads hold.
+MOST_RSS = 400 << 20
+ABSENT = {"ENOENT", "ENOTCONN", "ECONNABORTED"}
+FINDINGS = (
+    "lost", "wrong bytes", "unhealed", "order", "slow call", "error without a fault", "absent without a cause",
+    "daemon", "program", "memory", "unmount",
+)  # fmt: skip
+
+
+class Run:
+    """One run: the server, the node, the load, and the lanes of faults."""
+
+    def __init__(self, plan: Plan, seed: int, directory: Path, *, whole_machine: bool) -> None:
+        self._plan, self._seed = plan, seed
+        self.findings: list[tuple[str, str]] = []
+        self.injected: Counter[str] = Counter()
+        self._active: dict[str, float] = {}
+        self._last_fault = 0.0
+        self._ends = threading.Event()
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._server = ServerProcess(directory / "bucket")
+        self._server.start()
+        self.node = Node(self._server, directory, seed, whole_machine=whole_machine)
+        self._faults = BucketFaults(self._server, self.node.credentials)
+        self.load = Load(self.node.daemon.path, seed, self.report, self._is_excused)
+        self.markers = Markers(self._server, self.load.ledger, directory, self.report)
+
+    def report(self, kind: str, text: str) -> None:
+        """Note a finding, and say it at once."""
+        with self._lock:
+            self.findings.append((kind, text))
+            if len(self.findings) <= 100:
+                active = ", ".join(sorted(self._active)) or "no fault"
+                self._say(f"FINDING {kind}: {text} [{active}]")
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:7.1f} s  {text}", flush=True)  # noqa: T201
+
+    # ---- the run
+
+    def carry_out(self, seconds: float) -> None:
+        """Do everything; findings are in `findings`."""
+        _fill_bucket(self._server)
+        with self.node:
+            try:
+                if problem := self.node.start(MOUNT_SECONDS):
+                    self.report("daemon", f"did not mount: {problem}")
+                    return
+                self._began = time.monotonic()
+                self._inject(seconds)
+                self._heal()
+            finally:
+                self._ends.set()
+                self._server.control.clear_faults()
+                self._server.control.resume()
+                self.load.stop(5.0)
+        self._server.stop()
+
+    def _inject(self, seconds: float) -> None:
+        self.load.start(LOAD)
+        lanes = [
+            threading.Thread(
+                target=self._guard, args=(lambda faults=faults, name=name: self._lane(name, faults),)
+            )
+            for name, faults in self._plan.lanes.items()
+        ]
+        lanes.append(threading.Thread(target=self._guard, args=(self._look_on,)))
+        for lane in lanes:
+            lane.start()
+        try:
+            self._watch(seconds)
+        finally:
+            self._ends.set()
+            for lane in lanes:
+                lane.join()
+        self._say(self.summary())
+
+    def _watch(self, seconds: float) -> None:
+        """Look at the programs and the daemon until the time is over."""
+        rests = list(self._plan.rests)
+        minute = 1
+        while (now := time.monotonic() - self._began) < seconds:
+            time.sleep(TICK_SECONDS)
+            self.load.watch()
+            self.node.measure()
+            if now >= minute * 60:
+                self._say(self.summary())
+                minute += 1
+            if rests and now >= rests[0]:
+                rests.pop(0)
+                self._rest()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Make an error of this program a finding, not a thread that is missing."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001 (whatever it is, it must be seen)
+            self.report("program", traceback.format_exc())
+
+    def _lane(self, name: str, faults: list[Planned]) -> None:
+        is_node = name == "node"
+        for fault in faults:
+            if self._wait(fault.start - (time.monotonic() - self._began), is_node=is_node):
+                break
+            with self._lock:
+                self._active[fault.kind] = time.monotonic()
+                self.injected[fault.kind] += 1
+                self._say(f"{fault.kind}, {fault.seconds:.0f} s")
+            try:
+                self._begin(name, fault)
+                self._wait(fault.seconds, is_node=is_node)
+            finally:
+                self._end(name, fault)
+                with self._lock:
+                    del self._active[fault.kind]
+                    self._last_fault = time.monotonic()
+        if is_node:
+            while not self._wait(TICK_SECONDS, is_node=True):
+                pass
+
+    def _begin(self, lane: str, fault: Planned) -> None:
+        if lane == "node":
+            self.node.begin(fault.kind)
+        elif lane == "programs":
+            self.load.kill_one(fault.choice)
+        else:
+            self._faults.begin(fault.kind, fault.choice)
+
+    def _end(self, lane: str, fault: Planned) -> None:
+        if lane == "node":
+            self.node.end(fault.kind)
+            if self.node.is_down_on_purpose():
+                self._mount()
+        elif lane != "programs":
+            self._faults.end(fault.kind)
+
+    def _mount(self) -> None:
+        # While the bucket is away no daemon starts: its service manager goes on trying.
+        while problem := self.node.start(MOUNT_SECONDS):
+            if time.monotonic() - self._last_fault > EXCUSED_SECONDS and len(self._active) <= 1:
+                self.report("daemon", f"does not mount: {problem}")
+                return
+
+    def _wait(self, seconds: float, *, is_node: bool = False) -> bool:
+        """Return whether the faults are over. The node's lane also replaces a daemon that ended by itself."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._ends.wait(min(left, TICK_SECONDS)):
+                return True
+            if is_node and not self.node.is_down_on_purpose() and not self.node.daemon.is_running():
+                self.node.note_down()
+                self.report("daemon", f"ended by itself with {self.node.daemon.take_ended()}")
+                self._mount()
+        return self._ends.is_set()
+
+    def _look_on(self) -> None:
+        while not self._ends.wait(LOOK_SECONDS):
+            self.markers.look()
+
+    def _rest(self) -> None:
+        """All faults ended a while ago: everything closed until now must reach the bucket."""
+        if self.node.daemon.sync(timeout=100.0):
+            self.report(
+                "unhealed", f"sync failed {EXCUSED_SECONDS:.0f} s after the last fault: {self._state()}"
+            )
+
+    def _is_excused(self, error: str, began: float, ended: float) -> bool:
+        """Return whether a fault explains an error of a call."""
+        if self.node.was_down(began, ended):
+            return True
+        if error in ABSENT:
+            return False
+        if error in {"EMFILE", "ENFILE"} and self.node.has_few_descriptors():
+            return True
+        with self._lock:
+            return (
+                bool(self._active) or ended - self._last_fault < EXCUSED_SECONDS or began < self._last_fault
+            )
+
+    # ---- the end
+
+    def _heal(self) -> None:
+        """Without a person's help: everything in the bucket, byte for byte, and an unmount that succeeds."""
+        began = time.monotonic()
+        self.load.stop(END_SECONDS)
+        deadline = time.monotonic() + HEAL_SECONDS
+        while True:
+            status = self.node.daemon.sync(timeout=60.0)
+            self.node.measure()
+            wrong = compare(self._server, self.load.ledger)
+            uploads = [upload.key for upload in self._server.control.uploads()]
+            if not (status or wrong or uploads) or time.monotonic() > deadline:
+                break
+            time.sleep(1.0)
+        self._say(f"healed or given up {time.monotonic() - began:.0f} s after the last fault")
+        for path, text in wrong.items():
+            kind, _, rest = text.partition(": ")
+            self.report(kind, f"{path}: {rest}")
+        if status:
+            self.report("unhealed", f"sync ends with {status}: {self._state()}")
+        if uploads:
+            self.report("unhealed", f"uploads left: {uploads}")
+        self.markers.look()
+        self._unmount()
+        if self.node.most_rss > MOST_RSS:
+            self.report("memory", f"the daemon had {self.node.most_rss >> 20} MiB")
+
+    def _state(self) -> str:
+        try:
+            status = self.node.daemon.status()
+        except OSError as exc:
+            return f"no status: {exc}"
+        names = (
+            "state",
+            "waiting_for",
+            "pending_files",
+            "rejected_files",
+            "rejected",
+            "conflicts",
+            "waiting",
+        )
+        return str({name: status[name] for name in names if status.get(name)})
+
+    def _unmount(self) -> None:
+        daemon = self.node.daemon
+        done = daemon.command("unmount", daemon.path)
+        if done.returncode:
+            self.report("unmount", f"ended with {done.returncode}: {done.stderr}")
+        elif status := daemon.wait(60.0):
+            self.report("unmount", f"the daemon ended with {status}")
+
+    # ---- words
+
+    def summary(self) -> str:
+        """Return the state of the run in one line."""
+        ledger = self.load.ledger
+        return (
+            f"faults {sum(self.injected.values())}, closes {ledger.closes}, calls {sum(ledger.calls.values())}, "
+            f"read {ledger.read_bytes >> 20} MiB, errors {sum(ledger.errors.values())}, looks {self.markers.looks}, "
+            f"RSS {self.node.most_rss >> 20} MiB, descriptors {self.node.most_descriptors}, "
+            f"findings {len(self.findings)}"
+        )
+
+    def table(self) -> str:
+        """Return the result as a table."""
+        ledger = self.load.ledger
+        counts = Counter(kind for kind, _ in self.findings)
+        rows: list[tuple[str, object]] = [
+            (f"fault: {kind}", count) for kind, count in sorted(self.injected.items())
+        ]
+        rows += [(f"error: {name}", count) for name, count in sorted(ledger.errors.items())]
+        rows += [
+            ("daemons started", self.node.starts),
+            ("acknowledged closes", ledger.closes),
+            ("files at the end", ledger.certain()),
+            ("highest RSS, MiB", self.node.most_rss >> 20),
+            (f"highest descriptors (of {USUAL_DESCRIPTORS})", self.node.most_descriptors),
+        ]
+        rows += [(f"finding: {kind}", counts[kind]) for kind in FINDINGS]
+        return "\n".join(f"{name:40} {value!s:>10}" for name, value in rows)
+
+
+def _fill_bucket(server: ServerProcess) -> None:
+    server.control.put(f"{RUNS}/", b"")
+    for number, size in enumerate(FILES):
+        server.control.add_synthetic(f"data/f{number}", size, number)
+    with tempfile.TemporaryDirectory() as folder:
+        with MDSWriter(Path(folder) / "samples", {"number": "int"}, size_limit=8192) as writer:
+            for number in range(SAMPLES):
+                writer.write({"number": number})
+        for path in (Path(folder) / "samples").iterdir():
+            server.control.put(f"samples/{path.name}", path.read_bytes())
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(prog="tests.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=None, help="[the clock]")
+    parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
+    parser.add_argument("--without", default="", help="kinds of faults to leave out")
+    parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
+    parser.add_argument(
+        "--whole-machine", action=argparse.BooleanOptionalAction, default=has_disks() and memory_group() is not None,
+        help="also faults of disk and memory [if root, and there are loop devices and control groups]",
+    )  # fmt: skip
+    options = parser.parse_args()
+    seed = int(time.time()) % 1_000_000 if options.seed is None else options.seed
+    whole_machine = options.whole_machine
+    plan = draw_plan(
+        seed,
+        options.minutes,
+        whole_machine=whole_machine,
+        only=[kind for kind in options.only.split(",") if kind],
+        without=[kind for kind in options.without.split(",") if kind],
+    )
+    directory = Path(tempfile.mkdtemp(prefix="fusecache-chaos-", dir=options.directory))
+    print(  # noqa: T201
+        f"seed {seed}, log {directory / 'node' / 'log'}"
+        + (
+            ""
+            if whole_machine
+            else "; no faults of disk and memory, which need root, loop devices and control groups"
+        ),
+        flush=True,
+    )
+    run = Run(plan, seed, directory, whole_machine=whole_machine)
+    run.carry_out(options.minutes * 60)
+    print(run.table())  # noqa: T201
+    if run.findings:
+        print(f"FAILED: {len(run.findings)} findings; seed {seed}, log {directory / 'node' / 'log'}")  # noqa: T201
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The run itself: its plan comes from the seed alone, its checks find what they look for, and short runs are clean."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.checks import Markers, compare
+from tests.chaos.contents import Content, bytes_of
+from tests.chaos.load import Ledger
+from tests.chaos.plan import ANSWERS, NODE, PERIOD_SECONDS, REST_SECONDS, WAYS, WHOLE_MACHINE, draw_plan
+from tests.s3server import ServerProcess
+from tests.support import ROOT
+
+OLD: Content = [[1, 1000]]
+NEW: Content = [[2, 3000], "end"]
+MARKER = '{"runs/trainer-0/step-1/shard-0": [[3, 500]]}'
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess() as started:
+        yield started
+
+
+def test_a_seed_gives_one_plan() -> None:
+    """The same seed draws the same faults, and another seed draws others."""
+    assert draw_plan(1, 30, whole_machine=True) == draw_plan(1, 30, whole_machine=True)
+    assert draw_plan(1, 30, whole_machine=True) != draw_plan(2, 30, whole_machine=True)
+
+
+def test_half_an_hour_has_every_kind() -> None:
+    """No kind is left out of a run of the default length."""
+    plan = draw_plan(1, 30, whole_machine=True)
+    drawn = {fault.kind for faults in plan.lanes.values() for fault in faults}
+    assert drawn == {*ANSWERS, *WAYS, *NODE, *WHOLE_MACHINE, "writer killed"}
+
+
+def test_lanes_rest_before_each_look() -> None:
+    """No fault is in force while the run checks that all has healed."""
+    plan = draw_plan(5, 30, whole_machine=True)
+    assert plan.rests[0] == PERIOD_SECONDS
+    for faults in plan.lanes.values():
+        for fault in faults:
+            assert not any(
+                fault.start < end and fault.start + fault.seconds > end - REST_SECONDS for end in plan.rests
+            )
+
+
+@pytest.mark.parametrize(
+    ("in_bucket", "found"),
+    [
+        (bytes_of(NEW), ""),
+        (None, "lost"),
+        (bytes_of(OLD), "wrong bytes"),
+        (bytes_of(NEW)[:-1], "wrong bytes"),
+    ],
+)
+def test_an_acknowledged_close_is_compared(
+    server: ServerProcess, in_bucket: bytes | None, found: str
+) -> None:
+    """What the bucket lacks is lost, and everything but the last content is wrong."""
+    ledger = Ledger()
+    ledger.did({"runs/trainer-0/a": OLD}, "write", 0)
+    ledger.did({"runs/trainer-0/a": NEW}, "write", 0)
+    if in_bucket is not None:
+        server.control.put("runs/trainer-0/a", in_bucket)
+    wrong = compare(server, ledger)
+    assert [text.partition(":")[0] for text in wrong.values()] == ([found] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("in_bucket", "is_wrong"),
+    [(bytes_of(OLD), False), (bytes_of(NEW), False), (None, True), (bytes_of(NEW)[:100], True)],
+)
+def test_a_failed_close_leaves_old_or_new(
+    server: ServerProcess, in_bucket: bytes | None, *, is_wrong: bool
+) -> None:
+    """A call without an answer may have had its effect, whole or not at all."""
+    ledger = Ledger()
+    ledger.did({"runs/trainer-0/a": OLD}, "write", 0)
+    ledger.may_have({"runs/trainer-0/a": NEW}, 1.0)
+    if in_bucket is not None:
+        server.control.put("runs/trainer-0/a", in_bucket)
+    assert bool(compare(server, ledger)) == is_wrong
+
+
+def test_foreign_files_and_remains_are_found(server: ServerProcess) -> None:
+    """A name that no program wrote, and a file that was removed here, are findings."""
+    ledger = Ledger()
+    ledger.did({"runs/trainer-0/a": None}, "unlink", 0)
+    server.control.put("runs/trainer-0/a", b"old")
+    server.control.put("runs/trainer-0/a.conflict-node-1", b"new")
+    wrong = compare(server, ledger)
+    assert wrong["runs/trainer-0/a"].startswith("unhealed")
+    assert wrong["runs/trainer-0/a.conflict-node-1"].startswith("wrong bytes")
+
+
+def test_an_index_without_its_files_is_found(server: ServerProcess, tmp_path: Path) -> None:
+    """An index needs all its files, in their sizes, and `latest` needs the index."""
+    found: list[str] = []
+    markers = Markers(server, Ledger(), tmp_path, lambda kind, _: found.append(kind))
+    server.control.put("runs/trainer-0/step-1/shard-0", bytes_of([[3, 500]]))
+    server.control.put("runs/trainer-0/step-1/.metadata", MARKER.encode())
+    server.control.put("runs/trainer-0/latest", b"step-1")
+    markers.look()
+    assert found == []
+    server.control.put("runs/trainer-0/step-1/shard-0", b"short")
+    markers.look()
+    assert found == ["order"]
+    server.control.delete("runs/trainer-0/step-1/shard-0")
+    markers.look()
+    assert found == ["order"] * 2
+    server.control.delete("runs/trainer-0/step-1/.metadata")
+    markers.look()
+    assert found == ["order"] * 3
+
+
+@pytest.mark.fuse
+@pytest.mark.s3server_only
+def test_a_few_seconds_are_clean(tmp_path: Path) -> None:
+    """The load runs, answers are lost, and nothing is found."""
+    words = ["--minutes", "0.4", "--seed", "1", "--no-whole-machine", "--directory", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert "fault: lost answers " in done.stdout
